@@ -31,8 +31,8 @@ MIN_SECONDS = 0.0005
 outweighs the model's."""
 
 MIN_PRICE = 0.3
-"""Lowest price that changes what is drafted. Below it, a token whose odds reach the limits for free
-tokens is worth its price, and noise in the measurement changes nothing."""
+"""Lowest price that changes what is drafted. Below it, a token whose chance reaches the limits for
+free tokens is worth its price, and noise in the measurement changes nothing."""
 
 
 class PassTimes:

@@ -22,14 +22,14 @@ The algorithm and its members know nothing of them.
 The lead is the member that proposes first. While rounds are unanimous, the lead also evaluates
 nodes beyond its proposal (it runs ahead). The other members then check several rounds in one pass.
 
-Each source of drafts has odds, which say how often its guesses agree with the committed tokens. The
-odds are measured even while the source is not used. A source that is often wrong is therefore not
-used until its guesses become right again.
+Each source of drafts has a hit rate, which says how often its guesses agree with the committed
+tokens. It is measured even while the source is not used. A source that is often wrong is therefore
+not used until its guesses become right again.
 
 Each member also has a price for a token in a pass (`adafuse_llm.decoding.costs`). A draft whose
-odds are below its price costs more than it saves, and is left out. Spans that the member must score
-anyway cost the same now or later. The lowest odds of a draft rise with the number of tokens that
-the member has processed for each committed token.
+chance is below its price costs more than it saves, and is left out. Spans that the member must
+score anyway cost the same now or later. The lowest chance of a draft rises with the number of
+tokens that the member has processed for each committed token.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from typing_extensions import override
 
 from adafuse_llm.backends.base import LimitsDrafting, lane
 from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.hit_rate import DRAFT_CHANCE, MAX_DRAFT_TOKENS, PRIOR_CHANCE, HitRate
 from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.lookup import Lookup
 from adafuse_llm.decoding.member import Member, MemberQuery, Query, Steps
-from adafuse_llm.decoding.odds import DRAFT_ODDS, MAX_DRAFT_TOKENS, PRIOR_ODDS, Odds
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import added
@@ -57,17 +57,17 @@ from adafuse_llm.tree import Node
 
 E = TypeVar("E")
 
-WIN_ODDS = 0.4
-"""Lowest odds of winning at which a candidate's last token is evaluated before the round ends, if
+WIN_CHANCE = 0.4
+"""Lowest chance of winning at which a candidate's last token is evaluated before the round ends, if
 its price is not higher."""
 
-RUN_AHEAD_ODDS = 0.6
-"""Lowest odds of a unanimous round at which the lead runs ahead. Each unused token costs a pass.
-If tokens have a price, higher odds may be necessary (`_run_ahead_odds`)."""
+RUN_AHEAD_CHANCE = 0.6
+"""Lowest chance of a unanimous round at which the lead runs ahead. Each unused token costs a pass.
+If tokens have a price, a higher one may be necessary (`_run_ahead_chance`)."""
 
-KNOWN_ODDS = 0.5
-"""Lowest odds of winning at which the words that a candidate's proposer knows after it are encoded
-for another member."""
+KNOWN_CHANCE = 0.5
+"""Lowest chance of winning at which the words that a candidate's proposer knows after it are
+encoded for another member."""
 
 MIN_RESPONSE_TOKENS = 4
 """Number of response tokens that the limit on drafts assumes while the response is shorter."""
@@ -156,8 +156,8 @@ class Drafts:
             for member in self._members
             if isinstance(member.backend, LimitsDrafting)
         }
-        self._unanimous = Odds(PRIOR_ODDS)
-        self._wins: dict[tuple[int, int, bool], Odds] = {}
+        self._unanimous = HitRate(PRIOR_CHANCE)
+        self._wins: dict[tuple[int, int, bool], HitRate] = {}
         self._is_used = False
         self._failed: set[Member] = set()
         self._start(AdaFuseConfig(branching_factor=1, margin_threshold=1.0))
@@ -206,7 +206,7 @@ class Drafts:
         self._proposals: dict[Member, Proposal] = {}
         self._likeliest: dict[Member, PoolCandidate] = {}
         self._sizes: dict[Member, int] = {}  # number of tokens of the likeliest span
-        self._seen: list[tuple[Odds, PoolCandidate]] = []
+        self._seen: list[tuple[HitRate, PoolCandidate]] = []
         self._branches, self._threshold = config.branches, config.margin_threshold
         self._max_new_tokens = config.max_new_tokens
 
@@ -224,7 +224,7 @@ class Drafts:
             end = self._proposals[member].spans[0].node
             self._sizes[member] = end.length - member.tree.root.length
             self._seen += [
-                (self._odds(candidate), candidate) for candidate in self._pool.candidates
+                (self._win_rate(candidate), candidate) for candidate in self._pool.candidates
             ]
             if len(order) > 1 and member is order[0] and member.passes > passes:
                 yield from self._run_ahead(member, order[1:], config)
@@ -234,7 +234,7 @@ class Drafts:
     ) -> Steps[None]:
         """Evaluate nodes after the lead's likeliest span while all members are likely to agree."""
         span, size = self._proposals[lead].spans[0], self._sizes[lead]
-        rounds = 0 if span.stops else self._unanimous.length(threshold=_run_ahead_odds(others))
+        rounds = 0 if span.stops else self._unanimous.length(threshold=_run_ahead_chance(others))
         left = config.max_new_tokens - lead.response_tokens - size
         for _ in range(min(rounds * size, MAX_DRAFT_TOKENS, left)):
             ahead = _greedy(lead, span.node)
@@ -260,20 +260,20 @@ class Drafts:
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:
         """Return whether `member` should evaluate a candidate's last node before the round ends.
 
-        This depends on the odds that the candidate wins, given its proposers so far.
+        This depends on the chance that the candidate wins, given its proposers so far.
         """
         return self._is_likely(member, self._pool.find(candidate))
 
     def _is_likely(self, member: Member, candidate: PoolCandidate) -> bool:
         """Like `likely`, for a candidate among the proposals so far."""
-        return self._odds(candidate).value >= max(WIN_ODDS, _price(member))
+        return self._win_rate(candidate).value >= max(WIN_CHANCE, _price(member))
 
     def observe(self, winner: PoolCandidate) -> None:
         """Learn from the winner of a round."""
         won = self._pool.find(winner)
         self._unanimous.learn(all(candidate is won for candidate in self._likeliest.values()))
-        for odds, candidate in self._seen:
-            odds.learn(candidate is won)
+        for rate, candidate in self._seen:
+            rate.learn(candidate is won)
         for lead in self._leads:
             lead.learn(self._likeliest, self._sizes)
         for candidate in self._pool.candidates:
@@ -281,13 +281,13 @@ class Drafts:
                 for member in candidate.exact:
                     self._lookups[member].add(member, candidate.ends[member])
 
-    def _odds(self, candidate: PoolCandidate) -> Odds:
-        """Return the odds that a candidate wins, given its proposers so far."""
+    def _win_rate(self, candidate: PoolCandidate) -> HitRate:
+        """Return how often candidates with such proposers win."""
         proposed, agreed = len(self._proposals), len(candidate.proposers)
         likeliest = candidate in self._likeliest.values()
         key = proposed, agreed, likeliest
         if key not in self._wins:
-            self._wins[key] = Odds(agreed / len(self._members) if likeliest else 0.0)
+            self._wins[key] = HitRate(agreed / len(self._members) if likeliest else 0.0)
         return self._wins[key]
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
@@ -299,7 +299,7 @@ class Drafts:
         if root.next is None and not member.passes:
             return self._after_prompt(member, limit)
         nodes = dict.fromkeys(wanted)
-        threshold = self._draft_odds(member)
+        threshold = self._draft_chance(member)
         may_waste = self._may_waste(member)
         tips = [(node, 1.0) for node in wanted] if may_waste else []
         self._pool.expect(member)
@@ -314,9 +314,9 @@ class Drafts:
         for node, _ in tips:
             nodes.update(dict.fromkeys(member.tree.path(node)))
         inner = {node.parent for node in nodes}
-        for node, odds in tips:
+        for node, chance in tips:
             if node not in inner and node.length < limit:
-                copied = self._lookups[member].after(member, node, odds, threshold)
+                copied = self._lookups[member].after(member, node, chance, threshold)
                 nodes.update(dict.fromkeys(copied))
         for node in wanted:
             del nodes[node]
@@ -356,33 +356,33 @@ class Drafts:
         """
         return _processed(member) <= 2 + self._branches
 
-    def _draft_odds(self, member: Member) -> float:
-        """Return the lowest odds at which a token is worth its price in a pass of `member`.
+    def _draft_chance(self, member: Member) -> float:
+        """Return the lowest chance at which a token is worth its price in a pass of `member`.
 
-        They rise from `DRAFT_ODDS` to 1 - 0.8 / (B + 1) while the number of processed tokens per
+        It rises from `DRAFT_CHANCE` to 1 - 0.8 / (B + 1) while the number of processed tokens per
         committed token rises from B to B + 1. With many alternatives, a pass is only saved if the
         drafts of all alternatives are right. So tokens must be likelier.
         """
         branches = self._branches
         share = min(max(_processed(member) - branches, 0.0), 1.0)
-        odds = DRAFT_ODDS + share * (1 - 0.8 / (branches + 1) - DRAFT_ODDS)
-        return max(odds, _price(member))
+        chance = DRAFT_CHANCE + share * (1 - 0.8 / (branches + 1) - DRAFT_CHANCE)
+        return max(chance, _price(member))
 
     def _after(
         self, member: Member, candidate: PoolCandidate, end: Node
     ) -> Iterator[tuple[Node, float]]:
-        """Yield nodes to draft after a candidate, each with the odds that the candidate wins."""
-        odds = self._odds(candidate).value
-        if odds < self._draft_odds(member):
+        """Yield nodes to draft after a candidate, each with the chance that the candidate wins."""
+        chance = self._win_rate(candidate).value
+        if chance < self._draft_chance(member):
             return
         proposer = candidate.proposers[0]
-        if proposer is not member and odds >= KNOWN_ODDS:
+        if proposer is not member and chance >= KNOWN_CHANCE:
             known = _known_after(proposer, candidate.ends[proposer])
             placed = member.place(known, end) if known else None
             if placed is not None:
-                yield placed[0], odds
+                yield placed[0], chance
                 return
-        yield from ((node, odds) for node in self._next(member, end))
+        yield from ((node, chance) for node in self._next(member, end))
 
     def _next(self, member: Member, end: Node) -> Iterable[Node]:
         """Return the first unevaluated nodes that a round after `end` would need.
@@ -415,15 +415,15 @@ def _processed(member: Member) -> float:
     return processed / max(member.response_tokens, MIN_RESPONSE_TOKENS)
 
 
-def _run_ahead_odds(others: Sequence[Member]) -> float:
-    """Return the lowest odds o of unanimous rounds at which the lead runs ahead of `others`.
+def _run_ahead_chance(others: Sequence[Member]) -> float:
+    """Return the lowest chance c of a unanimous round at which the lead runs ahead of `others`.
 
     A token that is needed saves 1 - p of a pass, where p is the price of a token for the member
-    that checks it. A token that is not needed costs a pass. So o (1 - p) must be at least 1 - o. At
+    that checks it. A token that is not needed costs a pass. So c (1 - p) must be at least 1 - c. At
     p = 1 nothing can be saved.
     """
     price = min(map(_price, others))
-    return max(RUN_AHEAD_ODDS, 1 / (2 - price)) if price < 1 else math.inf
+    return max(RUN_AHEAD_CHANCE, 1 / (2 - price)) if price < 1 else math.inf
 
 
 def _greedy(member: Member, node: Node) -> Node | None:

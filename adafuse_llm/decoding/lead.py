@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
+from adafuse_llm.decoding.hit_rate import PRIOR_CHANCE, HitRate
 from adafuse_llm.decoding.member import RECENT_WEIGHT, Member
-from adafuse_llm.decoding.odds import PRIOR_ODDS, Odds
 from adafuse_llm.decoding.score import PoolCandidate
 
 SWITCH_COST_RATIO = 0.85
@@ -35,7 +35,9 @@ class Lead:
         self.member = members[0]
         self._members = tuple(members)
         self._sizes: dict[Member, float] = {}
-        self._agree = {pair: Odds(PRIOR_ODDS) for pair in map(frozenset, combinations(members, 2))}
+        self._agree = {
+            pair: HitRate(PRIOR_CHANCE) for pair in map(frozenset, combinations(members, 2))
+        }
 
     def order(self) -> list[Member]:
         """Return the members in the order in which they propose in this round, the lead first."""
@@ -47,9 +49,9 @@ class Lead:
 
     def learn(self, likeliest: dict[Member, PoolCandidate], sizes: dict[Member, int]) -> None:
         """Learn from the members' likeliest candidates in a round and their numbers of tokens."""
-        for pair, odds in self._agree.items():
+        for pair, rate in self._agree.items():
             one, other = pair
-            odds.learn(likeliest[one] is likeliest[other])
+            rate.learn(likeliest[one] is likeliest[other])
         for member in self._members:
             size = self._sizes.get(member, sizes[member])
             self._sizes[member] = size + RECENT_WEIGHT * (sizes[member] - size)

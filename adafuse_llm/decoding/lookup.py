@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import islice
 
+from adafuse_llm.decoding.hit_rate import DRAFT_CHANCE, MAX_DRAFT_TOKENS, HitRate
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.odds import DRAFT_ODDS, MAX_DRAFT_TOKENS, Odds
 from adafuse_llm.tree import Node
 
 MAX_CONTEXT = 8
@@ -23,10 +23,10 @@ PRIORS_ONCE = (0.4, 0.5, 0.8, 0.8)
 PRIORS_OFTEN = (0.8, 0.9, 0.9, 0.95)
 PRIORS_DIFFERENT = (0.3, 0.6, 0.5, 0.3)
 PRIOR_OTHER = 0.2
-"""Initial odds by number of equal tokens: 1, 2 or 3, 4 to 7, and 8. They depend on whether one
+"""Initial hit rates by number of equal tokens: 1, 2 or 3, 4 to 7, and 8. They depend on whether one
 token followed once, the same token followed more often, or different tokens followed. In the last
-case, the most recent one has the odds of the list, and the others have `PRIOR_OTHER`. These values
-were measured on prose of the embedded members."""
+case, the most recent one has the hit rate of the list, and the others have `PRIOR_OTHER`. These
+values were measured on prose of the embedded members."""
 
 Place = tuple[Sequence[int], int]
 """Tokens, and the index of the token that follows the indexed ones."""
@@ -43,43 +43,43 @@ class Lookup:
     def __init__(self) -> None:
         self._read = 0
         self._places: defaultdict[tuple[int, ...], list[Place]] = defaultdict(list)
-        self._odds: dict[tuple[int, int, int], Odds] = {}
+        self._rates: dict[tuple[int, int, int], HitRate] = {}
 
     def after(
-        self, member: Member, node: Node, odds: float, threshold: float = DRAFT_ODDS
+        self, member: Member, node: Node, chance: float, threshold: float = DRAFT_CHANCE
     ) -> list[Node]:
         """Return nodes that may follow `node`, parents before children.
 
         Args:
             member: the member whose tokens are indexed.
             node: the node to continue.
-            odds: odds that the response reaches `node`.
-            threshold: lowest odds at which a token is drafted.
+            chance: chance that the response reaches `node`.
+            threshold: lowest chance at which a token is drafted.
         """
         self.read(member)
         found: list[Node] = []
-        tips = [(odds, node, _last(member, node))]
+        tips = [(chance, node, _last(member, node))]
         while tips and len(found) < MAX_DRAFT_TOKENS:
             tip = max(tips, key=lambda each: each[0])
             tips.remove(tip)
-            odds, node, last = tip
+            chance, node, last = tip
             if member.is_full(node):
                 continue
             for token, guess in self._guesses(last):
-                if odds * guess.value >= threshold and token not in member.end_ids:
+                if chance * guess.value >= threshold and token not in member.end_ids:
                     found.append(member.tree.child(node, token))
-                    tips.append((odds * guess.value, found[-1], (*last, token)[-MAX_CONTEXT:]))
+                    tips.append((chance * guess.value, found[-1], (*last, token)[-MAX_CONTEXT:]))
         return found
 
     def read(self, member: Member) -> None:
-        """Index the committed tokens that are not in the index yet, and update the odds."""
+        """Index the committed tokens that are not in the index yet, and update the hit rates."""
         ids = member.tree.ids
         if not self._read:
             self._index(ids, 1)
             self._read = len(ids)
         for end in range(self._read, len(ids)):
-            for token, odds in self._guesses(tuple(ids[max(0, end - MAX_CONTEXT) : end])):
-                odds.learn(token == ids[end])
+            for token, rate in self._guesses(tuple(ids[max(0, end - MAX_CONTEXT) : end])):
+                rate.learn(token == ids[end])
             self._index(ids, end, end + 1)
         self._read = len(ids)
 
@@ -97,8 +97,8 @@ class Lookup:
             if end > 1:
                 self._places[tokens[end - 2], tokens[end - 1]].append(place)
 
-    def _guesses(self, last: tuple[int, ...]) -> list[tuple[int, Odds]]:
-        """Return guesses of the token after `last`, the most recent one first, with their odds."""
+    def _guesses(self, last: tuple[int, ...]) -> list[tuple[int, HitRate]]:
+        """Return guesses of the token after `last`, the most recent one first."""
         places = self._places.get(last[-2:]) or self._places.get(last[-1:])
         if not places:
             return []
@@ -116,20 +116,20 @@ class Lookup:
         tokens = list(following)[:MAX_GUESSES]
         return [(token, self._measured(size, 0, rank)) for rank, token in enumerate(tokens)]
 
-    def _measured(self, size: int, count: int, rank: int) -> Odds:
-        """Return the odds of a guess.
+    def _measured(self, size: int, count: int, rank: int) -> HitRate:
+        """Return the hit rate of a guess.
 
         Args:
             size: binary logarithm of the number of equal tokens.
             count: 0 if different tokens followed; 1 or 2 if one token followed once or more often.
             rank: number of guesses before this one.
         """
-        odds = self._odds.get((size, count, rank))
-        if odds is None:
+        rate = self._rates.get((size, count, rank))
+        if rate is None:
             priors = (PRIORS_DIFFERENT, PRIORS_ONCE, PRIORS_OFTEN)[count]
             prior = PRIOR_OTHER if rank else priors[size]
-            odds = self._odds[size, count, rank] = Odds(prior)
-        return odds
+            rate = self._rates[size, count, rank] = HitRate(prior)
+        return rate
 
 
 def _last(member: Member, node: Node) -> tuple[int, ...]:

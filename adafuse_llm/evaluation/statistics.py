@@ -256,9 +256,9 @@ def _lower_bound(wins: int, losses: int, ties: int, *, positive: bool) -> float:
         ties: number of questions with a difference of 0.
         positive: whether the bound is above 0.
     """
-    odds = np.outer(_binomial(wins), _binomial(losses))
-    won, lost = np.nonzero(odds > 1e-15)
-    odds = odds[won, lost]
+    probabilities = np.outer(_binomial(wins), _binomial(losses))
+    won, lost = np.nonzero(probabilities > 1e-15)
+    probabilities = probabilities[won, lost]
     tied_below = np.concatenate([[0.0], np.cumsum(_binomial(ties))])
 
     def share(difference: float) -> float:
@@ -267,7 +267,7 @@ def _lower_bound(wins: int, losses: int, ties: int, *, positive: bool) -> float:
         # a subset counts if it has at least (or, below 0, at most) this number of ties
         edge = np.ceil(limit) if difference > 0 else np.floor(limit) + 1
         below = tied_below[np.clip(edge, 0, ties + 1).astype(int)]
-        return float((odds * (1 - below if difference > 0 else below)).sum())
+        return float((probabilities * (1 - below if difference > 0 else below)).sum())
 
     tail = (1 - LEVEL) / 2
     if share(-1.0) >= tail:
@@ -285,8 +285,8 @@ def _lower_bound(wins: int, losses: int, ties: int, *, positive: bool) -> float:
 def _binomial(count: int) -> NDArray[np.float64]:
     """Return the probability of each size of a random subset of `count` questions."""
     logs = np.array([math.lgamma(size + 1) for size in range(count + 1)])
-    odds: NDArray[np.float64] = np.exp(logs[-1] - logs - logs[::-1] - count * math.log(2))
-    return odds
+    probabilities: NDArray[np.float64] = np.exp(logs[-1] - logs - logs[::-1] - count * math.log(2))
+    return probabilities
 
 
 def _random_subsets(

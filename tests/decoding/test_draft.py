@@ -18,10 +18,10 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.base import LimitsDrafting, NodeQuery, NodeResult
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts
+from adafuse_llm.decoding.hit_rate import MAX_DRAFT_TOKENS
 from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lookup import Lookup
 from adafuse_llm.decoding.member import Member, MemberQuery
-from adafuse_llm.decoding.odds import MAX_DRAFT_TOKENS
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.score import PoolCandidate
 from adafuse_llm.tree import Node

@@ -24,8 +24,8 @@ from adafuse_llm.backends.conformance import (
     texts,
     trees,
 )
+from adafuse_llm.backends.conformance.harness import Harness
 from adafuse_llm.backends.conformance.subject import Subject
-from adafuse_llm.backends.conformance.trial import Trial
 from adafuse_llm.backends.conformance.violations import (
     BrokenRuleError,
     ConformanceError,
@@ -56,7 +56,7 @@ class Check:
 
     name: str
     rule: str
-    _run: Callable[[Trial], None]
+    _run: Callable[[Harness], None]
     _applies: Callable[[Backend], bool] = _always
 
     def __str__(self) -> str:
@@ -73,13 +73,13 @@ class Check:
         """
         cause = None
         try:
-            trial = Trial(subject)
-            if not self._applies(trial.backend):
+            harness = Harness(subject)
+            if not self._applies(harness.backend):
                 return False
             try:
-                self._run(trial)
+                self._run(harness)
             finally:
-                trial.end()
+                harness.end()
         except BrokenRuleError as error:
             found = str(error)
         except Exception as error:  # a backend may raise anything

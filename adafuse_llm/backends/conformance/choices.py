@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from adafuse_llm.backends.base import DrawsTokens, NodeQuery, SupportsAnchors
+from adafuse_llm.backends.conformance.harness import TOP, Harness, place
 from adafuse_llm.backends.conformance.oracle import (
     compare,
     compare_logprobs,
@@ -16,7 +17,6 @@ from adafuse_llm.backends.conformance.oracle import (
     permitted,
     summarized,
 )
-from adafuse_llm.backends.conformance.trial import TOP, Trial, place
 from adafuse_llm.backends.conformance.violations import expect
 from adafuse_llm.backends.gumbel import drawn, noise
 from adafuse_llm.sampling import Draw
@@ -44,16 +44,16 @@ ANCHORS = 8
 """Maximum number of anchors."""
 
 
-def token_texts(trial: Trial) -> None:
+def token_texts(harness: Harness) -> None:
     """Compare the texts of tokens with what the codec decodes."""
-    texts = trial.token_texts or ()
+    texts = harness.token_texts or ()
     expect(
         not isinstance(texts, str) and all(isinstance(text, str) for text in texts),
         "token_texts is not a sequence of texts.",
     )
-    codec = trial.backend.codec
-    context = codec.encode_prompt(trial.subject.texts[0])
-    for token in trial.words:
+    codec = harness.backend.codec
+    context = codec.encode_prompt(harness.subject.texts[0])
+    for token in harness.words:
         expect(
             token < len(texts),
             f"token_texts has {len(texts)} texts, but the codec uses token {token}.",
@@ -66,65 +66,65 @@ def token_texts(trial: Trial) -> None:
         )
 
 
-def masks(trial: Trial) -> None:
+def masks(harness: Harness) -> None:
     """Restrict the tokens that may follow nodes, with and without masks in one query."""
-    tree = trial.begin()
-    nodes = [tree.root, *trial.line(tree, trial.depth)]
-    size = len(trial.token_texts or ())
+    tree = harness.begin()
+    nodes = [tree.root, *harness.line(tree, harness.depth)]
+    size = len(harness.token_texts or ())
     for count in (*ALLOWED, size - 1):
         for number, node in enumerate(nodes):
-            node.allowed = _random_mask(trial, tree, node, count) if number != 1 else None
-        (result,) = trial.ask(NodeQuery(tree, tuple(nodes), (), TOP))
+            node.allowed = _random_mask(harness, tree, node, count) if number != 1 else None
+        (result,) = harness.ask(NodeQuery(tree, tuple(nodes), (), TOP))
         for node, summary in zip(nodes, result.next, strict=True):
-            _check_masked(trial, tree, node, summary)
-    trial.check_nodes(tree, [], trial.siblings(tree, 3))
+            _check_masked(harness, tree, node, summary)
+    harness.check_nodes(tree, [], harness.siblings(tree, 3))
     for node in nodes:
         node.allowed = None
-    trial.check_nodes(tree, nodes)
+    harness.check_nodes(tree, nodes)
 
 
-def word_ends(trial: Trial) -> None:
+def word_ends(harness: Harness) -> None:
     """Ask how likely the end of a word is, with masks and without them."""
-    tree = trial.begin()
-    nodes = [tree.root, *trial.line(tree, trial.depth)]
-    ends = {t for t, text in enumerate(trial.token_texts or ()) if text[:1].isspace()}
-    ends |= trial.backend.end_ids
+    tree = harness.begin()
+    nodes = [tree.root, *harness.line(tree, harness.depth)]
+    ends = {t for t, text in enumerate(harness.token_texts or ()) if text[:1].isspace()}
+    ends |= harness.backend.end_ids
     for count in (None, *ALLOWED):
         for number, node in enumerate(nodes):
             node.allowed = None
             if count is not None and number != 1:
-                node.allowed = _random_mask(trial, tree, node, count)
-        (result,) = trial.ask(NodeQuery(tree, tuple(nodes), (), TOP, word_ends=True))
+                node.allowed = _random_mask(harness, tree, node, count)
+        (result,) = harness.ask(NodeQuery(tree, tuple(nodes), (), TOP, word_ends=True))
         for node, summary in zip(nodes, result.next, strict=True):
-            known, where = _distribution(trial, tree, node), place(tree, node)
+            known, where = _distribution(harness, tree, node), place(tree, node)
             if is_complete(known):
                 allowed = permitted(known, node.allowed)
                 want = log_total(logprob for t, logprob in allowed.items() if t in ends)
                 got = summary.word_end_logprob
                 assert got is not None, "the form of the result is checked"
-                compare_logprobs(where, "word_end_logprob", got, want, trial.tolerance)
+                compare_logprobs(where, "word_end_logprob", got, want, harness.tolerance)
 
 
-def draws(trial: Trial) -> None:
+def draws(harness: Harness) -> None:
     """Draw tokens, with masks and without them, and compare them with the rule for draws."""
-    backend = cast("DrawsTokens", trial.backend)
+    backend = cast("DrawsTokens", harness.backend)
     backend.prepare_draws()
     backend.prepare_draws()
-    tree = trial.begin()
-    nodes = [tree.root, *trial.line(tree, trial.depth)]
+    tree = harness.begin()
+    nodes = [tree.root, *harness.line(tree, harness.depth)]
     for turn in range(KEYS):
         for way in DRAWS:
             for number, node in enumerate(nodes):
                 node.draw = replace(way, key=way.key + 1000 * turn + 7919 * number)
-                if trial.token_texts is not None and turn % 2:
-                    node.allowed = _random_mask(trial, tree, node, 5 * turn)
-            (result,) = trial.ask(NodeQuery(tree, tuple(nodes), (), TOP))
+                if harness.token_texts is not None and turn % 2:
+                    node.allowed = _random_mask(harness, tree, node, 5 * turn)
+            (result,) = harness.ask(NodeQuery(tree, tuple(nodes), (), TOP))
             for node, summary in zip(nodes, result.next, strict=True):
-                _check_masked(trial, tree, node, summary)
-                _check_drawn(trial, tree, node, summary)
+                _check_masked(harness, tree, node, summary)
+                _check_drawn(harness, tree, node, summary)
     for node in nodes:
         node.draw = node.allowed = None
-    (result,) = trial.ask(NodeQuery(tree, tuple(nodes), (), TOP))
+    (result,) = harness.ask(NodeQuery(tree, tuple(nodes), (), TOP))
     for summary in result.next:
         expect(
             summary.drawn is None,
@@ -132,9 +132,9 @@ def draws(trial: Trial) -> None:
         )
 
 
-def anchors(trial: Trial) -> None:
+def anchors(harness: Harness) -> None:
     """Convert the distributions after nodes to distributions over anchors."""
-    backend = cast("SupportsAnchors", trial.backend)
+    backend = cast("SupportsAnchors", harness.backend)
     vocabulary = backend.vocabulary
     expect(vocabulary, "vocabulary is empty.")
     expect(
@@ -142,13 +142,13 @@ def anchors(trial: Trial) -> None:
         "vocabulary has values that are not token ids.",
     )
     ids = sorted({*vocabulary.values()})
-    chosen = sorted(trial.chance.sample(ids, min(ANCHORS, len(ids))))
-    tree = trial.begin()
-    nodes = [tree.root, *trial.line(tree, 2)]
-    result = trial.check_nodes(tree, nodes)
+    chosen = sorted(harness.chance.sample(ids, min(ANCHORS, len(ids))))
+    tree = harness.begin()
+    nodes = [tree.root, *harness.line(tree, 2)]
+    result = harness.check_nodes(tree, nodes)
     for node, summary in zip(nodes, result.next, strict=True):
         relative = list(backend.relative(tree, node, chosen))
-        _check_relative(place(tree, node), relative, len(chosen), trial.tolerance)
+        _check_relative(place(tree, node), relative, len(chosen), harness.tolerance)
         token, logprob = backend.corrected(tree, node, chosen, relative, steps=0, rate=0.1)
         where = f"{place(tree, node)}, corrected() without steps"
         expect(
@@ -156,10 +156,10 @@ def anchors(trial: Trial) -> None:
             f"{where} returned token {token}; expected token {summary.tokens[0]}.",
         )
         what = f"the log-probability of token {token}"
-        compare_logprobs(where, what, logprob, summary.logprobs[0], trial.tolerance)
+        compare_logprobs(where, what, logprob, summary.logprobs[0], harness.tolerance)
         token, logprob = backend.corrected(tree, node, chosen, relative, steps=1, rate=0.1)
         expect(
-            type(token) is int and logprob <= trial.tolerance,
+            type(token) is int and logprob <= harness.tolerance,
             f"corrected() returned {(token, logprob)!r}; expected a token id and a "
             "log-probability.",
         )
@@ -178,23 +178,26 @@ def _check_relative(where: str, relative: Sequence[float], count: int, tolerance
     )
 
 
-def _distribution(trial: Trial, tree: TokenTree, node: Node) -> Mapping[int, float]:
-    return trial.oracle.distribution([*tree.ids, *tree.tokens(node)])
+def _distribution(harness: Harness, tree: TokenTree, node: Node) -> Mapping[int, float]:
+    return harness.oracle.distribution([*tree.ids, *tree.tokens(node)])
 
 
-def _random_mask(trial: Trial, tree: TokenTree, node: Node, count: int) -> bytes:
+def _random_mask(harness: Harness, tree: TokenTree, node: Node, count: int) -> bytes:
     """Return a mask that permits `count` random tokens, at least one of them possible."""
-    size = len(trial.token_texts or ())
-    known = _distribution(trial, tree, node)
+    size = len(harness.token_texts or ())
+    known = _distribution(harness, tree, node)
     possible = [t for t, logprob in known.items() if t < size and logprob > -math.inf]
-    chosen = {trial.chance.choice(possible), *trial.chance.sample(range(size), min(size, count))}
+    chosen = {
+        harness.chance.choice(possible),
+        *harness.chance.sample(range(size), min(size, count)),
+    }
     bits = bytearray(max(chosen) // 8 + 1)
     for token in [*chosen][:count]:
         bits[token // 8] |= 1 << token % 8
     return bytes(bits)
 
 
-def _check_masked(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> None:
+def _check_masked(harness: Harness, tree: TokenTree, node: Node, summary: Next) -> None:
     """Compare a summary with the expected one, with regard to the mask of the node."""
     where, mask = place(tree, node), node.allowed
     for token in summary.tokens:
@@ -202,25 +205,27 @@ def _check_masked(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> N
             mask is None or is_allowed(mask, token),
             f"{where}, the summary lists token {token}, but Node.allowed does not permit it.",
         )
-    known = _distribution(trial, tree, node)
+    known = _distribution(harness, tree, node)
     if not is_complete(known):
         return
     allowed = permitted(known, mask)
-    end_logprob = log_total(known.get(token, -math.inf) for token in trial.backend.end_ids)
+    end_logprob = log_total(known.get(token, -math.inf) for token in harness.backend.end_ids)
     expected = summarized(allowed, TOP, end_logprob)
-    compare(where, summary, expected, TOP, trial.tolerance)
+    compare(where, summary, expected, TOP, harness.tolerance)
     mass = 0.0 if mask is None else log_total(allowed.values())
-    compare_logprobs(where, "the mass of the permitted tokens", summary.mass, mass, trial.tolerance)
+    compare_logprobs(
+        where, "the mass of the permitted tokens", summary.mass, mass, harness.tolerance
+    )
 
 
-def _check_drawn(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> None:
+def _check_drawn(harness: Harness, tree: TokenTree, node: Node, summary: Next) -> None:
     """Compare a drawn token with the token that `adafuse_llm.backends.gumbel.drawn` draws.
 
     Noise may decide between tokens that are nearly equal.
     """
     where, draw, token = place(tree, node), node.draw, summary.drawn
     assert draw is not None
-    known = _distribution(trial, tree, node)
+    known = _distribution(harness, tree, node)
     if token is None or not is_complete(known):
         return
     allowed = permitted(known, node.allowed)
@@ -229,9 +234,9 @@ def _check_drawn(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> No
         f"{where}, the drawn token is {token}; expected a possible token that Node.allowed "
         "permits.",
     )
-    if trial.token_texts is None:  # the texts in the hashes are not known
+    if harness.token_texts is None:  # the texts in the hashes are not known
         return
-    codes = trial.codes(max(known) + 1)
+    codes = harness.codes(max(known) + 1)
     by_token = sorted(allowed.items())
     logprobs, hashes = [p for _, p in by_token], [codes[t] for t, _ in by_token]
 
@@ -240,7 +245,7 @@ def _check_drawn(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> No
 
     if token == (expected := rule(draw)):
         return
-    close = trial.tolerance * max(1.0, 1.0 / draw.temperature)
+    close = harness.tolerance * max(1.0, 1.0 / draw.temperature)
     possible = {expected}
     if draw.top_p < 1:
         possible |= {rule(replace(draw, top_p=draw.top_p + change)) for change in (-close, close)}

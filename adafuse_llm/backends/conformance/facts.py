@@ -17,7 +17,7 @@ from adafuse_llm.backends.base import (
     SupportsClose,
     SupportsPlacement,
 )
-from adafuse_llm.backends.conformance.trial import Trial
+from adafuse_llm.backends.conformance.harness import Harness
 from adafuse_llm.backends.conformance.violations import expect
 from adafuse_llm.text.codec import TextCodec
 
@@ -37,9 +37,9 @@ LENGTHS = (1, 2, 16, 100, 1000, 10_000)
 """Numbers of tokens for which caches and drafts are checked."""
 
 
-def facts(trial: Trial) -> None:
+def facts(harness: Harness) -> None:
     """Check the attributes that all backends have."""
-    backend: Any = trial.backend
+    backend: Any = harness.backend
     names = ("name", "codec", "end_ids", "context_window", "evaluate", "release")
     missing = [name for name in names if not hasattr(backend, name)]
     expect(not missing, f"The backend has no {', '.join(missing)}.")
@@ -67,9 +67,9 @@ def facts(trial: Trial) -> None:
         )
 
 
-def extensions(trial: Trial) -> None:
+def extensions(harness: Harness) -> None:
     """Check that no extension is implemented in part."""
-    backend = trial.backend
+    backend = harness.backend
     for protocol, names in MEMBERS.items():
         has = [name for name in names if hasattr(backend, name)]
         lacks = [name for name in names if name not in has]
@@ -88,9 +88,9 @@ def extensions(trial: Trial) -> None:
         )
 
 
-def placement(trial: Trial) -> None:
+def placement(harness: Harness) -> None:
     """Check the facts about memory."""
-    backend = cast("SupportsPlacement", trial.backend)
+    backend = cast("SupportsPlacement", harness.backend)
     expect(
         isinstance(backend.device, str) and backend.device,
         f"device is {backend.device!r}; expected a text such as 'cpu' or 'cuda:0'.",
@@ -120,9 +120,9 @@ def placement(trial: Trial) -> None:
         )
 
 
-def drafts(trial: Trial) -> None:
+def drafts(harness: Harness) -> None:
     """Check the limits of drafts."""
-    backend = cast("LimitsDrafting", trial.backend)
+    backend = cast("LimitsDrafting", harness.backend)
     for length in LENGTHS:
         limit = backend.draft_limit(length)
         expect(
@@ -131,27 +131,27 @@ def drafts(trial: Trial) -> None:
         )
 
 
-def grammars(trial: Trial) -> None:
+def grammars(harness: Harness) -> None:
     """Check the tokenizer for grammars."""
-    backend = cast("FollowsGrammars", trial.backend)
+    backend = cast("FollowsGrammars", harness.backend)
     expect(
         type(backend.follows_grammars) is bool,
         f"follows_grammars is {backend.follows_grammars!r}; expected True or False.",
     )
     if backend.follows_grammars and importlib.util.find_spec("llguidance"):
         size = backend.grammar_tokenizer().vocab_size
-        highest = max(trial.words)
+        highest = max(harness.words)
         expect(
             size > highest,
             f"grammar_tokenizer() has {size} tokens, but the codec uses token {highest}.",
         )
 
 
-def close(trial: Trial) -> None:
+def close(harness: Harness) -> None:
     """Close the backend twice."""
-    backend = cast("SupportsClose", trial.backend)
-    tree = trial.begin()
-    trial.check_nodes(tree, [tree.root])
-    trial.end()
+    backend = cast("SupportsClose", harness.backend)
+    tree = harness.begin()
+    harness.check_nodes(tree, [tree.root])
+    harness.end()
     backend.close()
     backend.close()

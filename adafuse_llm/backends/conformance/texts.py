@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from adafuse_llm.backends.conformance.trial import Trial
+from adafuse_llm.backends.conformance.harness import Harness
 from adafuse_llm.backends.conformance.violations import expect
 from adafuse_llm.text.words import REPLACEMENT
 
@@ -15,11 +15,11 @@ SPELLINGS = ("</s>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<eos>", "<end
 """Spellings of end-of-sequence tokens of well-known models."""
 
 
-def continuations(trial: Trial) -> None:
+def continuations(harness: Harness) -> None:
     """Encode texts after several contexts, and decode their tokens."""
-    codec = trial.backend.codec
-    for context in _contexts(trial):
-        for text in (*trial.subject.texts, *trial.subject.odd_texts):
+    codec = harness.backend.codec
+    for context in _contexts(harness):
+        for text in (*harness.subject.texts, *harness.subject.odd_texts):
             tokens, exact = codec.encode_continuation(context, text)
             _check_ids(f"encode_continuation(..., {text!r})", tokens)
             decoded = codec.decode_continuation(context, tokens)
@@ -29,7 +29,7 @@ def continuations(trial: Trial) -> None:
                 "they are exact.",
             )
             expect(
-                exact or text not in trial.subject.texts,
+                exact or text not in harness.subject.texts,
                 f"encode_continuation says that the tokens of {text!r} are not exact, and they "
                 f"decode to {decoded!r}. Pass other texts if the vocabulary has no tokens for it.",
             )
@@ -41,11 +41,11 @@ def continuations(trial: Trial) -> None:
         )
 
 
-def pieces(trial: Trial) -> None:
+def pieces(harness: Harness) -> None:
     """Decode texts token by token."""
-    codec = trial.backend.codec
-    context = list(codec.encode_prompt(trial.subject.texts[0]))
-    for text in (*trial.subject.texts, *trial.subject.odd_texts):
+    codec = harness.backend.codec
+    context = list(codec.encode_prompt(harness.subject.texts[0]))
+    for text in (*harness.subject.texts, *harness.subject.odd_texts):
         tokens, exact = codec.encode_continuation(context, text)
         decoded = [
             codec.decode_continuation([*context, *tokens[:place]], tokens[place : place + 1])
@@ -58,14 +58,14 @@ def pieces(trial: Trial) -> None:
             )
 
 
-def prompts(trial: Trial) -> None:
+def prompts(harness: Harness) -> None:
     """Encode prompts, and decode their ends."""
-    codec = trial.backend.codec
-    for text in (*trial.subject.texts, *trial.subject.odd_texts):
+    codec = harness.backend.codec
+    for text in (*harness.subject.texts, *harness.subject.odd_texts):
         tokens = codec.encode_prompt(text)
         _check_ids(f"encode_prompt({text!r})", tokens)
         expect(tokens, f"encode_prompt({text!r}) returned no tokens.")
-    first = trial.subject.texts[0]
+    first = harness.subject.texts[0]
     whole = codec.decode_continuation((), codec.encode_prompt(first))
     expect(
         first.strip() in whole,
@@ -73,25 +73,25 @@ def prompts(trial: Trial) -> None:
     )
 
 
-def messages(trial: Trial) -> None:
+def messages(harness: Harness) -> None:
     """Encode a conversation."""
-    codec = trial.backend.codec
+    codec = harness.backend.codec
     expect(
         type(codec.has_chat_template) is bool,
         f"has_chat_template is {codec.has_chat_template!r}; expected True or False.",
     )
-    for text in filter(str.strip, trial.subject.texts):  # an engine refuses blank messages
+    for text in filter(str.strip, harness.subject.texts):  # an engine refuses blank messages
         tokens = codec.encode_messages(_conversation(text))
         _check_ids(f"encode_messages for {text!r}", tokens)
         expect(tokens, f"encode_messages returned no tokens for {text!r}.")
 
 
-def control_tokens(trial: Trial) -> None:
+def control_tokens(harness: Harness) -> None:
     """Spell out the tokens that end a response."""
-    codec = trial.backend.codec
-    text = trial.subject.texts[0]
+    codec = harness.backend.codec
+    text = harness.subject.texts[0]
     context = list(codec.encode_prompt(text))
-    for spelling in _spellings(trial, context):
+    for spelling in _spellings(harness, context):
         spelled = f"{text}{spelling}{text}"
         try:
             tokens, _ = codec.encode_continuation(context, spelling)
@@ -107,30 +107,30 @@ def control_tokens(trial: Trial) -> None:
             ),
         ):
             expect(
-                _ends(trial, got) == _ends(trial, plain),
+                _ends(harness, got) == _ends(harness, plain),
                 f"{what} turns the text {spelling!r} into a token that ends a response.",
             )
 
 
-def _ends(trial: Trial, tokens: Sequence[int]) -> Counter[int]:
-    return Counter(token for token in tokens if token in trial.backend.end_ids)
+def _ends(harness: Harness, tokens: Sequence[int]) -> Counter[int]:
+    return Counter(token for token in tokens if token in harness.backend.end_ids)
 
 
-def _spellings(trial: Trial, context: Sequence[int]) -> list[str]:
+def _spellings(harness: Harness, context: Sequence[int]) -> list[str]:
     """Return the spellings of the backend's end-of-sequence tokens and of well-known ones."""
     own = []
-    for token in trial.backend.end_ids:
+    for token in harness.backend.end_ids:
         with suppress(Exception):  # a codec need not decode such a token
-            own.append(trial.backend.codec.decode_continuation(context, [token]))
+            own.append(harness.backend.codec.decode_continuation(context, [token]))
     return [text for text in dict.fromkeys((*own, *SPELLINGS)) if len(text) > 1]
 
 
-def _contexts(trial: Trial) -> Iterator[list[int]]:
+def _contexts(harness: Harness) -> Iterator[list[int]]:
     """Yield prompts that end with different texts."""
-    codec = trial.backend.codec
-    prompt = list(codec.encode_prompt(trial.subject.texts[0]))
+    codec = harness.backend.codec
+    prompt = list(codec.encode_prompt(harness.subject.texts[0]))
     yield prompt
-    for text in trial.subject.texts:
+    for text in harness.subject.texts:
         yield [*prompt, *codec.encode_continuation(prompt, text)[0]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adafuse_llm.backends.base import NodeQuery
-from adafuse_llm.backends.conformance.trial import PROMPT, TOP, Trial, place
+from adafuse_llm.backends.conformance.harness import PROMPT, TOP, Harness, place
 from adafuse_llm.backends.conformance.violations import expect
 from adafuse_llm.tree import Node, TokenTree
 
@@ -19,134 +19,134 @@ RUNNING = 3
 """Number of requests that run at the same time in a random walk."""
 
 
-def prompts(trial: Trial) -> None:
+def prompts(harness: Harness) -> None:
     """Evaluate the roots of prompts of several lengths."""
-    for size in (1, 2, 3, trial.size, min(LONG, trial.room)):
-        if size <= trial.room:
-            tree = trial.begin(trial.prompt(size, shift=size))
-            trial.check_nodes(tree, [tree.root])
-            trial.end()
+    for size in (1, 2, 3, harness.size, min(LONG, harness.room)):
+        if size <= harness.room:
+            tree = harness.begin(harness.prompt(size, shift=size))
+            harness.check_nodes(tree, [tree.root])
+            harness.end()
 
 
-def branches(trial: Trial) -> None:
+def branches(harness: Harness) -> None:
     """Evaluate siblings and deep paths in one query, and in queries of their own."""
     for together in (True, False):
-        tree = trial.begin()
-        children = trial.siblings(tree, 3)
-        deep = trial.line(tree, trial.depth - 1, children[0])
-        others = trial.siblings(tree, 2, children[-1]) if trial.depth > 1 else []
+        tree = harness.begin()
+        children = harness.siblings(tree, 3)
+        deep = harness.line(tree, harness.depth - 1, children[0])
+        others = harness.siblings(tree, 2, children[-1]) if harness.depth > 1 else []
         nodes = [tree.root, *children, *deep, *others]
         for part in [nodes] if together else [[node] for node in nodes]:
-            trial.check_nodes(tree, part)
+            harness.check_nodes(tree, part)
 
 
-def late_ancestors(trial: Trial) -> None:
+def late_ancestors(harness: Harness) -> None:
     """Evaluate nodes before their ancestors, and again after them."""
-    tree = trial.begin()
-    line = trial.line(tree, trial.depth)
-    trial.check_nodes(tree, line[-1:])
-    trial.check_nodes(tree, [*reversed(line), tree.root])
-    trial.check_nodes(tree, [tree.root, *line])
-    trial.check_nodes(tree, trial.siblings(tree, 2, line[0]) if trial.depth > 1 else line)
+    tree = harness.begin()
+    line = harness.line(tree, harness.depth)
+    harness.check_nodes(tree, line[-1:])
+    harness.check_nodes(tree, [*reversed(line), tree.root])
+    harness.check_nodes(tree, [tree.root, *line])
+    harness.check_nodes(tree, harness.siblings(tree, 2, line[0]) if harness.depth > 1 else line)
 
 
-def scores(trial: Trial) -> None:
+def scores(harness: Harness) -> None:
     """Score nodes in the query that evaluates their parents, and in later queries."""
-    tree = trial.begin()
-    children = trial.siblings(tree, 6)
-    trial.check_nodes(tree, [tree.root], children[:3])
-    trial.check_nodes(tree, [], children[3:] or children)
-    line = trial.line(tree, trial.depth, None)
-    trial.check_nodes(tree, line[:-1], line)
-    (known,) = trial.check_nodes(tree, [tree.root]).next
-    trial.check_nodes(tree, [], [tree.child(tree.root, token) for token in known.tokens])
+    tree = harness.begin()
+    children = harness.siblings(tree, 6)
+    harness.check_nodes(tree, [tree.root], children[:3])
+    harness.check_nodes(tree, [], children[3:] or children)
+    line = harness.line(tree, harness.depth, None)
+    harness.check_nodes(tree, line[:-1], line)
+    (known,) = harness.check_nodes(tree, [tree.root]).next
+    harness.check_nodes(tree, [], [tree.child(tree.root, token) for token in known.tokens])
 
 
-def wider(trial: Trial) -> None:
+def wider(harness: Harness) -> None:
     """Ask for more likely tokens after an evaluated node."""
-    tree = trial.begin()
-    nodes = [tree.root, *trial.line(tree, 1)]
+    tree = harness.begin()
+    nodes = [tree.root, *harness.line(tree, 1)]
     for top in (2, 16, 3):
-        trial.check_nodes(tree, nodes, top=top)
+        harness.check_nodes(tree, nodes, top=top)
 
 
-def commits(trial: Trial) -> None:
+def commits(harness: Harness) -> None:
     """Commit evaluated nodes, once and several times in a row, and go on below them."""
-    tree = trial.begin(trial.prompt(max(1, trial.size // 2)))
+    tree = harness.begin(harness.prompt(max(1, harness.size // 2)))
     for length in (1, 2, 1, 3):
-        if tree.root.length + length >= trial.room:
+        if tree.root.length + length >= harness.room:
             break
-        siblings = trial.siblings(tree, 3)
-        line = trial.line(tree, length)
-        below = trial.line(tree, 1, line[-1])
-        trial.check_nodes(tree, [tree.root, *siblings, *line, *below])
+        siblings = harness.siblings(tree, 3)
+        line = harness.line(tree, length)
+        below = harness.line(tree, 1, line[-1])
+        harness.check_nodes(tree, [tree.root, *siblings, *line, *below])
         tree.commit(line[-1])
-        trial.check_nodes(tree, trial.line(tree, 1, tree.root))
-        trial.check_nodes(tree, [tree.root, *below], below)
-    line = trial.line(tree, 2)
-    trial.check_nodes(tree, [tree.root, *line])
+        harness.check_nodes(tree, harness.line(tree, 1, tree.root))
+        harness.check_nodes(tree, [tree.root, *below], below)
+    line = harness.line(tree, 2)
+    harness.check_nodes(tree, [tree.root, *line])
     for node in line:
         tree.commit(node)
-    trial.check_nodes(tree, [tree.root, *trial.line(tree, 1)])
+    harness.check_nodes(tree, [tree.root, *harness.line(tree, 1)])
 
 
-def unevaluated_commits(trial: Trial) -> None:
+def unevaluated_commits(harness: Harness) -> None:
     """Commit nodes that were only scored, or that were not evaluated at all."""
-    tree = trial.begin(trial.prompt(max(1, trial.size // 2)))
-    line = trial.line(tree, 3)
-    trial.check_nodes(tree, [tree.root, *line[:-1]], line)
+    tree = harness.begin(harness.prompt(max(1, harness.size // 2)))
+    line = harness.line(tree, 3)
+    harness.check_nodes(tree, [tree.root, *line[:-1]], line)
     tree.commit(line[-1])  # its last token was only scored
-    trial.check_nodes(tree, [tree.root])
+    harness.check_nodes(tree, [tree.root])
     for length in (2, 1):
-        if tree.root.length + length < trial.room:
-            tree.commit(trial.line(tree, length)[-1])
-    trial.check_nodes(tree, [tree.root, *trial.line(tree, 1)])
+        if tree.root.length + length < harness.room:
+            tree.commit(harness.line(tree, length)[-1])
+    harness.check_nodes(tree, [tree.root, *harness.line(tree, 1)])
 
 
-def early_commits(trial: Trial) -> None:
+def early_commits(harness: Harness) -> None:
     """Commit a node before the first query."""
-    tree = trial.begin(trial.prompt(max(1, trial.size // 2)))
-    tree.commit(trial.line(tree, 2)[-1])
-    trial.check_nodes(tree, [tree.root, *trial.line(tree, 1)])
+    tree = harness.begin(harness.prompt(max(1, harness.size // 2)))
+    tree.commit(harness.line(tree, 2)[-1])
+    harness.check_nodes(tree, [tree.root, *harness.line(tree, 1)])
 
 
-def prunes(trial: Trial) -> None:
+def prunes(harness: Harness) -> None:
     """Drop nodes without a commit, evaluate the remaining ones, and create dropped ones again."""
-    tree = trial.begin()
-    children = trial.siblings(tree, 3)
-    kept = trial.line(tree, trial.depth - 1, children[0])
-    dropped = trial.line(tree, trial.depth - 1, children[-1])
-    trial.check_nodes(tree, [tree.root, *children, *kept, *dropped])
+    tree = harness.begin()
+    children = harness.siblings(tree, 3)
+    kept = harness.line(tree, harness.depth - 1, children[0])
+    dropped = harness.line(tree, harness.depth - 1, children[-1])
+    harness.check_nodes(tree, [tree.root, *children, *kept, *dropped])
     tree.prune([children[0]])
-    trial.check_nodes(tree, [children[0], *kept])
+    harness.check_nodes(tree, [children[0], *kept])
     again = tree.child(tree.root, children[-1].token)
-    trial.check_nodes(tree, [again, *trial.line(tree, trial.depth - 1, again)], [again])
+    harness.check_nodes(tree, [again, *harness.line(tree, harness.depth - 1, again)], [again])
     tree.prune([tree.root])
     tree.prune([again])
     tree.commit(again)
-    trial.check_nodes(tree, [tree.root, *trial.line(tree, trial.depth - 1)])
+    harness.check_nodes(tree, [tree.root, *harness.line(tree, harness.depth - 1)])
 
 
-def random_walk(trial: Trial) -> None:
+def random_walk(harness: Harness) -> None:
     """Grow, evaluate, commit and prune several trees at random, in shared calls."""
-    trees = [_anew(trial, number) for number in range(RUNNING)]
+    trees = [_anew(harness, number) for number in range(RUNNING)]
     for step in range(STEPS):
         for number, tree in enumerate(trees):
-            if tree.root.length + 1 > min(trial.room, 3 * PROMPT):
-                trial.finish(tree)
-                trees[number] = _anew(trial, step)
-        chosen = trial.chance.sample(trees, trial.chance.randint(1, RUNNING))
-        trial.check(*(_random_query(trial, tree) for tree in chosen))
+            if tree.root.length + 1 > min(harness.room, 3 * PROMPT):
+                harness.finish(tree)
+                trees[number] = _anew(harness, step)
+        chosen = harness.chance.sample(trees, harness.chance.randint(1, RUNNING))
+        harness.check(*(_random_query(harness, tree) for tree in chosen))
         for tree in trees:
-            _change(trial, tree)
+            _change(harness, tree)
 
 
-def costs(trial: Trial) -> None:
+def costs(harness: Harness) -> None:
     """Ask the same query twice."""
-    tree = trial.begin()
-    nodes = [tree.root, *trial.line(tree, 2)]
-    first = trial.check_nodes(tree, nodes)
-    second = trial.check_nodes(tree, nodes)
+    tree = harness.begin()
+    nodes = [tree.root, *harness.line(tree, 2)]
+    first = harness.check_nodes(tree, nodes)
+    second = harness.check_nodes(tree, nodes)
     for name in ("passes", "tokens"):
         before, after = getattr(first, name), getattr(second, name)
         expect(
@@ -156,18 +156,18 @@ def costs(trial: Trial) -> None:
         )
 
 
-def _anew(trial: Trial, shift: int) -> TokenTree:
+def _anew(harness: Harness, shift: int) -> TokenTree:
     """Return the tree of a new request for a random walk."""
-    size = trial.chance.randint(1, trial.size)
-    return trial.begin(trial.prompt(size, shift=trial.chance.choice((0, shift))))
+    size = harness.chance.randint(1, harness.size)
+    return harness.begin(harness.prompt(size, shift=harness.chance.choice((0, shift))))
 
 
-def _random_query(trial: Trial, tree: TokenTree) -> NodeQuery:
+def _random_query(harness: Harness, tree: TokenTree) -> NodeQuery:
     """Return a query about new and old nodes of a tree."""
-    chance = trial.chance
+    chance = harness.chance
     nodes = list(tree.nodes())
     for start in chance.sample(nodes, min(2, len(nodes))):
-        nodes += trial.line(tree, chance.randint(1, 3), start)
+        nodes += harness.line(tree, chance.randint(1, 3), start)
     nodes = list(dict.fromkeys(nodes))
     evaluate = chance.sample(nodes, min(len(nodes), chance.randint(1, 5)))
     chosen = {*evaluate}
@@ -179,11 +179,11 @@ def _random_query(trial: Trial, tree: TokenTree) -> NodeQuery:
     return NodeQuery(tree, tuple(evaluate), tuple(score), chance.choice((2, TOP, 2 * TOP)))
 
 
-def _change(trial: Trial, tree: TokenTree) -> None:
+def _change(harness: Harness, tree: TokenTree) -> None:
     """Commit a node of a tree, or prune the tree, or do nothing."""
     nodes: Sequence[Node] = list(tree.nodes())[1:]
-    action = trial.chance.random()
+    action = harness.chance.random()
     if nodes and action < 0.35:
-        tree.commit(trial.chance.choice(nodes))
+        tree.commit(harness.chance.choice(nodes))
     elif nodes and action < 0.5:
-        tree.prune(trial.chance.sample(nodes, min(2, len(nodes))))
+        tree.prune(harness.chance.sample(nodes, min(2, len(nodes))))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-DRAFT_ODDS = 0.3
-"""A token is drafted if the odds that it is needed are at least this high, and at least as high as
+DRAFT_CHANCE = 0.3
+"""A token is drafted if the chance that it is needed is at least this high, and at least as high as
 its price (`adafuse_llm.decoding.costs`). The limit rises while a member processes many tokens
 (`adafuse_llm.decoding.draft`)."""
 
@@ -15,11 +15,11 @@ MAX_DRAFT_TOKENS = 16
 PRIOR_OBSERVATIONS, MAX_OBSERVATIONS = 4, 20
 """Weight of the initial value in observations, and maximum number of observations in an average."""
 
-PRIOR_ODDS = 0.5
-"""Initial odds before any observation."""
+PRIOR_CHANCE = 0.5
+"""Initial hit rate before any observation."""
 
 
-class Odds:
+class HitRate:
     """Moving average of how often a guess was right.
 
     Args:
@@ -40,7 +40,7 @@ class Odds:
     def length(self, threshold: float) -> int:
         """Return how many guesses to make in a row.
 
-        The odds that all these guesses are right are at least `threshold`.
+        The chance that all these guesses are right is at least `threshold`.
         """
         if self.value < threshold:
             return 0

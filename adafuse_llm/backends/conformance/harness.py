@@ -1,4 +1,4 @@
-"""One run of one check."""
+"""What one run of one check needs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WatchedTree(TokenTree):
     __slots__ = ("__weakref__",)
 
 
-class Trial:
+class Harness:
     """A backend and what a check needs to use it.
 
     Args:
@@ -71,7 +71,7 @@ class Trial:
         self._codes: Sequence[int] = ()
 
     def end(self) -> None:
-        """Release all trees of the trial."""
+        """Release all trees of the run."""
         while self._trees:
             self.backend.release(self._trees.pop())
 
