@@ -337,10 +337,7 @@ def real(folder: Path, size: Size) -> None:
     costs: dict[tuple[str, int], list[Cost]] = {}
     peaks: dict[str, float] = {}
     with ExitStack() as stack:
-        pools = {
-            name: stack.enter_context(ProcessPoolExecutor(1, context))
-            for name in pairs
-        }
+        pools = {name: stack.enter_context(ProcessPoolExecutor(1, context)) for name in pairs}
         for number in range(size.repeats + 1):
             for branches, (name, paths) in itertools.product((1, 3), pairs.items()):
                 new = size.response if number else 8  # the first run is not timed
