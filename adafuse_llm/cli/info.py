@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -38,6 +39,12 @@ changes.
 """
 
 SMALL_WINDOW = 512
+
+UNEVEN = 3
+"""How many times as many parameters a member has if a warning names the smaller one. Of the real
+members, one has 4.7 times as many as the other: alone it solves 24 % of GSM8K's questions, and with
+the other one and equal weights 4 %.
+"""
 
 
 class Finding(NamedTuple):
@@ -79,6 +86,8 @@ def info(
         findings += found
     if mixture := mixed_templates({fact["member"]: fact["chat_template"] for fact in facts}):
         findings.append(Finding("warning", "+".join(fact["member"] for fact in facts), mixture))
+    if uneven := _uneven({fact["member"]: fact.get("parameters") for fact in facts}):
+        findings.append(uneven)
     together = not any(finding.level == "problem" for finding in findings)
     if as_json:
         report = {
@@ -153,6 +162,24 @@ def examine(engine: AdaFuseEngine) -> list[Finding]:
     except AdaFuseError as error:
         find("problem", one_line(str(error)))
     return findings
+
+
+def _uneven(parameters: Mapping[str, int | None]) -> Finding | None:
+    """Return a warning if a member is much smaller than another."""
+    known = {member: number for member, number in parameters.items() if number}
+    if not known:
+        return None
+    large, small = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
+    times = known[large] / known[small]
+    if times < UNEVEN:
+        return None
+    return Finding(
+        "warning",
+        small,
+        f"{large} has {times:.1f} times as many parameters. With equal weights, a much smaller "
+        "member takes the ensemble down where it cannot do the task. Use --strategy mixture, which "
+        f"weighs members by their size, or {large} alone, or let adafuse tune decide",
+    )
 
 
 def _print(facts: list[dict[str, Any]], findings: list[Finding], verdict: str) -> None:

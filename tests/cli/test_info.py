@@ -45,6 +45,17 @@ def test_r2_what_a_checkpoint_asks_for(adafuse, models, tmp_path):
     assert "temperature=0.7" in shown
 
 
+def test_a_member_that_is_much_smaller_is_named(adafuse, models):
+    assert "as many parameters" not in adafuse("info", models[0]).stdout
+    report = json.loads(adafuse("info", *models, "--json").stdout)
+    small, large = sorted(report["members"], key=lambda each: each["parameters"])
+    times = large["parameters"] / small["parameters"]
+    found = [each for each in report["findings"] if "as many parameters" in each["text"]]
+    assert [each["member"] for each in found] == [small["member"]]
+    assert f"{large['member']} has {times:.1f} times as many parameters" in found[0]["text"]
+    assert "--strategy mixture" in found[0]["text"]
+
+
 def test_json(adafuse, models):
     report = json.loads(adafuse("info", *models, "--json").stdout)
     assert report["can_work_together"] is True
