@@ -63,11 +63,6 @@ class Choice(Protocol):
 class Writer(Protocol):
     """Writes the responses to one request."""
 
-    @property
-    def size(self) -> int:
-        """Number of responses."""
-        ...
-
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         """Yield the parts of a stream for an event of the response with a number."""
         ...
@@ -93,7 +88,6 @@ class CompletionWriter:
         asked: the request.
         n: number of responses to each prompt.
         leader: member whose log-probabilities the responses have; None for none.
-        warnings: what the client should know about the request.
     """
 
     def __init__(
@@ -102,7 +96,6 @@ class CompletionWriter:
         asked: ServedRequest,
         n: int,
         leader: str | None,
-        warnings: Sequence[str],
     ) -> None:
         is_chat = asked.conversation is not None
         prefix = "chatcmpl" if is_chat else "cmpl"
@@ -110,7 +103,7 @@ class CompletionWriter:
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
         self._model = model
         self._asked = asked
-        self._warnings = warnings
+        self._warnings = asked.ignored.warnings
         self._prompts = 1 if is_chat else len(asked.prompts)
         self._choices: list[Choice] = []
         for index in range(self._prompts * n):
@@ -120,11 +113,6 @@ class CompletionWriter:
                 if is_chat
                 else TextChoice(index, leader, echo)
             )
-
-    @property
-    def size(self) -> int:
-        """Number of responses."""
-        return len(self._choices)
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         """Yield the chunks of a stream for an event."""

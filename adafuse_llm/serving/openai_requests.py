@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
-from adafuse_llm.config import CONSTRAINTS, MAX_BIASED, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, GRAMMARS, MAX_BIASED, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.serving.openai_fields import EXTENSION, NO_TOOLS, Ignored, parse
@@ -146,7 +146,7 @@ class ServedRequest:
         model: name of the model; None for the ensemble.
         strategy: name of the strategy; None for the model's own.
         options: options of `AdaFuseConfig`.
-        ignored: the parts of the request that were ignored.
+        ignored: the parts of the request that were ignored, and other warnings for the client.
         given: the names of the options in the request, where they differ.
         prompts: the prompts of a completion.
         echo: whether each completion begins with its prompt.
@@ -182,11 +182,10 @@ class ServedRequest:
     echoed: Mapping[str, Any] | None = None
 
     @property
-    def characters(self) -> int:
-        """Size of the largest prompt, or of the conversation."""
-        if self.conversation is None:
-            return max(map(len, self.prompts))
-        return self.conversation.characters
+    def has_grammar(self) -> bool:
+        """Whether a grammar may have to be compiled, which takes time."""
+        grammars = (self.options.get(name) for name in GRAMMARS)
+        return not self.form.is_free or any(each is not None for each in grammars)
 
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""

@@ -35,7 +35,6 @@ class ResponseWriter:
         asked: the request.
         config: the options of the engine for the request.
         leader: member whose log-probabilities the response has; None for none.
-        warnings: what the client should know about the request.
         count_tokens: counts the tokens of reasoning.
     """
 
@@ -45,14 +44,11 @@ class ResponseWriter:
         asked: ServedRequest,
         config: AdaFuseConfig,
         leader: str | None,
-        *,
-        warnings: Sequence[str],
         count_tokens: CountTokens,
     ) -> None:
-        self.size = 1
         self._asked = asked
         self._leader = leader
-        self._warnings = [*warnings]
+        self._warnings = [*asked.ignored.warnings]
         self._count_tokens = count_tokens
         self._reader = asked.form.reader()
         self._sequence = 0

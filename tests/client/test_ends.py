@@ -27,7 +27,6 @@ from adafuse_llm import (
     RequestCancelledError,
     RequestTimeoutError,
     RuntimeConfig,
-    ServerError,
     ServerNotReadyError,
 )
 from adafuse_llm.backends import FakeBackend
@@ -148,9 +147,9 @@ def test_r3_v3_scores_of_a_server_have_time_limits_and_errors(
 async def test_r3_v3_abandoned_scores_delay_no_other_request(
     member: Member, engine: AdaFuseEngine, url: str
 ) -> None:
-    body = {"inputs": [{"prompt": "hang"}], "continuations": [["a"]]}
+    body = {"requests": [{"prompt": "hang", "texts": ["a"]}]}
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-        scores = [asyncio.create_task(client.post(wire.SCORE, json=body)) for _ in range(SCORES)]
+        scores = [asyncio.create_task(client.post(wire.OPEN, json=body)) for _ in range(SCORES)]
         await asyncio.to_thread(wait_until, lambda: unfinished(engine) == SCORES)
         for each in scores[: SCORES // 2]:
             each.cancel()
@@ -193,29 +192,18 @@ def test_r3_v3_a_full_queue_refuses_scores(member: Member) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({"inputs": [], "continuations": []}, "one input"),
-        ({"inputs": [{"prompt": "x"}], "continuations": [["a"]] * 2}, "continuations"),
-        ({"inputs": [{"prompt": "x"}] * 2, "continuations": [["a"]] * 2}, "one input"),
-        ({"inputs": [{"prompt": "x"}], "continuations": [[]]}, "at least one text"),
+        ({"inputs": [{"prompt": "x"}]}, "requests"),
+        ({"requests": [{"prompt": "x", "messages": [TURNS[0]]}]}, "either a prompt or messages"),
+        ({"requests": [{"prompt": "x", "texts": [1]}]}, "requests.0.texts.0"),
+        ({"requests": [{"prompt": "x", "texts": []}]}, "at least one text"),
     ],
 )
 def test_r3_v3_odd_requests_for_scores_are_refused(
     url: str, body: dict[str, Any], reason: str
 ) -> None:
-    answer = httpx.post(f"{url}{wire.SCORE}", json=body)
+    answer = httpx.post(f"{url}{wire.OPEN}", json=body)
     assert answer.status_code == 400
     assert reason in answer.json()["error"]["message"]
-
-
-def test_r3_v3_an_answer_with_too_few_scores_is_an_error(
-    remote: RemoteEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def empty(*_: Any) -> wire.Scored:
-        return wire.Scored(scores=())
-
-    monkeypatch.setattr(connection.Connection, "_post", empty)
-    with pytest.raises(ServerError, match="unknown form"):
-        remote.score("x", ["a"])
 
 
 async def test_r3_v3_work_for_a_client_that_has_left_ends_at_the_second_request_to_end() -> None:
