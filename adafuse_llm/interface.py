@@ -23,7 +23,7 @@ from adafuse_llm.results import (
     Scores,
     StreamEvent,
 )
-from adafuse_llm.run import RoundObserver, Run
+from adafuse_llm.run import RoundObserver, Run, with_alternatives
 from adafuse_llm.summary import choice_probabilities
 from adafuse_llm.text.isolation import grammar_threads
 
@@ -203,7 +203,7 @@ class Engine(ABC):
             QueueFullError: too many requests wait; nothing was computed.
         """
         request = Request.of(given, prompt=prompt, messages=messages, timeout=timeout)
-        return _with_alternatives(self.open([request], on_round).results())
+        return with_alternatives(self.open([request], on_round).results())
 
     async def agenerate(
         self,
@@ -220,7 +220,7 @@ class Engine(ABC):
         """
         request = Request.of(given, prompt=prompt, messages=messages, timeout=timeout)
         run = await self.aopen([request], on_round)
-        return _with_alternatives(await run.aresults())
+        return with_alternatives(await run.aresults())
 
     def stream(
         self,
@@ -280,7 +280,7 @@ class Engine(ABC):
         responses = self.open(requests, on_round).results()
         size = len(responses) // (len(requests) or 1)
         starts = range(0, len(responses), size or 1)
-        return [_with_alternatives(responses[start : start + size]) for start in starts]
+        return [with_alternatives(responses[start : start + size]) for start in starts]
 
     def stream_batch(
         self,
@@ -493,12 +493,6 @@ def _with_choices(choices: Sequence[str], given: Mapping[str, Any]) -> dict[str,
     if choices is None:
         raise InvalidOptionError("option 'choices': pass a list of texts; got None")
     return {**given, "choices": choices}
-
-
-def _with_alternatives(generations: Sequence[Generation]) -> Generation:
-    """Return the first of several responses, with the others as its alternatives."""
-    first, *others = generations
-    return first.model_copy(update={"alternatives": tuple(others)}) if others else first
 
 
 def _choice(generation: Generation) -> Choice:

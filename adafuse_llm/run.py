@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any, Generic, TypeVar
 
 from adafuse_llm.errors import RequestCancelledError
-from adafuse_llm.results import Round, Scores, StreamEvent
+from adafuse_llm.results import Generation, Round, Scores, StreamEvent
 
 __all__ = ["Run"]
 
@@ -146,6 +146,12 @@ class Run(Generic[E]):
                 except Exception:
                     logger.exception("an on_round observer failed in round %d", event.round.index)
         return event.generation is not None
+
+
+def with_alternatives(generations: Sequence[Generation]) -> Generation:
+    """Return the first response to a request, with the others as its alternatives."""
+    first, *others = generations
+    return first.model_copy(update={"alternatives": tuple(others)}) if others else first
 
 
 def _result(item: tuple[int, StreamEvent | Scores]) -> tuple[int, Any] | None:

@@ -26,7 +26,7 @@ def enforced(
     """Return options that enforce the form of a reply, and why they do not, if they should.
 
     A constraint in `options` takes precedence over the form, and the form over a constraint of the
-    engine. Compiling a grammar for the first time takes a moment.
+    engine, unless it only forbids calls. Compiling a grammar for the first time takes a moment.
 
     Args:
         engine: the engine.
@@ -42,6 +42,8 @@ def enforced(
     if form.is_free or any(options.get(name) is not None for name in CONSTRAINTS):
         return {**options}, ""
     own = [name for name in CONSTRAINTS if getattr(engine.config, name) is not None]
+    if own and not form.calls_tools and form.schema is None:
+        return {**options}, ""
     free = {**options, **dict.fromkeys(own)}
     if not enforce:
         return free, ""

@@ -126,8 +126,8 @@ def langchain_prompt(
     """The prompts that `ChatAdaFuse` gives to the members."""
     chat = ChatAdaFuse(engine=engine)
     keywords = {"tools": tools, **options} if tools else options
-    _, request = chat._prepared(convert_to_messages(for_engine(messages)), None, keywords)
-    return engine.encode_prompt(messages=request.prompt)
+    conversation, _ = chat._prepare(convert_to_messages(for_engine(messages)), keywords)
+    return engine.encode_prompt(messages=conversation)
 
 
 def llama_index_prompt(
@@ -136,8 +136,8 @@ def llama_index_prompt(
     """The prompts that `AdaFuseLLM` gives to the members."""
     llm = AdaFuseLLM(engine=engine, enforce=False)
     keywords = {"tools": tools, **options} if tools else options
-    request, _ = llm._chat(for_llama_index(messages), keywords)
-    return engine.encode_prompt(messages=request["messages"])
+    request, _ = llm._request(for_llama_index(messages), keywords)
+    return engine.encode_prompt(messages=request.messages)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
