@@ -178,9 +178,10 @@ async def _lines(service: Service, asked: wire.OpenRequest) -> AsyncGenerator[by
     stream, begun = uuid.uuid4().hex, False
     work = partial(_opened, service, asked, stream)
     forms = any(each.options.get(name) is not None for each in asked.requests for name in GRAMMARS)
-    limit = min((each.timeout for each in asked.requests if each.timeout is not None), default=None)
+    timeouts = [each.timeout for each in asked.requests if each.timeout is not None]
+    limit = service.time_limit(min(timeouts, default=None))
     try:
-        async with service.admitted(work, has_grammar=forms, timeout=limit) as (members, run):
+        async with service.admitted(work, has_grammar=forms, limit=limit) as (members, run):
             begun = True
             yield _line(wire.Head(stream=stream, size=run.size, members=members))
             packed = wire.Events()

@@ -22,6 +22,9 @@ FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""
 
 
+ENDING = {"finish_reason", "seed"}
+"""What the extension tells about the end of a response."""
+
 CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
 TEXT_KINDS = ("text_completion", "text_completion")
 """Kinds of objects: whole responses, and chunks of streams."""
@@ -136,7 +139,7 @@ class CompletionWriter:
         total = total_usage(generations, self._prompts)
         written = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            extension = ending_of(generation)
+            extension = generation.model_dump(include=ENDING)
             if self._asked.rounds:
                 extension["rounds"] = [r.model_dump(mode="json") for r in generation.rounds]
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
@@ -152,7 +155,7 @@ class CompletionWriter:
         if self._asked.rounds and part.done is not None:
             extension["round"] = part.done.model_dump(mode="json")
         if part.end is not None:
-            extension |= ending_of(part.end)
+            extension |= part.end.model_dump(include=ENDING)
             if warnings := [*self._warnings, *part.warnings]:
                 extension["warnings"] = warnings
         return self._frame([part.choice], extension, is_chunk=True)
@@ -191,18 +194,24 @@ class ChatChoice:
         if self._reader is None:
             self._reader = self._form.reader()
             yield Chunk(self._part({"role": "assistant", "content": ""}))
-        delta = self._reader.read(event)
+        whole = event.generation
+        delta = self._reader.add(
+            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
+        )
         fields = self._fields(delta)
         if fields or event.round is not None:
             part = self._part({"content": "", **fields}, self._logprobs([event.round]))
             yield Chunk(part, event.round)
-        if (whole := event.generation) is not None:
-            part = self._part({}, finish_reason=self._reason(whole))
+        if whole is not None:
+            part = self._part({}, finish_reason=_finish_reason(whole, self._calls))
             yield Chunk(part, end=whole, warnings=self.warnings)
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        fields = self._fields(self._form.reader().read(whole_event(generation)))
+        delta = self._form.reader().add(
+            generation.text, generation.reply_prefix, generation.finish_reason
+        )
+        fields = self._fields(delta)
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")
@@ -210,7 +219,7 @@ class ChatChoice:
         return {
             "message": message,
             "logprobs": self._logprobs(generation.rounds),
-            "finish_reason": self._reason(generation),
+            "finish_reason": _finish_reason(generation, self._calls),
         }
 
     def _part(
@@ -249,10 +258,6 @@ class ChatChoice:
         if self._leader is None or not done:
             return None
         return {**openai_logprobs(done, self._leader), "refusal": None}
-
-    def _reason(self, generation: Generation) -> str:
-        reason = _finish_reason(generation)
-        return "tool_calls" if self._calls and reason == "stop" else reason
 
 
 class TextChoice:
@@ -351,24 +356,11 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def whole_event(generation: Generation) -> StreamEvent:
-    """Return a finished response as one event."""
-    return StreamEvent(
-        text=generation.text,
-        round=None,
-        generation=generation,
-        reply_prefix=generation.reply_prefix,
-    )
-
-
-def ending_of(generation: Generation) -> dict[str, Any]:
-    """Return what the extension tells about the end of a response."""
-    return {"finish_reason": generation.finish_reason, "seed": generation.seed}
-
-
-def _finish_reason(generation: Generation) -> str:
+def _finish_reason(generation: Generation, calls: int = 0) -> str:
+    """Return why a response with a number of tool calls ended."""
     reason: str = generation.finish_reason
-    return FINISH_REASONS.get(reason, reason)
+    reason = FINISH_REASONS.get(reason, reason)
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def model_object(

@@ -25,7 +25,7 @@ from adafuse_llm.serving.http import StreamResponse, read_object, unless_disconn
 from adafuse_llm.serving.openai_completions import CompletionWriter, Writer, model_object
 from adafuse_llm.serving.openai_fields import warnings_header
 from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
-from adafuse_llm.serving.openai_vocabulary import for_members
+from adafuse_llm.serving.openai_vocabulary import with_token_bias, with_variables
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
 from adafuse_llm.serving.service import SINGLE, Service
@@ -98,7 +98,10 @@ def _open(
         InvalidInputError: an option cannot be used.
     """
     engine, options = service.resolve(asked.model, asked.strategy, asked.options)
-    options = for_members(engine, options, asked)
+    if asked.variables or asked.effort is not None:
+        options = with_variables(engine, options, asked)
+    if asked.token_bias:
+        options = with_token_bias(engine, options, asked)
     chat, inputs = asked.conversation, len(asked.prompts) or 1
     options = service.check_limits(
         engine,
@@ -119,7 +122,7 @@ def _open(
             f"the form of the reply is only described to the members, not enforced: {problem}"
         )
     request = EngineRequest(
-        messages=chat, options=options, timeout=service.time_limit(), cancel=cancel
+        messages=chat, options=options, timeout=service.config.request_timeout, cancel=cancel
     )
     requests = [request] if chat else [replace(request, prompt=each) for each in asked.prompts]
     run: Run[StreamEvent] = engine.open(requests)

@@ -14,26 +14,16 @@ from adafuse_llm.text.templates import SWITCHES
 TEXTS = "send {'adafuse': {'logit_bias': {text: number}}}"
 
 
-def for_members(
-    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
-) -> dict[str, Any]:
-    """Return options with what a request asks of the members' templates and vocabularies.
-
-    Raises:
-        ApiError: a field is ignored, and the server is strict.
-    """
-    if asked.variables or asked.effort is not None:
-        options = _with_variables(engine, options, asked)
-    return _with_token_bias(engine, options, asked) if asked.token_bias else options
-
-
-def _with_variables(
+def with_variables(
     engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
 ) -> dict[str, Any]:
     """Return options with the variables for chat templates that a request has.
 
     A variable that no template reads is ignored. ``reasoning_effort`` is a variable; ``none`` also
     switches reasoning off.
+
+    Raises:
+        ApiError: a variable is ignored, and the server is strict.
     """
     active = engine.config.override(options).use or engine.members
     facts = [template_facts(b.codec) for b in engine.backends if b.name in active]
@@ -60,13 +50,16 @@ def _with_variables(
     return {**options, "chat_template_kwargs": given} if given else options
 
 
-def _with_token_bias(
+def with_token_bias(
     engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
 ) -> dict[str, Any]:
     """Return options with the texts of the token ids in ``logit_bias``.
 
     Ids have a meaning only if one member answers alone. An id whose text does not become the same
     token again is ignored.
+
+    Raises:
+        ApiError: an id is ignored, and the server is strict.
     """
     active = engine.config.override(options).use or engine.members
     if len(active) != 1:

@@ -272,7 +272,7 @@ class Service:
         work: Callable[[threading.Event], T],
         *,
         has_grammar: bool = False,
-        timeout: float | None = None,
+        limit: float | None = None,
     ) -> AsyncIterator[T]:
         """Serve a request: do the work before its response in a thread, and yield the result.
 
@@ -283,7 +283,7 @@ class Service:
                 for the response any more, or when the server ends the request.
             has_grammar: whether the work checks a grammar. It then waits in threads of its own,
                 so that requests without a grammar do not wait for it.
-            timeout: maximum seconds for the work; the server has a limit, too.
+            limit: maximum seconds for the work; None for those of the server.
 
         Raises:
             ApiError: the server stops.
@@ -291,7 +291,7 @@ class Service:
         """
         cancel, outcome = threading.Event(), "ok"
         threads = grammar_threads() if has_grammar else None
-        limit = self.time_limit(timeout)
+        limit = self.config.request_timeout if limit is None else limit
         try:
             with self._lock:
                 if self._stops:

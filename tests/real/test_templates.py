@@ -179,9 +179,9 @@ def test_r3_tools_of_the_frameworks_equal_the_template(
     tool = FunctionTool.from_defaults(unit_price)
     llm = AdaFuseLLM(engine=engine, enforce=False)
     given = llm._prepare_chat_with_tools([tool], chat_history=for_llama_index([ASK]))
-    request, _ = llm._chat(given.pop("messages"), given)
+    request, _ = llm._request(given.pop("messages"), given)
     expected = {"qwen": own(tokenizers["qwen"], [ASK], tools=given["tools"])}
-    assert engine.encode_prompt(messages=request["messages"]) == expected
+    assert engine.encode_prompt(messages=request.messages) == expected
 
 
 @pytest.mark.parametrize(("name", "tools"), [("smollm", []), ("qwen", []), ("qwen", TOOLS)])
@@ -239,8 +239,8 @@ def test_r3_the_default_system_text_stays_with_a_schema(
     from llama_index.llms.adafuse._structured import Attempts
 
     for messages in Attempts(Price, for_llama_index([ASK]), 0):
-        request, _ = llm._chat(messages, {})
-        prompts.append(engine.encode_prompt(messages=request["messages"]))
+        request, _ = llm._request(messages, {})
+        prompts.append(engine.encode_prompt(messages=request.messages))
         break
     assert prompts[0] == prompts[1]
     text = tokenizers[name].decode(prompts[0][name])

@@ -382,15 +382,11 @@ class EnsembleModel(Serializable):
 
     @property
     def _chosen(self) -> tuple[str, ...] | None:
-        return self._chosen_names(self._ensemble.names)
-
-    def _chosen_names(self, known: Sequence[str] = ()) -> tuple[str, ...] | None:
         chosen = self.model if self.use is None else self.use
-        if chosen is None:
-            return None
         if isinstance(chosen, str):
-            return (chosen,) if chosen in known else tuple(chosen.split("+"))
-        return tuple(chosen)
+            is_name = chosen in self._ensemble.names
+            return (chosen,) if is_name else tuple(chosen.split("+"))
+        return None if chosen is None else tuple(chosen)
 
     def _check_options(self) -> None:
         """Check the fields that a call can override.

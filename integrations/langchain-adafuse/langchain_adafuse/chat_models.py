@@ -120,6 +120,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     _logger = logging.getLogger(__name__)
     _run: ModelRun | None = PrivateAttr(default=None)
+    _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
+    """Groups of active members that were loaded before. The copies for calls share it."""
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
 
     @property
@@ -332,14 +334,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
                 "assistant messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(blocks)}"
             )
-        tools = to_tools(keywords.get("tools") or ())
-        schema = schema_of(keywords.get("response_format"))
-        form = ReplyForm(
-            tools,
-            to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
-            to_flag("parallel_tool_calls", keywords.get("parallel_tool_calls"), default=True),
-            schema,
-        )
+        form = ReplyForm(choice="auto")
+        if any(name in keywords for name in PROMPT_KEYWORDS):
+            form = _form_of(keywords)
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if given and (form.calls_tools or form.schema is not None):
             raise InvalidOptionError(
@@ -349,7 +346,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             )
         prompt = to_conversation(
             to_turns(messages),
-            tools=tools,
+            tools=form.tools,
             tool_choice=form.choice,
             instructions=form.instructions,
         )
@@ -501,8 +498,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return profile if window is None else {**profile, "max_input_tokens": window}
 
     def _loaded(self) -> Engine:
-        engine = super()._loaded()
-        names = self._names
+        engine, names = super()._loaded(), self._names
+        if names in self._described:
+            return engine
+        self._described.add(names)
         if self.profile is not None and "max_input_tokens" not in self.profile:
             window = self._ensemble.context_window(names)
             if window is not None:
@@ -537,6 +536,17 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         if not self.enforce:
             return False
         return is_available() if engine is None else engine.can_enforce
+
+
+def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
+    """Return the form of replies that the keywords of a call ask for."""
+    tools = to_tools(keywords.get("tools") or ())
+    return ReplyForm(
+        tools,
+        to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
+        to_flag("parallel_tool_calls", keywords.get("parallel_tool_calls"), default=True),
+        schema_of(keywords.get("response_format")),
+    )
 
 
 def _message(call: Call, response: Step) -> AIMessage:

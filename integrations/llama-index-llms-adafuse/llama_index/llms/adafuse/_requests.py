@@ -166,8 +166,10 @@ class RequestingLLM(EnsembleLLM):
     ) -> dict[str, Any]:
         """Return the arguments of `Engine.choose`."""
         given = {**ONE, **keywords, "choices": choices}
-        is_text = isinstance(prompt, str)
-        request = self._prompt(prompt, False, given) if is_text else self._messages(prompt, given)
+        if isinstance(prompt, str):
+            request = self._prompt(prompt, False, given)
+        else:
+            request = self._messages(prompt, given)
         return {"prompt": request.prompt, "messages": request.messages, **request.options}
 
     def _decode(self, request: Request) -> Decode:

@@ -36,15 +36,15 @@ from llama_index.llms.adafuse._calls import (
     to_openai_tool,
 )
 from llama_index.llms.adafuse._decode import aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._model import merged_options
+from llama_index.llms.adafuse._model import LLMOptions, merged_options
 from llama_index.llms.adafuse._react import with_observation
 from llama_index.llms.adafuse._requests import ONE, RequestingLLM
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index.llms.adafuse.errors import aadapter_errors, adapter_errors
 from llama_index_instrumentation import get_dispatcher
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
-from adafuse_llm import Choice, MalformedReplyError
+from adafuse_llm import Choice, Engine, MalformedReplyError, MemberSpec
 
 if TYPE_CHECKING:
     from llama_index.core.chat_engine.types import AgentChatResponse
@@ -106,6 +106,16 @@ class AdaFuseLLM(RequestingLLM):
         InvalidInputError: both or neither of `members` and `engine` are given, or an option is
             unknown or out of range.
     """
+
+    if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
+
+        def __init__(
+            self,
+            members: Sequence[str | MemberSpec | dict[str, Any]] | None = None,
+            *,
+            engine: Engine | None = None,
+            **kwargs: Unpack[LLMOptions],
+        ) -> None: ...
 
     # The eight entry points -------------------------------------------------------------------
 
