@@ -169,6 +169,14 @@ def test_any_thread_can_close_a_run_that_another_one_reads() -> None:
 
 
 @pytest.mark.quick
+def test_a_cancelled_choice_is_an_error() -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(RequestCancelledError, match="before a text was chosen"):
+        AdaFuseEngine([FakeBackend("one", always)]).choose("x", choices=["a", "b"], cancel=cancel)
+
+
+@pytest.mark.quick
 def test_the_requests_of_a_run_can_differ() -> None:
     engine = AdaFuseEngine([FakeBackend("one", always)])
     run = engine.open(

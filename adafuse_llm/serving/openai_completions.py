@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply import InvalidToolCall, ReplyDelta, ReplyReader, ToolCall
@@ -46,43 +46,6 @@ class Chunk(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-class Choice(Protocol):
-    """One response of a request, as it grows."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What is wrong with the calls of the whole response."""
-        ...
-
-    def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
-        """Yield the parts of the chunks for an event."""
-        ...
-
-    def whole(self, generation: Generation) -> dict[str, Any]:
-        """Return the choice of the whole response."""
-        ...
-
-
-class Writer(Protocol):
-    """Writes the responses to one request."""
-
-    def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
-        """Yield the parts of a stream for an event of the response with a number."""
-        ...
-
-    def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
-        """Yield the last parts of a stream, after all events."""
-        ...
-
-    def failure(self, error: ApiError) -> bytes:
-        """Return the last part of a stream that fails."""
-        ...
-
-    def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Return all responses, if they are not streamed."""
-        ...
-
-
 class CompletionWriter:
     """Writes chat completions and completions.
 
@@ -108,7 +71,7 @@ class CompletionWriter:
         self._asked = asked
         self._warnings = asked.ignored.warnings
         self._prompts = 1 if is_chat else len(asked.prompts)
-        self._choices: list[Choice] = []
+        self._choices: list[ChatChoice | TextChoice] = []
         for index in range(self._prompts * n):
             echo = asked.prompts[index // n] if asked.echo else ""
             self._choices.append(

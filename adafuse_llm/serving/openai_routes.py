@@ -22,7 +22,7 @@ from adafuse_llm.run import Run
 from adafuse_llm.serving.access import request_id
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import StreamResponse, read_object, unless_disconnected
-from adafuse_llm.serving.openai_completions import CompletionWriter, Writer, model_object
+from adafuse_llm.serving.openai_completions import CompletionWriter, model_object
 from adafuse_llm.serving.openai_fields import warnings_header
 from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
 from adafuse_llm.serving.openai_vocabulary import with_token_bias, with_variables
@@ -33,6 +33,7 @@ from adafuse_llm.text.isolation import isolated
 
 logger = logging.getLogger(__name__)
 
+Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[StreamEvent], Writer]]
 """A request that is opened when the context is entered."""
 

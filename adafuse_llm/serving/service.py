@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -16,6 +17,7 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     AdaFuseError,
     InvalidOptionError,
+    RequestCancelledError,
     RequestTimeoutError,
     nearest,
     short_repr,
@@ -297,7 +299,9 @@ class Service:
                 if self._stops:
                     raise not_ready("the server stops")
                 self._cancels.add(cancel)
-            result = asyncio.get_running_loop().run_in_executor(threads, work, cancel)
+            result = asyncio.get_running_loop().run_in_executor(
+                threads, copy_context().run, work, cancel
+            )
             try:
                 done = await asyncio.wait_for(result, limit)
             except RequestTimeoutError:
@@ -310,7 +314,7 @@ class Service:
             yield done
             if self._cancelled and cancel.is_set():
                 outcome = "stopped"
-        except (asyncio.CancelledError, GeneratorExit, ClientDisconnect):
+        except (asyncio.CancelledError, GeneratorExit, ClientDisconnect, RequestCancelledError):
             outcome = "cancelled"
             raise
         except BaseException as error:

@@ -24,6 +24,7 @@ from adafuse_llm import (
     InvalidInputError,
     QueueFullError,
     RemoteEngine,
+    Request,
     RequestCancelledError,
     RequestTimeoutError,
     RuntimeConfig,
@@ -118,6 +119,37 @@ def test_r3_v3_an_event_cancels_scores_on_the_server(
             each.result(PATIENCE)
     wait_until(lambda: unfinished(engine) == 0)
     assert not member.gate.is_set()
+
+
+def test_a_score_that_its_client_cancels_is_no_failure_of_the_server(
+    member: Member, engine: AdaFuseEngine
+) -> None:
+    app, cancel = create_app(engine), threading.Event()
+    with served(app) as url, RemoteEngine(url) as remote:
+        running = background(remote.score, "hang", ["a"], cancel=cancel)
+        assert member.inside.wait(PATIENCE)
+        cancel.set()
+        with pytest.raises(RequestCancelledError):
+            running.result(PATIENCE)
+        wait_until(lambda: not app.state.service.running)
+        assert not app.state.service.failures
+
+
+def test_requests_of_a_run_are_cancelled_one_by_one(
+    member: Member, engine: AdaFuseEngine, remote: RemoteEngine
+) -> None:
+    cancels = [threading.Event(), threading.Event()]
+    requests = [
+        Request(prompt=prompt, options={"max_new_tokens": 4}, cancel=cancel)
+        for prompt, cancel in zip(["hang", "hang, too"], cancels, strict=True)
+    ]
+    done = background(remote.open(requests).results)
+    assert member.inside.wait(PATIENCE)
+    cancels[0].set()
+    wait_until(lambda: unfinished(engine) == 1)
+    member.gate.set()
+    first, second = done.result(PATIENCE)
+    assert (first.finish_reason, second.finish_reason) == ("cancelled", "length")
 
 
 async def test_r3_v3_a_cancelled_task_ends_scores_on_the_server(

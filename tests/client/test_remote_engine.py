@@ -18,7 +18,7 @@ pytest.importorskip("starlette")
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -574,6 +574,11 @@ async def not_json(_: HttpRequest) -> Response:
     return PlainTextResponse("hello")
 
 
+async def first_protocol(_: HttpRequest) -> Response:
+    known = {"members": [], "strategy": "adafuse", "config": {}, "can_enforce": False}
+    return JSONResponse({"protocol": 1, **known})
+
+
 async def nothing(_: HttpRequest) -> Response:
     return PlainTextResponse("no", 404)
 
@@ -587,6 +592,7 @@ async def nobody_behind(_: HttpRequest) -> Response:
     ("app", "key", "kind", "says"),
     [
         (app_of(not_json), None, ServerError, "answers in an unknown form"),
+        (app_of(first_protocol), None, ServerError, "answers in an unknown form. It must be"),
         (app_of(nothing), None, ServerError, "answers with the status 404"),
         (app_of(nobody_behind), None, ServerNotReadyError, "answers with the status 502"),
         (
