@@ -176,13 +176,17 @@ async def _lines(service: Service, asked: wire.OpenRequest) -> AsyncGenerator[by
     Before the first line, an error is raised. Then it is the last line.
     """
     stream, begun = uuid.uuid4().hex, False
-    work = partial(_opened, service, asked, stream)
+    work = partial(_opened, service, asked)
     forms = any(each.options.get(name) is not None for each in asked.requests for name in GRAMMARS)
     timeouts = [each.timeout for each in asked.requests if each.timeout is not None]
     limit = service.time_limit(min(timeouts, default=None))
     try:
-        async with service.admitted(work, has_grammar=forms, limit=limit) as (members, run):
-            begun = True
+        async with service.admitted(work, has_grammar=forms, limit=limit) as (
+            members,
+            flags,
+            run,
+        ):
+            begun, service.streams[stream] = True, flags
             yield _line(wire.Head(stream=stream, size=run.size, members=members))
             packed = wire.Events()
             async with aclosing(service.events(run)) as events:
@@ -199,11 +203,15 @@ async def _lines(service: Service, asked: wire.OpenRequest) -> AsyncGenerator[by
 
 
 def _opened(
-    service: Service, asked: wire.OpenRequest, stream: str, cancel: threading.Event
-) -> tuple[tuple[str, ...], Run[Any]]:
-    """Check and open the requests of a stream. Return the members, and the run."""
+    service: Service, asked: wire.OpenRequest, cancel: threading.Event
+) -> tuple[tuple[str, ...], list[threading.Event], Run[Any]]:
+    """Check and open the requests of a stream.
+
+    Returns:
+        The names of the members, a flag that cancels each request, and the run.
+    """
     engine = service.view(asked.strategy)
-    flags = service.streams[stream] = [_Flag(cancel) for _ in asked.requests]
+    flags: list[threading.Event] = [_Flag(cancel) for _ in asked.requests]
     requests = []
     for each, flag in zip(asked.requests, flags, strict=True):
         conversation, characters = _read_input(each)
@@ -226,7 +234,7 @@ def _opened(
                 cancel=flag,
             )
         )
-    return engine.members, engine.open(requests)
+    return engine.members, flags, engine.open(requests)
 
 
 class _Flag(threading.Event):
