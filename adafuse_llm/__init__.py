@@ -58,6 +58,7 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.request import Request
 from adafuse_llm.results import (
     Candidate,
     Choice,
@@ -72,6 +73,7 @@ from adafuse_llm.results import (
     TopToken,
     Usage,
 )
+from adafuse_llm.run import Run
 from adafuse_llm.text.chat import Tool
 
 __all__ = [  # noqa: RUF022  grouped by use
@@ -82,6 +84,8 @@ __all__ = [  # noqa: RUF022  grouped by use
     "RuntimeConfig",
     "MemberSpec",
     "Tool",
+    "Request",
+    "Run",
     "Generation",
     "Round",
     "Candidate",

@@ -1,10 +1,14 @@
-"""What every engine offers besides its calls: opened streams, counts of tokens, and views."""
+"""What every engine offers besides its calls: runs, counts of tokens, and views."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,7 +20,10 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
     MemberInfo,
+    Request,
+    RequestCancelledError,
     Round,
+    Run,
     StreamEvent,
 )
 from adafuse_llm.backends import FakeBackend
@@ -35,13 +42,17 @@ def always(text: str) -> dict[str, float]:
     return {"a": 0.6, "b": 0.3, "<end>": 0.1}
 
 
-async def by_index(
-    events: AsyncGenerator[tuple[int, StreamEvent], None],
-) -> dict[int, list[StreamEvent]]:
+def endless() -> AdaFuseEngine:
+    return AdaFuseEngine([FakeBackend("one", lambda text: {"a": 0.9, "b": 0.1})])
+
+
+ENDLESS = Request(prompt="x", options={"max_new_tokens": 100_000})
+
+
+async def by_index(run: Run[StreamEvent]) -> dict[int, list[StreamEvent]]:
     found: dict[int, list[StreamEvent]] = {}
-    async with aclosing(events):
-        async for index, event in events:
-            found.setdefault(index, []).append(event)
+    async for index, event in run:
+        found.setdefault(index, []).append(event)
     return found
 
 
@@ -67,18 +78,20 @@ def plain(generations: Sequence[Generation]) -> list[Any]:
     ]
 
 
-async def test_an_opened_stream_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> None:
+async def test_a_run_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> None:
     seen: list[Round] = []
-    opened = await embedded.open_stream(messages=TURNS, on_round=seen.append, **DRAWN)
-    found = await by_index(opened)
+    found = await by_index(
+        await embedded.aopen([Request(messages=TURNS, options=DRAWN)], seen.append)
+    )
     whole = embedded.generate(messages=TURNS, **DRAWN)
     assert results(found) == plain([whole, *whole.alternatives])
     assert len(seen) == sum(len(events) for events in found.values())
 
 
-async def test_an_opened_batch_numbers_responses_as_a_batch_does(embedded: AdaFuseEngine) -> None:
+async def test_a_run_numbers_responses_as_a_batch_does(embedded: AdaFuseEngine) -> None:
     prompts = ["The ferry", "Bread"]
-    found = await by_index(await embedded.open_stream_batch(prompts, **{**DRAWN, "n": 2}))
+    requests = [Request(prompt=prompt, options={**DRAWN, "n": 2}) for prompt in prompts]
+    found = await by_index(await embedded.aopen(requests))
     batch = {
         index: event.generation
         for index, event in embedded.stream_batch(prompts, **{**DRAWN, "n": 2})
@@ -88,27 +101,95 @@ async def test_an_opened_batch_numbers_responses_as_a_batch_does(embedded: AdaFu
 
 
 @pytest.mark.quick
-async def test_streams_are_checked_when_they_are_opened() -> None:
+async def test_requests_are_checked_when_they_are_opened() -> None:
     engine = AdaFuseEngine([FakeBackend("one", always)])
     with pytest.raises(InvalidInputError, match="either a prompt or messages"):
-        await engine.open_stream()
+        await engine.aopen([Request()])
     with pytest.raises(InvalidInputError, match="input 1 of the batch: the prompt is empty"):
-        await engine.open_stream_batch(["x", ""])
+        await engine.aopen([Request(prompt="x"), Request(prompt="")])
     with pytest.raises(InvalidOptionError, match="a stream has one response; got 2"):
         engine.stream("x", n=2, temperature=1)
 
 
 @pytest.mark.quick
-async def test_closing_an_opened_stream_ends_its_decode() -> None:
-    engine = AdaFuseEngine([FakeBackend("one", lambda text: {"a": 0.9, "b": 0.1})])
-    opened = await engine.open_stream("x", max_new_tokens=100_000)
-    await anext(opened)
-    await opened.aclose()
+async def test_a_run_that_is_closed_or_forgotten_ends() -> None:
+    engine = endless()
+    run = await engine.aopen([ENDLESS])
+    events = aiter(run)
+    await anext(events)
+    run.close()
+    run.close()
+    with pytest.raises(RequestCancelledError, match="the run was closed"):
+        [event async for event in events]
+    forgotten = iter(engine.open([ENDLESS]))
+    next(forgotten)
+    del forgotten
     for _ in range(500):
         if not engine._scheduler.running:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the decode goes on")
+
+
+@pytest.mark.quick
+def test_a_run_is_freed_without_the_garbage_collector() -> None:
+    engine = endless()
+    run = engine.open([ENDLESS])
+    read = engine.open([ENDLESS])
+    events = iter(read)
+    next(events)
+    freed = [weakref.ref(run), weakref.ref(read)]
+    gc.disable()
+    try:
+        del run, read, events
+        assert [each() for each in freed] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.quick
+def test_any_thread_can_close_a_run_that_another_one_reads() -> None:
+    gate = threading.Event()
+
+    def wait(_: str) -> dict[str, float]:
+        assert gate.wait(10)
+        return {"a": 1.0}
+
+    with AdaFuseEngine([FakeBackend("one", wait)]) as engine, ThreadPoolExecutor() as pool:
+        run = engine.open([Request(prompt="x")])
+        done = pool.submit(run.results)
+        while not engine._scheduler.running:
+            time.sleep(0.001)
+        run.close()
+        with pytest.raises(RequestCancelledError, match="the run was closed"):
+            done.result(10)
+        gate.set()
+        with pytest.raises(RequestCancelledError, match="a second time"):
+            run.results()
+
+
+@pytest.mark.quick
+def test_a_cancelled_choice_is_an_error() -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(RequestCancelledError, match="before a text was chosen"):
+        AdaFuseEngine([FakeBackend("one", always)]).choose("x", choices=["a", "b"], cancel=cancel)
+
+
+@pytest.mark.quick
+def test_the_requests_of_a_run_can_differ() -> None:
+    engine = AdaFuseEngine([FakeBackend("one", always)])
+    run = engine.open(
+        [
+            Request(prompt="x", options={"max_new_tokens": 2}),
+            Request(prompt="x", texts=["a", "b"]),
+            Request(messages=TURNS, options={"choices": ["a", "b"]}),
+        ]
+    )
+    short, scores, chosen = run.results()
+    assert plain([short]) == plain([engine.generate("x", max_new_tokens=2)])
+    assert scores.texts == engine.score("x", ["a", "b"]).texts
+    assert chosen.text == engine.choose(messages=TURNS, choices=["a", "b"]).text
 
 
 def test_encoded_prompts_have_the_tokens_that_usage_counts(embedded: AdaFuseEngine) -> None:

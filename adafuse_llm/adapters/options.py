@@ -254,7 +254,9 @@ def check_option_names(
     options = (*AdaFuseConfig.model_fields, *extra)
     checked: dict[str, Any] = {}
     keywords: dict[str, str] = {}  # maps options to their keywords in `given`
-    for keyword, value in (given if "do_sample" in extra else _without_do_sample(given)).items():
+    if "do_sample" in given and "do_sample" not in extra:
+        given = _without_do_sample(given)
+    for keyword, value in given.items():
         option = keyword if keyword in extra else ALIASES.get(keyword, keyword)
         if option not in options:
             _check_other_provider(keyword, value, options, unsupported, warn or logger.warning)

@@ -31,7 +31,6 @@ from adafuse_llm.adapters.bare_calls import (
     read_calls,
 )
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, open_reasoning
-from adafuse_llm.results import StreamEvent
 from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
 
@@ -167,7 +166,7 @@ class ReplyParser:
         self._tools = tools
         self._calls_forbidden = calls_forbidden
         self._reasoning = reasoning  # becomes False after the first text
-        is_open = reasoning and bool(open_reasoning(prefix))
+        is_open = reasoning and bool(prefix and open_reasoning(prefix))
         self._kind: type[Text | Reasoning | ToolCall] = Reasoning if is_open else Text
         self._buffer = ""
         self._complete = False
@@ -274,26 +273,17 @@ class ReplyDelta:
 
     Attributes:
         parts: text, reasoning, and calls that are complete now, in order.
+        content: the text of all parts.
+        reasoning: the reasoning of all parts, without its markers.
+        calls: the calls of all parts.
         warnings: at the end of the reply, what is wrong with its calls.
     """
 
     parts: list[Part] = field(default_factory=list)
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-    @property
-    def content(self) -> str:
-        """Text for the user."""
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
-
-    @property
-    def reasoning(self) -> str:
-        """Reasoning, without its markers."""
-        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
-
-    @property
-    def calls(self) -> list[ToolCall | InvalidToolCall]:
-        """Calls that are complete now."""
-        return [part for part in self.parts if isinstance(part, (ToolCall, InvalidToolCall))]
 
 
 class ReplyReader:
@@ -322,11 +312,6 @@ class ReplyReader:
         self._may_be_calls = bool(tools)
         self._text = ""
 
-    def read(self, event: StreamEvent) -> ReplyDelta:
-        """Return what the next event adds to the reply."""
-        reason = None if event.generation is None else event.generation.finish_reason
-        return self.add(event.text, event.reply_prefix, reason)
-
     def add(self, text: str, prefix: str = "", finish_reason: str | None = None) -> ReplyDelta:
         """Return what the next text adds to the reply.
 
@@ -342,19 +327,25 @@ class ReplyReader:
         parts = self._parser.feed(text)
         if finish_reason is not None:
             parts += self._parser.close(is_cut=finish_reason in CUT)
+        if self._tools:
+            parts = list(self._with_bare_calls(parts, is_last=finish_reason is not None))
         delta = ReplyDelta()
-        for part in self._with_bare_calls(parts, is_last=finish_reason is not None):
+        for part in parts:
             if isinstance(part, Text):
                 shown = part.text.lstrip() if self._at_start else part.text
                 self._at_start = self._at_start and not shown
                 self._text += shown
+                delta.content += shown
                 delta.parts += [Text(shown)] if shown else []
                 continue
             self._at_start = True
-            if not isinstance(part, Reasoning):
-                if self._calls and not self._parallel:
-                    continue
+            if isinstance(part, Reasoning):
+                delta.reasoning += part.text
+            elif self._calls and not self._parallel:
+                continue
+            else:
                 self._calls.append(part)
+                delta.calls.append(part)
             delta.parts.append(part)
         if finish_reason is not None and self._tools:
             delta.warnings = self._warnings()

@@ -48,11 +48,6 @@ class ReplyForm:
         return bool(self.tools) and self.choice != "none"
 
     @property
-    def callable_tools(self) -> Sequence[Tool]:
-        """The tools that the reply can call."""
-        return self.tools if self.calls_tools else ()
-
-    @property
     def is_free(self) -> bool:
         """Whether every text has this form."""
         return not self.tools and self.schema is None
@@ -71,10 +66,11 @@ class ReplyForm:
 
     def reader(self) -> ReplyReader:
         """Return a reader of a reply with this form."""
+        calls_tools = self.calls_tools
         return ReplyReader(
-            self.callable_tools,
+            self.tools if calls_tools else (),
             parallel=self.parallel,
-            calls_forbidden=bool(self.tools) and not self.calls_tools,
+            calls_forbidden=bool(self.tools) and not calls_tools,
         )
 
     def constraint(self) -> dict[str, Any]:

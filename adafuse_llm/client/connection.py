@@ -9,15 +9,14 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
-from typing_extensions import override
 
-from adafuse_llm.calls import Decode
 from adafuse_llm.client import wire
 from adafuse_llm.errors import (
     AdaFuseError,
@@ -26,18 +25,18 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     QueueFullError,
-    RequestCancelledError,
     RequestTimeoutError,
     ServerError,
     ServerNotReadyError,
 )
 from adafuse_llm.forks import after_fork
-from adafuse_llm.results import Scores, StreamEvent
+from adafuse_llm.results import Generation, Scores, StreamEvent
+from adafuse_llm.run import Deliver
 
 T = TypeVar("T")
 Form = TypeVar("Form", bound=BaseModel)
 
-Outcome = StreamEvent | BaseException
+Outcome = StreamEvent | Scores | BaseException
 """The next event of a response, or the error that ended it."""
 
 CANCEL_SECONDS = 0.05
@@ -80,6 +79,13 @@ class CancelEvent(Protocol):
     def is_set(self) -> bool:
         """Whether the stream is to end."""
         ...
+
+
+Owners = Sequence[int]
+"""Number of the request of each response."""
+
+Cancels = Sequence[CancelEvent | None]
+"""The event that cancels each request, or each response; None for none."""
 
 
 class Connection:
@@ -136,53 +142,22 @@ class Connection:
         """
         return self._run(lambda client: self._post(client, path, body, kind))
 
-    def open(self, body: wire.StreamRequest, cancel: CancelEvent | None) -> RemoteDecode:
-        """Start a stream. When this returns, its inputs have been checked.
-
-        Raises:
-            AdaFuseError: the server cannot be used, or refuses the request.
-        """
-        return self._run(lambda client: self._open(client, body, cancel))
-
-    def score(
-        self,
-        body: wire.ScoreRequest,
-        cancel: CancelEvent | None,
-        done: Callable[[wire.Scored | BaseException], None],
-    ) -> concurrent.futures.Future[None]:
-        """Send a request to score texts.
+    def open(self, body: wire.OpenRequest, owners: Owners, cancels: Cancels) -> Stream:
+        """Start a stream. When this returns, its requests have been checked.
 
         Args:
-            body: the request.
-            cancel: an event that ends the request.
-            done: called in another thread with the answer, or with the error.
-
-        Returns:
-            A future. Cancelling it ends the request. What `done` receives then does not matter.
+            body: the requests.
+            owners: number of the request of each response.
+            cancels: the events that cancel the requests.
 
         Raises:
-            EngineClosedError: `close` has been called.
+            AdaFuseError: the server cannot be used, or refuses the requests.
         """
+        return self._run(lambda client: self._open(client, body, owners, cancels))
 
-        async def work(client: httpx.AsyncClient) -> None:
-            posted = self._post(client, wire.SCORE, body, wire.Scored)
-            try:
-                answer = await _unless_set(posted, cancel)
-                if len(answer.scores) != len(body.inputs):
-                    raise self._unknown_form()
-            except Exception as error:
-                done(error)
-            except asyncio.CancelledError:
-                done(EngineClosedError(CLOSED))  # not read if the caller has stopped
-                raise
-            else:
-                done(answer)
-
-        return self._submit(work)
-
-    async def aopen(self, body: wire.StreamRequest, cancel: CancelEvent | None) -> RemoteDecode:
+    async def aopen(self, body: wire.OpenRequest, owners: Owners, cancels: Cancels) -> Stream:
         """Like `open`, but do not block the event loop."""
-        work = self._submit(lambda client: self._open(client, body, cancel))
+        work = self._submit(lambda client: self._open(client, body, owners, cancels))
         return await asyncio.wrap_future(work)
 
     def _run(self, work: _Work[T]) -> T:
@@ -230,39 +205,44 @@ class Connection:
             return self._checked(await client.send(_request(client, path, body)), kind)
 
     async def _open(
-        self, client: httpx.AsyncClient, body: wire.StreamRequest, cancel: CancelEvent | None
-    ) -> RemoteDecode:
+        self, client: httpx.AsyncClient, body: wire.OpenRequest, owners: Owners, cancels: Cancels
+    ) -> Stream:
         with self._naming_server():
-            answer = await client.send(_request(client, wire.STREAM, body), stream=True)
+            answer = await client.send(_request(client, wire.OPEN, body), stream=True)
             try:
                 if answer.status_code != httpx.codes.OK:
                     await answer.aread()
                     raise self._failure(answer)
                 lines = _lines(answer)
                 head = self._parsed(await anext(lines, b""), wire.Head)
-                if bool(head.size) != bool(body.inputs) or head.size % (len(body.inputs) or 1):
+                if head.size != len(owners):
                     raise self._unknown_form()
             except BaseException:
                 await answer.aclose()
                 raise
         events = _Events(head.size)
-        reader = asyncio.ensure_future(self._read(events, lines, answer, cancel))
+        of_response = [cancels[owner] for owner in owners]
+        reader = asyncio.ensure_future(self._read(events, lines, answer, of_response))
         # not in the reader itself: a task that is cancelled before it begins runs no code
         reader.add_done_callback(events.end)
-        if cancel is not None:
-            watch = asyncio.ensure_future(_cancel_once_set(client, head.stream, cancel, events))
+        for cancel in {id(each): each for each in cancels if each is not None}.values():
+            numbers = tuple(number for number, each in enumerate(cancels) if each is cancel)
+            ask = _request(
+                client, wire.CANCEL, wire.CancelRequest(stream=head.stream, requests=numbers)
+            )
+            watch = asyncio.ensure_future(_cancel_once_set(client, ask, cancel, events))
             watch.add_done_callback(events.fail)
-            reader.add_done_callback(lambda _: watch.cancel())
-        return RemoteDecode(events, head, asyncio.get_running_loop(), reader)
+            reader.add_done_callback(partial(_cancel_task, watch))
+        return Stream(events, head, asyncio.get_running_loop(), reader)
 
     async def _read(
         self,
         events: _Events,
         lines: AsyncGenerator[bytes, None],
         answer: httpx.Response,
-        cancel: CancelEvent | None,
+        cancels: Cancels,
     ) -> None:
-        """Deliver the events of a stream until it ends.
+        """Deliver the events of a stream until it ends. `cancels` has an event per response.
 
         Raises:
             AdaFuseError: it ended before all responses were complete.
@@ -272,14 +252,14 @@ class Connection:
             with self._naming_server():
                 async for text in lines:
                     line = self._parsed(text, wire.Line)
-                    if line.event is None:
+                    if (event := packed.unpack(line)) is None:
                         failure = line.failure or wire.Failure()
                         raise failure.error() or self._error(f"failed: {failure.message}")
                     if line.index not in unfinished:
                         raise self._unknown_form()
-                    event = packed.unpack(line.index, line.event)
-                    if event.generation is not None:
+                    if isinstance(event, Scores) or event.generation is not None:
                         unfinished.remove(line.index)
+                    cancel = cancels[line.index]
                     if _is_cancelled(event) and (cancel is None or not cancel.is_set()):
                         raise self._error("stopped before the response was complete")
                     events.deliver(line.index, event)
@@ -358,79 +338,26 @@ class Connection:
             raise self._error(f"closed the connection ({_described(error)})") from error
 
 
-class RemoteScores(Decode[Scores]):
-    """A request to score texts.
+class Stream(NamedTuple):
+    """The events of a stream, and what stops it.
 
-    Args:
-        connection: the connections to the server.
-        body: the request.
-        cancel: an event that ends it.
-    """
-
-    def __init__(
-        self, connection: Connection, body: wire.ScoreRequest, cancel: CancelEvent | None
-    ) -> None:
-        self.size = len(body.inputs)
-        self._connection = connection
-        self._body = body
-        self._cancel = cancel
-        self._sent: concurrent.futures.Future[None] | None = None
-
-    @override
-    def start(self, deliver: Callable[[int, Scores | BaseException], None]) -> None:
-        def done(answer: wire.Scored | BaseException) -> None:
-            if isinstance(answer, BaseException):
-                deliver(0, answer)
-                return
-            for index, scores in enumerate(answer.scores):
-                deliver(index, scores)
-
-        if self.size:
-            self._sent = self._connection.score(self._body, self._cancel, done)
-
-    @override
-    def stop(self) -> None:
-        if self._sent is not None:
-            self._sent.cancel()
-
-
-class RemoteDecode(Decode[StreamEvent]):
-    """The responses of a server. They stop when nothing refers to this object any more.
-
-    Args:
+    Attributes:
         events: the events of the responses.
-        head: the first line of their stream.
+        head: the first line of the stream.
         loop: the event loop of the connection.
         reader: the task that reads the stream.
     """
 
-    def __init__(
-        self,
-        events: _Events,
-        head: wire.Head,
-        loop: asyncio.AbstractEventLoop,
-        reader: asyncio.Future[None],
-    ) -> None:
-        self.size = head.size
-        self.members = head.members
-        self._events = events
-        self._stop = weakref.finalize(self, _stop, events, loop, reader)
-        self._stop.atexit = False
+    events: _Events
+    head: wire.Head
+    loop: asyncio.AbstractEventLoop
+    reader: asyncio.Future[None]
 
-    @override
-    def start(self, deliver: Callable[[int, Outcome], None]) -> None:
-        self._events.start(deliver)
-
-    @override
     def stop(self) -> None:
-        self._stop()
-
-
-def _stop(events: _Events, loop: asyncio.AbstractEventLoop, reader: asyncio.Future[None]) -> None:
-    """Close a stream, unless its responses are complete: its connection can then be used again."""
-    if events.unfinished:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and its streams
-            loop.call_soon_threadsafe(reader.cancel)
+        """Close the stream, unless its responses are complete. Then others use its connection."""
+        if self.events.unfinished:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and its streams
+                self.loop.call_soon_threadsafe(self.reader.cancel)
 
 
 class _Events:
@@ -443,10 +370,10 @@ class _Events:
     def __init__(self, size: int) -> None:
         self.unfinished = size
         self._waiting: list[tuple[int, Outcome]] = []
-        self._deliver: Callable[[int, Outcome], None] | None = None
+        self._deliver: Deliver | None = None
         self._lock = threading.Lock()
 
-    def start(self, deliver: Callable[[int, Outcome], None]) -> None:
+    def start(self, deliver: Deliver) -> None:
         """Deliver all events from now on, the waiting ones first."""
         with self._lock:
             self._deliver = deliver
@@ -457,7 +384,7 @@ class _Events:
     def deliver(self, index: int, event: Outcome) -> None:
         """Deliver an event, or let it wait."""
         with self._lock:
-            self.unfinished -= not isinstance(event, BaseException) and bool(event.generation)
+            self.unfinished -= isinstance(event, Scores) or _generation(event) is not None
             if self._deliver is None:
                 self._waiting.append((index, event))
             else:
@@ -543,9 +470,9 @@ def _kind(status: int, code: str | None, param: str | None) -> type[AdaFuseError
 
 
 async def _cancel_once_set(
-    client: httpx.AsyncClient, stream: str, cancel: CancelEvent, events: _Events
+    client: httpx.AsyncClient, ask: httpx.Request, cancel: CancelEvent, events: _Events
 ) -> None:
-    """Ask the server to end a stream once an event is set.
+    """Ask the server to end requests once an event is set.
 
     A load balancer may send the request to another server than the stream. So it is repeated until
     it has reached the server of the stream.
@@ -554,31 +481,17 @@ async def _cancel_once_set(
         await asyncio.sleep(CANCEL_SECONDS)
     pause = CANCEL_SECONDS
     while events.unfinished:
-        request = _request(client, wire.CANCEL, wire.CancelRequest(stream=stream))
         with contextlib.suppress(httpx.RequestError, ValidationError):  # the stream fails, too
-            answer = await client.send(request)
+            answer = await client.send(ask)
             if wire.Cancelled.model_validate_json(answer.content).found:
                 return
         await asyncio.sleep(pause)
         pause = min(2 * pause, MAX_CANCEL_SECONDS)
 
 
-async def _unless_set(work: Coroutine[Any, Any, T], cancel: CancelEvent | None) -> T:
-    """Return the result of some work. If an event is set before, cancel the work.
-
-    Raises:
-        RequestCancelledError: the event is set.
-    """
-    if cancel is None:
-        return await work
-    task = asyncio.ensure_future(work)
-    try:
-        while not cancel.is_set():
-            if (await asyncio.wait({task}, timeout=CANCEL_SECONDS))[0]:
-                return task.result()
-    finally:
-        task.cancel()
-    raise RequestCancelledError("the request was cancelled before its texts were scored")
+def _cancel_task(task: asyncio.Future[None], _: asyncio.Future[None]) -> None:
+    """Cancel a task when another one has ended."""
+    task.cancel()
 
 
 def _request(client: httpx.AsyncClient, path: str, body: BaseModel) -> httpx.Request:
@@ -604,8 +517,12 @@ async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
             raise httpx.ReadError(f"a line has more than {MAX_LINE_BYTES:,} bytes")
 
 
+def _generation(event: Outcome) -> Generation | None:
+    return event.generation if isinstance(event, StreamEvent) else None
+
+
 def _is_cancelled(event: Outcome) -> bool:
-    generation = None if isinstance(event, BaseException) else event.generation
+    generation = _generation(event)
     return generation is not None and generation.finish_reason == "cancelled"
 
 

@@ -5,25 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from typing_extensions import Unpack, override
 
-from adafuse_llm.calls import (
-    Call,
-    CallInput,
-    Decode,
-    Messages,
-    RoundObserver,
-    Tools,
-    check_continuations,
-    check_input,
-    check_input_text,
-    check_waiting,
-    with_tools,
-)
 from adafuse_llm.client import wire
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import (
@@ -35,11 +23,12 @@ from adafuse_llm.errors import (
     install_command,
 )
 from adafuse_llm.interface import Engine
-from adafuse_llm.results import MemberInfo, PassCost, Scores, StreamEvent
-from adafuse_llm.text.conversation import Conversation
+from adafuse_llm.request import Messages, Request, Tools, check_input_text, converted
+from adafuse_llm.results import MemberInfo, PassCost
+from adafuse_llm.run import RoundObserver, Run
 
 if TYPE_CHECKING:
-    from adafuse_llm.client.connection import Connection, RemoteDecode
+    from adafuse_llm.client.connection import Connection, Stream
 
 KEY_VARIABLE = "ADAFUSE_API_KEY"
 """Environment variable with the key for the server."""
@@ -168,10 +157,17 @@ class RemoteEngine(Engine):
         tool_choice: str = "auto",
         **overrides: Unpack[DecodeOptions],
     ) -> dict[str, list[int]]:
+        given = Request(
+            prompt=prompt,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            options=overrides,
+        ).checked(self.config, to_encode=True)
         body = wire.TokensRequest(
             strategy=self._strategy,
-            options=self._options(overrides),
-            input=self._input(tools, tool_choice, overrides, prompt, messages, to_score=True),
+            options=given.config.model_dump(include={*overrides}),
+            input=wire.Input.of(given.prompt, given.conversation),
         )
         return self._connection.post(wire.TOKENS, body, wire.Tokens).tokens
 
@@ -211,89 +207,51 @@ class RemoteEngine(Engine):
         return create, (self.url,)
 
     @override
-    def _prepare_scores(self, call: Call) -> Decode[Scores]:
-        from adafuse_llm.client.connection import RemoteScores
-
-        return RemoteScores(self._connection, self._score_request(call), call.cancel)
+    def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
+        return self._run_of(self._connection.open(*self._sent(requests)), on_round)
 
     @override
-    async def _aprepare_scores(self, call: Call) -> Decode[Scores]:
-        return self._prepare_scores(call)
+    async def aopen(
+        self, requests: Sequence[Request], on_round: RoundObserver | None = None
+    ) -> Run[Any]:
+        return self._run_of(await self._connection.aopen(*self._sent(requests)), on_round)
 
-    @override
-    def _prepare(self, call: Call) -> Decode[StreamEvent]:
-        return self._checked(self._connection.open(self._request(call), call.cancel))
-
-    @override
-    async def _aprepare(self, call: Call) -> Decode[StreamEvent]:
-        return self._checked(await self._connection.aopen(self._request(call), call.cancel))
-
-    def _checked(self, decode: RemoteDecode) -> Decode[StreamEvent]:
-        """Return a decode if the server has the members that this engine knows."""
-        if decode.members != self.members:
-            decode.stop()
+    def _run_of(self, stream: Stream, on_round: RoundObserver | None) -> Run[Any]:
+        """Return the run of a stream if the server has the members that this engine knows."""
+        members = stream.head.members
+        if members != self.members:
+            stream.stop()
             raise ServerError(
-                f"the server at {self.url} now has other members ({', '.join(decode.members)}). "
+                f"the server at {self.url} now has other members ({', '.join(members)}). "
                 "Create a new RemoteEngine."
             )
-        return decode
+        observers = (self._on_round, on_round)
+        return Run(stream.head.size, stream.events.start, stream.stop, observers)
 
-    def _score_request(self, call: Call) -> wire.ScoreRequest:
-        inputs = call.each_input(partial(self._input_of, call, to_score=True))
-        check_waiting(call.cancel, call.timeout)
-        return wire.ScoreRequest(
-            strategy=self._strategy,
-            options=self._options(call.overrides),
-            inputs=tuple(inputs),
-            continuations=tuple(tuple(given.continuations) for given in call.inputs),
-            is_batch=call.is_batch,
-            stops=call.stops,
-            timeout=call.timeout,
-        )
-
-    def _input_of(self, call: Call, given: CallInput, *, to_score: bool = False) -> wire.Input:
-        if to_score:
-            check_continuations(given.continuations)
-        return self._input(
-            call.tools,
-            call.tool_choice,
-            call.overrides,
-            given.prompt,
-            given.messages,
-            to_score=to_score,
-        )
-
-    def _request(self, call: Call) -> wire.StreamRequest:
-        inputs = call.each_input(partial(self._input_of, call))
-        check_waiting(call.cancel, call.timeout)
-        return wire.StreamRequest(
-            strategy=self._strategy,
-            options=self._options(call.overrides),
-            inputs=tuple(inputs),
-            is_batch=call.is_batch,
-            is_cancelled=call.cancel is not None and call.cancel.is_set(),
-            timeout=call.timeout,
-        )
-
-    def _input(
-        self,
-        tools: Tools,
-        tool_choice: str,
-        overrides: Any,
-        prompt: str | None,
-        messages: Messages | None,
-        *,
-        to_score: bool = False,
-    ) -> wire.Input:
-        """Return the form of a prompt or a conversation.
+    def _sent(
+        self, requests: Sequence[Request]
+    ) -> tuple[wire.OpenRequest, list[int], list[threading.Event | None]]:
+        """Return the form of requests, the request of each response, and what cancels a request.
 
         Raises:
-            InvalidInputError: it cannot be used.
+            InvalidInputError: a request cannot be used.
         """
-        checked = with_tools(messages, tools, tool_choice)
-        check_input(self.config.override(overrides), prompt, checked, to_score=to_score)
-        assert checked is None or isinstance(checked, Conversation)
-        return wire.Input.of(prompt, checked)
+        checked = converted(requests, lambda request: request.checked(self.config))
+        forms, owners = [], []
+        for number, (request, given) in enumerate(zip(requests, checked, strict=True)):
+            form = wire.OneRequest.of(
+                given.prompt,
+                given.conversation,
+                texts=None if request.texts is None else tuple(request.texts),
+                stops=request.stops,
+                options=given.config.model_dump(include={*request.options}),
+                timeout=request.timeout,
+                is_cancelled=request.cancel is not None and request.cancel.is_set(),
+            )
+            forms.append(form)
+            owners += [number] * (given.config.n if request.texts is None else 1)
+        body = wire.OpenRequest(strategy=self._strategy, requests=tuple(forms))
+        return body, owners, [request.cancel for request in requests]
 
     def _options(self, overrides: Any) -> dict[str, Any]:
         """Return the options of a call in their checked form.

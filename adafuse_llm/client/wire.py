@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import Self
 
 from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, MemberError
@@ -18,9 +19,8 @@ PROTOCOL: Final = 2
 
 ROOT = "/adafuse/v1"
 INFO = f"{ROOT}/info"
-STREAM = f"{ROOT}/stream"
+OPEN = f"{ROOT}/open"
 CANCEL = f"{ROOT}/cancel"
-SCORE = f"{ROOT}/score"
 CHECK = f"{ROOT}/check"
 TOKENS = f"{ROOT}/tokens"
 
@@ -52,25 +52,18 @@ class Input(_Form):
     continues: bool = False
 
     @classmethod
-    def of(cls, prompt: str | None, conversation: Conversation | None) -> Input:
-        """Return the form of a prompt or of a conversation."""
+    def of(cls, prompt: str | None, conversation: Conversation | None, **fields: Any) -> Self:
+        """Return the form of a prompt or of a conversation. `fields` are those of a subclass."""
         if conversation is None:
-            return cls(prompt=prompt)
+            return cls(prompt=prompt, **fields)
         return cls(
+            **fields,
             messages=tuple(map(dict, conversation.messages)),
             tools=tuple(map(dict, map(vars, conversation.tools))),
             tool_choice=conversation.tool_choice,
             instructions=conversation.instructions,
             continues=conversation.continues,
         )
-
-    @property
-    def characters(self) -> int:
-        """Size of the prompt, or of the conversation."""
-        conversation = self.conversation()
-        if conversation is None:
-            return len(self.prompt or "")
-        return conversation.characters
 
     def conversation(self) -> Conversation | None:
         """Return the checked conversation, or None.
@@ -88,6 +81,36 @@ class Input(_Form):
         return replace(conversation, continues=True) if self.continues else conversation
 
 
+class OneRequest(Input):
+    """The form of a `Request`.
+
+    Attributes:
+        texts: as in `Request`.
+        stops: as in `Request`.
+        options: as in `Request`.
+        timeout: as in `Request`.
+        is_cancelled: whether the caller has cancelled the request already.
+    """
+
+    texts: tuple[str, ...] | None = None
+    stops: bool = False
+    options: dict[str, Any] = Field(default_factory=dict)
+    timeout: float | None = Field(default=None, gt=0)
+    is_cancelled: bool = False
+
+
+class OpenRequest(_Form):
+    """A request to open requests. The answer is a stream: `Head`, and then a `Line` per event.
+
+    Attributes:
+        requests: the requests.
+        strategy: name of the strategy; None for the server's.
+    """
+
+    requests: tuple[OneRequest, ...]
+    strategy: str | None = None
+
+
 class _Request(_Form):
     """What all requests have.
 
@@ -98,46 +121,6 @@ class _Request(_Form):
 
     strategy: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
-
-
-class StreamRequest(_Request):
-    """A request to decode.
-
-    Attributes:
-        inputs: at least one prompt or conversation.
-        is_batch: whether errors name the input by its index.
-        is_cancelled: whether the caller has cancelled the request already.
-        timeout: maximum seconds.
-    """
-
-    inputs: tuple[Input, ...]
-    is_batch: bool = False
-    is_cancelled: bool = False
-    timeout: float | None = Field(default=None, gt=0)
-
-
-class ScoreRequest(_Request):
-    """A request to score texts.
-
-    Attributes:
-        inputs: prompts or conversations.
-        continuations: the texts to score for each input.
-        is_batch: whether errors name the input by its index.
-        stops: as for `Engine.score`.
-        timeout: maximum seconds.
-    """
-
-    inputs: tuple[Input, ...]
-    continuations: tuple[tuple[str, ...], ...]
-    is_batch: bool = False
-    stops: bool = False
-    timeout: float | None = Field(default=None, gt=0)
-
-
-class Scored(_Form):
-    """The answer to `ScoreRequest`: the scores of each input."""
-
-    scores: tuple[Scores, ...]
 
 
 class CheckRequest(_Request):
@@ -152,9 +135,15 @@ class TokensRequest(_Request):
 
 
 class CancelRequest(_Form):
-    """A request to end a stream, which has the text so far."""
+    """A request to end some requests of a stream. Their responses have the text so far.
+
+    Attributes:
+        stream: id of the stream.
+        requests: numbers of the requests.
+    """
 
     stream: str
+    requests: tuple[int, ...]
 
 
 class Cancelled(_Form):
@@ -247,11 +236,13 @@ class Line(_Form):
     Attributes:
         index: number of the response.
         event: its next event.
+        scores: the scores, if texts are scored.
         failure: the error.
     """
 
     index: int = 0
     event: StreamEvent | None = None
+    scores: Scores | None = None
     failure: Failure | None = None
 
 
@@ -264,13 +255,17 @@ class Events:
     def __init__(self) -> None:
         self._rounds: dict[int, tuple[Round, ...]] = {}
 
-    def pack(self, index: int, event: StreamEvent) -> Line:
+    def pack(self, index: int, event: StreamEvent | Scores) -> Line:
         """Return the line for an event."""
+        if isinstance(event, Scores):
+            return Line(index=index, scores=event)
         return Line(index=index, event=self._with_rounds(index, event, _without))
 
-    def unpack(self, index: int, event: StreamEvent) -> StreamEvent:
-        """Return the event of a line."""
-        return self._with_rounds(index, event, _with)
+    def unpack(self, line: Line) -> StreamEvent | Scores | None:
+        """Return the event of a line; None if it has none."""
+        if line.event is None:
+            return line.scores
+        return self._with_rounds(line.index, line.event, _with)
 
     def _with_rounds(
         self,

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field, model_validator
@@ -206,17 +206,17 @@ class _Replica:
         """Return the application."""
         return self._asgi
 
-    def cancel_stream(self, stream: str) -> bool:
-        """End a stream of `RemoteEngine`, and return whether it runs here."""
-        return self._service.cancel_stream(stream)
+    def cancel_stream(self, stream: str, requests: Sequence[int]) -> bool:
+        """End some requests of a stream of `RemoteEngine`. Return whether the stream runs here."""
+        return self._service.cancel_stream(stream, requests)
 
-    async def _cancel_elsewhere(self, stream: str) -> bool:
+    async def _cancel_elsewhere(self, stream: str, requests: Sequence[int]) -> bool:
         """Let all replicas look for a stream. Ray Serve may send a request to any of them."""
         from ray import serve
 
         here = serve.get_replica_context()
         handle = serve.get_deployment_handle(here.deployment, here.app_name)
-        asked = handle.broadcast("cancel_stream", stream)
+        asked = handle.broadcast("cancel_stream", stream, requests)
         found = await asked.results_async(timeout_s=CANCEL_SECONDS, return_exceptions=True)
         return any(each is True for each in found)
 

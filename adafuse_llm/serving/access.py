@@ -32,7 +32,7 @@ from adafuse_llm.serving.openai_fields import HEADER
 from adafuse_llm.serving.settings import KEY
 from adafuse_llm.serving_config import ServingConfig
 
-__all__ = ["middlewares", "note_outcome", "request_id"]
+__all__ = ["middlewares", "note_outcome", "request_id", "seconds_since_arrival"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,12 @@ def request_id() -> str:
     return "-" if call is None else call.id
 
 
+def seconds_since_arrival() -> float:
+    """Return the seconds since the request arrived that the current task serves."""
+    call = _CALL.get()
+    return 0.0 if call is None else time.perf_counter() - call.started
+
+
 def note_outcome(outcome: str) -> None:
     """Set the outcome that the access log and the metrics have for the current request."""
     if (call := _CALL.get()) is not None:
@@ -174,9 +180,9 @@ class AccessLog:
                 call.is_broken = True
             raise
         finally:
-            call.log()
+            outcome, seconds = call.end()
             if scope["path"] in self._counted:
-                self._count(scope["path"], call.outcome, call.seconds)
+                self._count(scope["path"], outcome, seconds)
 
 
 class _Call:
@@ -195,7 +201,7 @@ class _Call:
         self._is_ambiguous = {b"content-length", b"transfer-encoding"} <= dict(
             scope["headers"]
         ).keys()
-        self._started = time.perf_counter()
+        self.started = time.perf_counter()
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -214,30 +220,26 @@ class _Call:
             self.is_complete = True
         await self._send(message)
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the request arrived."""
-        return time.perf_counter() - self._started
+    def end(self) -> tuple[str, float]:
+        """Log what became of the request.
 
-    @property
-    def outcome(self) -> str:
-        """What became of the request, as `Metrics.request` calls it."""
+        Returns:
+            The outcome, as `Metrics.request` calls it, and the seconds since the request arrived.
+        """
+        seconds = time.perf_counter() - self.started
         if self.is_broken:
-            return "failed"
-        if self.noted is not None:
-            return self.noted
-        if self.has_left or not self.is_complete:
-            return "cancelled"
-        if self.status in (408, 504):
-            return "timeout"
-        if self.status == 429:
-            return "busy"
-        return "failed" if self.status >= 500 else "refused" if self.status >= 400 else "ok"
-
-    def log(self) -> None:
-        path = self._scope["path"]
-        is_quiet = path in PROBES or (path in QUIET and self.outcome == "ok")
-        client = self._scope.get("client")
+            outcome = "failed"
+        elif self.noted is not None:
+            outcome = self.noted
+        elif self.has_left or not self.is_complete:
+            outcome = "cancelled"
+        elif self.status >= 400:
+            refused = "failed" if self.status >= 500 else "refused"
+            outcome = {408: "timeout", 429: "busy", 504: "timeout"}.get(self.status, refused)
+        else:
+            outcome = "ok"
+        path, client = self._scope["path"], self._scope.get("client")
+        is_quiet = path in PROBES or (path in QUIET and outcome == "ok")
         logger.log(
             logging.DEBUG if is_quiet else logging.INFO,
             "request=%s client=%s method=%s path=%s status=%s ms=%.0f outcome=%s",
@@ -246,9 +248,10 @@ class _Call:
             self._scope["method"],
             quote(path[:MAX_PATH]),
             self.status or "-",
-            self.seconds * 1000,
-            self.outcome,
+            seconds * 1000,
+            outcome,
         )
+        return outcome, seconds
 
 
 class HostCheck:
@@ -351,7 +354,8 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         try:
-            if self._is_declared_too_large(scope):
+            length = Headers(scope=scope).get("content-length", "0").lstrip("0")
+            if len(length) > len(str(self._limit)) or int(length or "0") > self._limit:
                 raise self._too_large()
             body = await asyncio.wait_for(self._read(receive), self._timeout)
         except asyncio.TimeoutError:
@@ -370,10 +374,6 @@ class BodyLimit:
             return unread.pop() if unread else await receive()
 
         await self.app(scope, replay, send)
-
-    def _is_declared_too_large(self, scope: Scope) -> bool:
-        length = Headers(scope=scope).get("content-length", "0").lstrip("0")
-        return len(length) > len(str(self._limit)) or int(length or "0") > self._limit
 
     async def _read(self, receive: Receive) -> Message:
         """Return the whole body as one message, or the message that the client has left.

@@ -33,6 +33,9 @@ INVALID, FAILED, BUSY, LATE = (
 CONTEXT_CODE = "context_length_exceeded"
 """Code of a prompt that is too long. Frameworks recognize it."""
 
+NOT_READY = "not_ready"
+"""Code of a server that cannot take the request now."""
+
 RETRY_SECONDS = 1
 """Seconds after which a client can try again if the server is busy or not ready."""
 
@@ -107,7 +110,7 @@ def not_ready(reason: str) -> ApiError:
         503,
         f"{reason}; try again later",
         type=FAILED,
-        code="not_ready",
+        code=NOT_READY,
         retry_after=RETRY_SECONDS,
     )
 

@@ -18,10 +18,9 @@ from adafuse_llm.adapters.reply import read_json
 from adafuse_llm.serving.errors import ApiError, invalid
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 LARGE = 32_768
-"""Size of an input from which on work on it could hold up other requests."""
+"""Bytes of a body from which on reading it could hold up other requests."""
 
 CANCEL_SECONDS = 0.5
 """Seconds after which a task that has not ended is cancelled again."""
@@ -37,11 +36,14 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers that keep proxies from holding back events."""
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """Return the JSON object in the body of a request.
+async def read_object(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+    """Return what a request asks for: its body, a JSON object, read by `read`.
+
+    A large body is read in a thread.
 
     Raises:
-        ApiError: the body has another content type, is compressed, or is not a JSON object.
+        ApiError: the body has another content type, is compressed, or is not a JSON object; or
+            `read` raised it.
         ClientDisconnect: the client left before the body was complete.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -59,20 +61,9 @@ async def read_object(request: Request) -> dict[str, Any]:
             code="unsupported_media_type",
         )
     body = await request.body()
-    return await unless_slow(len(body), _object, body)
-
-
-async def unless_slow(size: int, work: Callable[[T], R], argument: T) -> R:
-    """Return the result of some work on an input; if the input is large, do it in a thread.
-
-    Args:
-        size: size of the input, in bytes or characters.
-        work: the work.
-        argument: its argument.
-    """
-    if size < LARGE:
-        return work(argument)
-    return await asyncio.to_thread(work, argument)
+    if len(body) < LARGE:
+        return read(_object(body))
+    return await asyncio.to_thread(lambda: read(_object(body)))
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,19 +14,22 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from typing_extensions import override
 
 from adafuse_llm.client import wire
-from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.config import GRAMMARS
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
     InvalidInputError,
     QueueFullError,
     RequestCancelledError,
+    ServerNotReadyError,
 )
-from adafuse_llm.results import Scores
+from adafuse_llm.request import Request as EngineRequest
+from adafuse_llm.run import Run
 from adafuse_llm.serving.access import request_id
-from adafuse_llm.serving.errors import ApiError, api_error, invalid, without_paths
+from adafuse_llm.serving.errors import NOT_READY, ApiError, api_error, invalid, without_paths
 from adafuse_llm.serving.http import (
     JSON,
     JSON_LINES,
@@ -34,11 +37,11 @@ from adafuse_llm.serving.http import (
     read_object,
     unless_disconnected,
 )
-from adafuse_llm.serving.service import Events, Service, within
+from adafuse_llm.serving.service import Service
+from adafuse_llm.text.conversation import Conversation
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Form = TypeVar("Form", bound=BaseModel)
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -47,9 +50,8 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 def routes(service: Service) -> list[Route]:
     """Return the routes of `RemoteEngine`."""
     posts: dict[str, Handler] = {
-        wire.STREAM: _stream,
+        wire.OPEN: _open,
         wire.CANCEL: _cancel,
-        wire.SCORE: _score,
         wire.CHECK: _check,
         wire.TOKENS: _tokens,
     }
@@ -89,9 +91,8 @@ async def _read(request: Request, kind: type[Form]) -> Form:
     Raises:
         ApiError: it has another form.
     """
-    body = await read_object(request)
     try:
-        return kind.model_validate(body)
+        return await read_object(request, kind.model_validate)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = ".".join(map(str, problem["loc"]))
@@ -118,173 +119,147 @@ async def _info(service: Service, request: Request) -> Response:
 
 async def _check(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.CheckRequest)
-    engine = service.view(asked.strategy)
-    options = await asyncio.to_thread(_limited, service, engine, asked.options)
-    async with service.running_until_stopped():
-        await unless_disconnected(request.receive, service.check_grammar(engine, options))
+
+    def check(cancel: threading.Event) -> None:
+        engine = service.view(asked.strategy)
+        engine.check_grammar(cancel=cancel, **service.check_limits(engine, asked.options))
+
+    await unless_disconnected(request.receive, service.result(check, has_grammar=True))
     return _written(wire.Done())
 
 
 async def _tokens(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.TokensRequest)
-    engine = service.view(asked.strategy)
-    given, text = asked.input, asked.text or ""
-    options = await asyncio.to_thread(
-        _limited, service, engine, asked.options, () if given is None else (given,), len(text)
-    )
 
-    def count() -> dict[str, list[int]]:
-        if given is None:
+    def count(_: threading.Event) -> dict[str, list[int]]:
+        engine, text = service.view(asked.strategy), asked.text or ""
+        if asked.input is None:
+            options = service.check_limits(engine, asked.options, characters=len(text))
             return engine.encode_text(text, **options)
-        return engine.encode_prompt(given.prompt, messages=given.conversation(), **options)
+        conversation, characters = _read_input(asked.input)
+        options = service.check_limits(engine, asked.options, characters=characters)
+        return engine.encode_prompt(asked.input.prompt, messages=conversation, **options)
 
-    return _written(wire.Tokens(tokens=await _work(service, request, count)))
-
-
-async def _score(service: Service, request: Request) -> Response:
-    asked = await _read(request, wire.ScoreRequest)
-    work = _scored(service, asked)
-    return _written(wire.Scored(scores=await unless_disconnected(request.receive, work)))
+    done = await unless_disconnected(request.receive, service.result(count))
+    return _written(wire.Tokens(tokens=done))
 
 
-async def _scored(service: Service, asked: wire.ScoreRequest) -> tuple[Scores, ...]:
-    """Score the texts of a request. No thread waits for the result."""
-    engine = service.view(asked.strategy)
-    texts = asked.continuations
-    if len(texts) != len(asked.inputs):
-        raise invalid("continuations must have a list of texts for each input", "continuations")
-    characters = max((sum(map(len, each)) for each in texts), default=0)
-    options = await asyncio.to_thread(
-        _limited, service, engine, asked.options, asked.inputs, characters
-    )
-    async with service.running_until_stopped() as call:
-        limit = service.time_limit(asked.timeout)
-        given = {**options, **await _inputs(asked), "cancel": call.cancel, "timeout": limit}
-        if asked.is_batch:
-            many = engine.ascore_batch(continuations=texts, stops=asked.stops, **given)
-            return tuple(await within(limit, many))
-        one = engine.ascore(continuations=texts[0], stops=asked.stops, **given)
-        return (await within(limit, one),)
+def _read_input(given: wire.Input) -> tuple[Conversation | None, int]:
+    """Return the conversation, if it is one, and the size of the input."""
+    conversation = given.conversation()
+    return conversation, len(
+        given.prompt or ""
+    ) if conversation is None else conversation.characters
 
 
-def _limited(
-    service: Service,
-    engine: AdaFuseEngine,
-    options: dict[str, Any],
-    inputs: Sequence[wire.Input] = (),
-    characters: int = 0,
-) -> Any:
-    """Return the options of a request within the limits of the server.
-
-    Args:
-        service: the service.
-        engine: the engine of the request.
-        options: the options.
-        inputs: the inputs.
-        characters: size of the texts that follow an input.
-
-    Raises:
-        ApiError: a limit is exceeded.
-        InvalidOptionError: an option is unknown or out of range.
-    """
-    characters += max((each.characters for each in inputs), default=0)
-    return service.check_limits(
-        engine,
-        options,
-        inputs=max(len(inputs), 1),
-        characters=characters,
-        length_option="max_new_tokens",
-    )
+async def _cancel(service: Service, request: Request) -> Response:
+    """End requests of a stream. Nothing happens if they have ended."""
+    asked = await _read(request, wire.CancelRequest)
+    found = service.cancel_stream(asked.stream, asked.requests)
+    if not found and service.cancel_elsewhere is not None:
+        found = await service.cancel_elsewhere(asked.stream, asked.requests)
+    return _written(wire.Cancelled(found=found))
 
 
-async def _work(service: Service, request: Request, work: Callable[[], T]) -> T:
-    """Return the result of some work in a thread."""
-    async with service.running_until_stopped():
-        done = within(service.time_limit(), asyncio.to_thread(work))
-        return await unless_disconnected(request.receive, done)
-
-
-async def _stream(service: Service, request: Request) -> Response:
-    """Start a stream. Its inputs are checked before the response begins."""
-    lines = _lines(service, await _read(request, wire.StreamRequest))
+async def _open(service: Service, request: Request) -> Response:
+    """Start a stream. Its requests are checked before the response begins."""
+    lines = _lines(service, await _read(request, wire.OpenRequest))
     first = await unless_disconnected(request.receive, anext(lines))
     return StreamResponse(
         lines, first, media_type=JSON_LINES, send_timeout=service.config.send_timeout
     )
 
 
-async def _cancel(service: Service, request: Request) -> Response:
-    """End a stream. Nothing happens if it has ended."""
-    asked = await _read(request, wire.CancelRequest)
-    found = service.cancel_stream(asked.stream)
-    if not found and service.cancel_elsewhere is not None:
-        found = await service.cancel_elsewhere(asked.stream)
-    return _written(wire.Cancelled(found=found))
-
-
-async def _lines(service: Service, asked: wire.StreamRequest) -> AsyncGenerator[bytes, None]:
+async def _lines(service: Service, asked: wire.OpenRequest) -> AsyncGenerator[bytes, None]:
     """Yield the lines of a stream.
 
     Before the first line, an error is raised. Then it is the last line.
     """
-    stream = uuid.uuid4().hex
-    begun = False
-
-    async def start(cancel: threading.Event, timeout: float | None) -> Events:
-        if asked.is_cancelled:
-            cancel.set()
-        service.streams[stream] = cancel
-        return await _open(service, asked, cancel, timeout)
-
+    stream, begun = uuid.uuid4().hex, False
+    work = partial(_opened, service, asked)
+    forms = any(each.options.get(name) is not None for each in asked.requests for name in GRAMMARS)
+    timeouts = [each.timeout for each in asked.requests if each.timeout is not None]
+    limit = service.time_limit(min(timeouts, default=None))
     try:
-        async with service.decoding(start, timeout=asked.timeout) as events:
-            begun = True
-            engine = service.view(asked.strategy)
-            size = len(asked.inputs) * engine.config.override(asked.options).n
-            yield _line(wire.Head(stream=stream, size=size, members=engine.members))
+        async with service.admitted(work, has_grammar=forms, limit=limit) as (
+            members,
+            flags,
+            run,
+        ):
+            begun, service.streams[stream] = True, flags
+            yield _line(wire.Head(stream=stream, size=run.size, members=members))
             packed = wire.Events()
-            async for index, event in events:
-                yield _line(packed.pack(index, event))
+            async with aclosing(service.events(run)) as events:
+                async for index, event in events:
+                    yield _line(packed.pack(index, event))
     except Exception as error:
         if not begun:
             raise
         if not isinstance(error, (ApiError, AdaFuseError)):
             logger.exception("request %s failed", request_id())
-        yield _line(wire.Line(failure=_failure(error)))
+        yield _line(wire.Line(failure=_failure_of_stream(service, error)))
     finally:
         service.streams.pop(stream, None)
 
 
-async def _open(
-    service: Service, asked: wire.StreamRequest, cancel: threading.Event, timeout: float | None
-) -> Events:
-    """Check and encode the inputs of a stream."""
-    engine = service.view(asked.strategy)
-    options = await asyncio.to_thread(_limited, service, engine, asked.options, asked.inputs)
-    await service.check_grammar(engine, options)
-    given = {**options, **await _inputs(asked), "cancel": cancel, "timeout": timeout}
-    return await (engine.open_stream_batch if asked.is_batch else engine.open_stream)(**given)
+def _opened(
+    service: Service, asked: wire.OpenRequest, cancel: threading.Event
+) -> tuple[tuple[str, ...], list[threading.Event], Run[Any]]:
+    """Check and open the requests of a stream.
 
-
-async def _inputs(asked: wire.StreamRequest | wire.ScoreRequest) -> dict[str, Any]:
-    """Return the prompt or the messages of a request, or those of a batch.
-
-    Raises:
-        ApiError: a batch mixes prompts and conversations, or a request that is not a batch does not
-            have one input.
-        InvalidInputError: a conversation has an invalid form.
+    Returns:
+        The names of the members, a flag that cancels each request, and the run.
     """
-    inputs = asked.inputs
-    checked = await asyncio.to_thread(lambda: [each.conversation() for each in inputs])
-    has_messages = any(each is not None for each in checked)
-    if has_messages and not all(each is not None for each in checked):
-        raise invalid("inputs must be prompts or conversations, not both", "inputs")
-    given: list[Any] = [*checked] if has_messages else [each.prompt or "" for each in inputs]
-    if asked.is_batch:
-        return {"messages" if has_messages else "prompts": given}
-    if len(given) != 1:
-        raise invalid("a request that is not a batch has one input", "inputs")
-    return {"messages" if has_messages else "prompt": given[0]}
+    engine = service.view(asked.strategy)
+    flags: list[threading.Event] = [_Flag(cancel) for _ in asked.requests]
+    requests = []
+    for each, flag in zip(asked.requests, flags, strict=True):
+        conversation, characters = _read_input(each)
+        options = service.check_limits(
+            engine,
+            each.options,
+            inputs=len(flags),
+            characters=characters + sum(map(len, each.texts or ())),
+        )
+        if each.is_cancelled:
+            flag.set()
+        requests.append(
+            EngineRequest(
+                prompt=each.prompt,
+                messages=conversation,
+                texts=each.texts,
+                stops=each.stops,
+                options=options,
+                timeout=service.time_limit(each.timeout),
+                cancel=flag,
+            )
+        )
+    return engine.members, flags, engine.open(requests)
+
+
+class _Flag(threading.Event):
+    """The flag that cancels one request of a stream.
+
+    Args:
+        all_requests: the flag that cancels all of them.
+    """
+
+    def __init__(self, all_requests: threading.Event) -> None:
+        super().__init__()
+        self._all = all_requests
+
+    @override
+    def is_set(self) -> bool:
+        return super().is_set() or self._all.is_set()
+
+
+def _failure_of_stream(service: Service, error: Exception) -> wire.Failure:
+    """Return the form of an error in a stream."""
+    if isinstance(error, RequestCancelledError) and service.is_ready:  # by the client
+        return wire.Failure.of(error, str)
+    if api_error(error).code == NOT_READY:
+        return wire.Failure(kind=ServerNotReadyError.__name__, message=api_error(error).message)
+    return _failure(error)
 
 
 def _line(form: BaseModel) -> bytes:

@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply import InvalidToolCall, ReplyDelta, ReplyReader, ToolCall
@@ -21,6 +21,9 @@ from adafuse_llm.serving.openai_requests import ServedRequest
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""
 
+
+ENDING = {"finish_reason", "seed"}
+"""What the extension tells about the end of a response."""
 
 CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
 TEXT_KINDS = ("text_completion", "text_completion")
@@ -43,48 +46,6 @@ class Chunk(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-class Choice(Protocol):
-    """One response of a request, as it grows."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What is wrong with the calls of the whole response."""
-        ...
-
-    def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
-        """Yield the parts of the chunks for an event."""
-        ...
-
-    def whole(self, generation: Generation) -> dict[str, Any]:
-        """Return the choice of the whole response."""
-        ...
-
-
-class Writer(Protocol):
-    """Writes the responses to one request."""
-
-    @property
-    def size(self) -> int:
-        """Number of responses."""
-        ...
-
-    def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
-        """Yield the parts of a stream for an event of the response with a number."""
-        ...
-
-    def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
-        """Yield the last parts of a stream, after all events."""
-        ...
-
-    def failure(self, error: ApiError) -> bytes:
-        """Return the last part of a stream that fails."""
-        ...
-
-    def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Return all responses, if they are not streamed."""
-        ...
-
-
 class CompletionWriter:
     """Writes chat completions and completions.
 
@@ -93,7 +54,6 @@ class CompletionWriter:
         asked: the request.
         n: number of responses to each prompt.
         leader: member whose log-probabilities the responses have; None for none.
-        warnings: what the client should know about the request.
     """
 
     def __init__(
@@ -102,7 +62,6 @@ class CompletionWriter:
         asked: ServedRequest,
         n: int,
         leader: str | None,
-        warnings: Sequence[str],
     ) -> None:
         is_chat = asked.conversation is not None
         prefix = "chatcmpl" if is_chat else "cmpl"
@@ -110,9 +69,9 @@ class CompletionWriter:
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
         self._model = model
         self._asked = asked
-        self._warnings = warnings
+        self._warnings = asked.ignored.warnings
         self._prompts = 1 if is_chat else len(asked.prompts)
-        self._choices: list[Choice] = []
+        self._choices: list[ChatChoice | TextChoice] = []
         for index in range(self._prompts * n):
             echo = asked.prompts[index // n] if asked.echo else ""
             self._choices.append(
@@ -120,11 +79,6 @@ class CompletionWriter:
                 if is_chat
                 else TextChoice(index, leader, echo)
             )
-
-    @property
-    def size(self) -> int:
-        """Number of responses."""
-        return len(self._choices)
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         """Yield the chunks of a stream for an event."""
@@ -148,7 +102,7 @@ class CompletionWriter:
         total = total_usage(generations, self._prompts)
         written = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            extension = ending_of(generation)
+            extension = generation.model_dump(include=ENDING)
             if self._asked.rounds:
                 extension["rounds"] = [r.model_dump(mode="json") for r in generation.rounds]
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
@@ -164,7 +118,7 @@ class CompletionWriter:
         if self._asked.rounds and part.done is not None:
             extension["round"] = part.done.model_dump(mode="json")
         if part.end is not None:
-            extension |= ending_of(part.end)
+            extension |= part.end.model_dump(include=ENDING)
             if warnings := [*self._warnings, *part.warnings]:
                 extension["warnings"] = warnings
         return self._frame([part.choice], extension, is_chunk=True)
@@ -203,18 +157,24 @@ class ChatChoice:
         if self._reader is None:
             self._reader = self._form.reader()
             yield Chunk(self._part({"role": "assistant", "content": ""}))
-        delta = self._reader.read(event)
+        whole = event.generation
+        delta = self._reader.add(
+            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
+        )
         fields = self._fields(delta)
         if fields or event.round is not None:
             part = self._part({"content": "", **fields}, self._logprobs([event.round]))
             yield Chunk(part, event.round)
-        if (whole := event.generation) is not None:
-            part = self._part({}, finish_reason=self._reason(whole))
+        if whole is not None:
+            part = self._part({}, finish_reason=_finish_reason(whole, self._calls))
             yield Chunk(part, end=whole, warnings=self.warnings)
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        fields = self._fields(self._form.reader().read(whole_event(generation)))
+        delta = self._form.reader().add(
+            generation.text, generation.reply_prefix, generation.finish_reason
+        )
+        fields = self._fields(delta)
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")
@@ -222,7 +182,7 @@ class ChatChoice:
         return {
             "message": message,
             "logprobs": self._logprobs(generation.rounds),
-            "finish_reason": self._reason(generation),
+            "finish_reason": _finish_reason(generation, self._calls),
         }
 
     def _part(
@@ -261,10 +221,6 @@ class ChatChoice:
         if self._leader is None or not done:
             return None
         return {**openai_logprobs(done, self._leader), "refusal": None}
-
-    def _reason(self, generation: Generation) -> str:
-        reason = _finish_reason(generation)
-        return "tool_calls" if self._calls and reason == "stop" else reason
 
 
 class TextChoice:
@@ -363,24 +319,11 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def whole_event(generation: Generation) -> StreamEvent:
-    """Return a finished response as one event."""
-    return StreamEvent(
-        text=generation.text,
-        round=None,
-        generation=generation,
-        reply_prefix=generation.reply_prefix,
-    )
-
-
-def ending_of(generation: Generation) -> dict[str, Any]:
-    """Return what the extension tells about the end of a response."""
-    return {"finish_reason": generation.finish_reason, "seed": generation.seed}
-
-
-def _finish_reason(generation: Generation) -> str:
+def _finish_reason(generation: Generation, calls: int = 0) -> str:
+    """Return why a response with a number of tool calls ended."""
     reason: str = generation.finish_reason
-    return FINISH_REASONS.get(reason, reason)
+    reason = FINISH_REASONS.get(reason, reason)
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def model_object(

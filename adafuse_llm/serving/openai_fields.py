@@ -251,19 +251,20 @@ def parse(kind: type[Body], body: Mapping[str, Any], ignored: Ignored) -> Body:
                 name[:100],
                 "unknown_parameter",
             )
-    return _validated(kind, used)
-
-
-def _validated(kind: type[Body], used: Mapping[str, Any]) -> Body:
     try:
         return kind.model_validate(used)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(str(part) for part in problem["loc"] if not _is_type(part))
-        message = problem["msg"].removeprefix("Value error, ")
-        message = message[:1].lower() + message[1:]
-        shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
-        raise invalid(f"{name}: {message}{shown}", name) from None
+        raise _invalid_value(error) from None
+
+
+def _invalid_value(error: ValidationError) -> Exception:
+    """Return the error for the first field that pydantic refuses."""
+    problem = error.errors(include_url=False, include_context=False)[0]
+    name = ".".join(str(part) for part in problem["loc"] if not _is_type(part))
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
+    return invalid(f"{name}: {message}{shown}", name)
 
 
 def _is_type(part: int | str) -> bool:

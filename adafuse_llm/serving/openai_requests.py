@@ -11,11 +11,10 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
-from adafuse_llm.config import CONSTRAINTS, MAX_BIASED, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, GRAMMARS, MAX_BIASED, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.serving.openai_fields import EXTENSION, NO_TOOLS, Ignored, parse
-from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import Conversation, check_tools
 
 TOKENS = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
@@ -146,7 +145,7 @@ class ServedRequest:
         model: name of the model; None for the ensemble.
         strategy: name of the strategy; None for the model's own.
         options: options of `AdaFuseConfig`.
-        ignored: the parts of the request that were ignored.
+        ignored: the parts of the request that were ignored, and other warnings for the client.
         given: the names of the options in the request, where they differ.
         prompts: the prompts of a completion.
         echo: whether each completion begins with its prompt.
@@ -182,11 +181,10 @@ class ServedRequest:
     echoed: Mapping[str, Any] | None = None
 
     @property
-    def characters(self) -> int:
-        """Size of the largest prompt, or of the conversation."""
-        if self.conversation is None:
-            return max(map(len, self.prompts))
-        return self.conversation.characters
+    def has_grammar(self) -> bool:
+        """Whether a grammar may have to be compiled, which takes time."""
+        grammars = (self.options.get(name) for name in GRAMMARS)
+        return not self.form.is_free or any(each is not None for each in grammars)
 
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""
@@ -218,7 +216,7 @@ def read_chat(body: dict[str, Any], *, strict: bool = False) -> ServedRequest:
             "add_generation_prompt: false needs continue_final_message: true",
             "add_generation_prompt",
         )
-    turns = _turns(chat.messages)
+    turns = list(map(_turn, range(len(chat.messages)), chat.messages))
     asked = conversational(
         chat, ignored, turns, response_format=chat.response_format, effort=chat.reasoning_effort
     )
@@ -403,15 +401,18 @@ def _form(
     body: Conversational, response_format: Mapping[str, Any] | None, place: str, ignored: Ignored
 ) -> tuple[ReplyForm, bool]:
     """Return the form of the reply, and whether it has to be enforced."""
+    parallel = body.parallel_tool_calls is not False
+    if body.tools is None and body.tool_choice is None and response_format is None:
+        return ReplyForm(choice="auto", parallel=parallel), False
     given = [_function(number, tool, ignored) for number, tool in enumerate(body.tools or ())]
-    tools = _tools(given)
+    with naming("tools"):
+        tools = check_tools(given)
     with naming("tool_choice"):
         choice = to_tool_choice(body.tool_choice, [tool.name for tool in tools])
     with naming(place):
         schema = schema_of(response_format)
     named = _check_format(response_format or {}, place, ignored)
     strict = [each.get("strict") for each in (*given, named)]
-    parallel = body.parallel_tool_calls is not False
     return ReplyForm(tools, choice, parallel, schema), any(each is True for each in strict)
 
 
@@ -460,18 +461,11 @@ def read_conversation(
         ApiError: a message or a tool has an invalid form.
     """
     given = [_function(number, tool, ignored) for number, tool in enumerate(tools)]
-    turns = _turns(messages)
-    with naming("messages"):
-        return to_conversation(turns, tools=_tools(given))
-
-
-def _tools(functions: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
     with naming("tools"):
-        return check_tools(functions)
-
-
-def _turns(messages: Sequence[dict[str, Any]]) -> list[Turn]:
-    return [_turn(number, message) for number, message in enumerate(messages)]
+        checked = check_tools(given)
+    turns = list(map(_turn, range(len(messages)), messages))
+    with naming("messages"):
+        return to_conversation(turns, tools=checked)
 
 
 def _turn(number: int, message: dict[str, Any]) -> Turn:
@@ -485,18 +479,17 @@ def _turn(number: int, message: dict[str, Any]) -> Turn:
             )
     if (reasoning := known.pop("reasoning_content", None)) is not None:
         known["reasoning"] = reasoning
-    known["content"] = readable_content(known.get("content"))
+    if isinstance(content := known.get("content"), list):
+        known["content"] = readable_parts(content)
     turn: Turn = known  # type: ignore[assignment]
     return turn
 
 
-def readable_content(content: Any) -> Any:
-    """Return the content of a message without its thoughts; refusals become text.
+def readable_parts(content: list[Any]) -> list[Any]:
+    """Return the parts of a message's content without its thoughts; refusals become text.
 
     Other parts that are not text, such as images, stay and are refused later.
     """
-    if not isinstance(content, list):
-        return content
     kept = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None

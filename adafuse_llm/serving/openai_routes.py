@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,28 +14,28 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
-from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.adapters.enforcing import enforced
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, MissingDependencyError
-from adafuse_llm.results import Generation
+from adafuse_llm.request import Request as EngineRequest
+from adafuse_llm.results import Generation, StreamEvent
+from adafuse_llm.run import Run
 from adafuse_llm.serving.access import request_id
 from adafuse_llm.serving.errors import ApiError, invalid
-from adafuse_llm.serving.http import (
-    StreamResponse,
-    read_object,
-    unless_disconnected,
-    unless_slow,
-)
-from adafuse_llm.serving.openai_completions import CompletionWriter, Writer, model_object
+from adafuse_llm.serving.http import StreamResponse, read_object, unless_disconnected
+from adafuse_llm.serving.openai_completions import CompletionWriter, model_object
 from adafuse_llm.serving.openai_fields import warnings_header
 from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
-from adafuse_llm.serving.openai_vocabulary import template_options, with_token_bias
+from adafuse_llm.serving.openai_vocabulary import with_token_bias, with_variables
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
-from adafuse_llm.serving.service import SINGLE, Events, Service
+from adafuse_llm.serving.service import SINGLE, Service
 from adafuse_llm.text.isolation import isolated
 
 logger = logging.getLogger(__name__)
+
+Writer = CompletionWriter | ResponseWriter
+Opened = AbstractAsyncContextManager[tuple[Run[StreamEvent], Writer]]
+"""A request that is opened when the context is entered."""
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -75,143 +76,100 @@ async def _complete(
     service: Service, read: Callable[..., ServedRequest], request: Request
 ) -> Response:
     """Answer a request for a chat completion, a completion or a response."""
-    body = await read_object(request)
-    reader = partial(read, strict=service.config.strict)
-    asked = await unless_slow(len(await request.body()), reader, body)
+    asked = await read_object(request, partial(read, strict=service.config.strict))
+    opened = service.admitted(partial(_open, service, asked), has_grammar=asked.has_grammar)
     try:
-        check = partial(_Call, service, asked)
-        checked = service.checked(check, asked.options, forms=not asked.form.is_free)
-        call = await unless_disconnected(request.receive, checked)
-        headers = warnings_header(call.warnings)
         if not asked.stream:
-            response = await unless_disconnected(request.receive, call.response())
-            return JSONResponse(response, headers=headers)
-        parts = call.parts()
+            return await unless_disconnected(request.receive, _whole(service, asked, opened))
+        parts = _parts(service, asked, opened)
         first = await unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    limit = service.config.send_timeout
+    headers, limit = warnings_header(asked.ignored.warnings), service.config.send_timeout
     return StreamResponse(parts, first, headers=headers, send_timeout=limit)
 
 
-class _Call:
-    """A request that was checked against the models, the limits and the grammars of the server.
-
-    Args:
-        service: the service.
-        asked: the request.
-        left: flag that is set when nobody waits for the request any more.
-
-    Attributes:
-        warnings: what the client should know about the request.
+def _open(
+    service: Service, asked: ServedRequest, cancel: threading.Event
+) -> tuple[Run[StreamEvent], Writer]:
+    """Check a request against the models, the limits and the grammars of the server, and open it.
 
     Raises:
         ApiError: the request cannot be served.
         InvalidInputError: an option cannot be used.
     """
-
-    def __init__(self, service: Service, asked: ServedRequest, left: threading.Event) -> None:
-        engine, options = service.resolve(asked.model, asked.strategy, asked.options)
-        options = template_options(engine, options, asked)
+    engine, options = service.resolve(asked.model, asked.strategy, asked.options)
+    if asked.variables or asked.effort is not None:
+        options = with_variables(engine, options, asked)
+    if asked.token_bias:
         options = with_token_bias(engine, options, asked)
-        options = service.check_limits(
-            engine,
-            options,
-            inputs=len(asked.prompts) or 1,
-            characters=asked.characters,
-            length_option=asked.given.get("max_new_tokens", "max_tokens"),
-        )
-        enforced, warnings = _constraint(engine, options, asked, left)
-        self._service, self._asked, self._engine = service, asked, engine
-        self._options = {**options, **enforced}
-        self.warnings = [*asked.ignored.warnings, *warnings]
-        self._writer = self._new_writer(asked.model or service.config.served_model_name)
-
-    def _new_writer(self, model: str) -> Writer:
-        config = self._engine.config.override(self._options)
-        members = self._engine.members
-        leader = None if config.counted_logprobs is None else config.leading_member(members)
-        if self._asked.echoed is None:
-            return CompletionWriter(model, self._asked, config.n, leader, self.warnings)
-
-        def count_tokens(member: str, text: str) -> int:
-            return len(self._engine.encode_text(text, use=(member,))[member])
-
-        return ResponseWriter(
-            model, self._asked, config, leader, warnings=self.warnings, count_tokens=count_tokens
-        )
-
-    async def response(self) -> dict[str, Any]:
-        """Return the whole response."""
-        done: dict[int, Generation] = {}
-        async with self._service.decoding(self._start) as events:
-            async for index, each in events:
-                if each.generation is not None:
-                    done[index] = each.generation
-        return self._writer.response([done[index] for index in range(self._writer.size)])
-
-    async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a streamed response.
-
-        Until the first part, an error is raised. Then it is the last part.
-        """
-        begun = False
-        try:
-            async with aclosing(self._written()) as parts:
-                async for part in parts:
-                    begun = True
-                    yield part
-        except Exception as error:
-            if not begun:
-                raise
-            if not isinstance(error, (ApiError, AdaFuseError)):
-                logger.exception("request %s failed", request_id())
-            yield self._writer.failure(self._asked.error(error))
-
-    async def _written(self) -> AsyncGenerator[bytes, None]:
-        done: dict[int, Generation] = {}
-        async with self._service.decoding(self._start) as events:
-            async for index, each in events:
-                for part in self._writer.events(index, each):
-                    yield part
-                if each.generation is not None:
-                    done[index] = each.generation
-        for part in self._writer.ending([done[index] for index in sorted(done)]):
-            yield part
-
-    async def _start(self, cancel: threading.Event, timeout: float | None) -> Events:
-        asked, given = self._asked, {"cancel": cancel, "timeout": timeout, **self._options}
-        if asked.conversation is not None:
-            return await self._engine.open_stream(messages=asked.conversation, **given)
-        if len(asked.prompts) == 1:
-            return await self._engine.open_stream(asked.prompts[0], **given)
-        return await self._engine.open_stream_batch(asked.prompts, **given)
-
-
-def _constraint(
-    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest, left: threading.Event
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the option that enforces the form of a reply, and a warning if nothing does.
-
-    Raises:
-        ApiError: the request wants the form to be enforced, and it cannot be.
-    """
-    config: AdaFuseConfig = engine.config.override(options)
-    if any(getattr(config, name) is not None for name in CONSTRAINTS):
-        engine.check_grammar(cancel=left, **options)
-        return {}, []
-    if asked.form.is_free or not asked.enforce:
-        return {}, []
+    chat, inputs = asked.conversation, len(asked.prompts) or 1
+    options = service.check_limits(
+        engine,
+        options,
+        inputs=inputs,
+        characters=max(map(len, asked.prompts)) if chat is None else chat.characters,
+        length_option=asked.given.get("max_new_tokens", "max_tokens"),
+    )
     try:
-        with isolated(engine.runtime.grammar_isolation, left):
-            constraint = asked.form.constraint()
-        engine.check_grammar(cancel=left, **{**options, **constraint})
+        with isolated(engine.runtime.grammar_isolation, cancel):
+            check = partial(engine.check_grammar, cancel=cancel)
+            options, problem = enforced(engine, asked.form, options, asked.enforce, check=check)
     except (InvalidOptionError, MissingDependencyError) as error:
-        if asked.enforce is True:
-            named = "response_format" if asked.echoed is None else "text.format"
-            field = named if asked.form.schema is not None else "tools"
-            raise invalid(str(error), field) from error
-        return {}, [
-            f"the form of the reply is only described to the members, not enforced: {error}"
-        ]
-    return constraint, []
+        named = "response_format" if asked.echoed is None else "text.format"
+        raise invalid(str(error), named if asked.form.schema is not None else "tools") from error
+    if problem:
+        asked.ignored.warnings.append(
+            f"the form of the reply is only described to the members, not enforced: {problem}"
+        )
+    request = EngineRequest(
+        messages=chat, options=options, timeout=service.config.request_timeout, cancel=cancel
+    )
+    requests = [request] if chat else [replace(request, prompt=each) for each in asked.prompts]
+    run: Run[StreamEvent] = engine.open(requests)
+    config = engine.config.override(options)
+    model = asked.model or service.config.served_model_name
+    leader = None if config.counted_logprobs is None else config.leading_member(engine.members)
+    if asked.echoed is None:
+        return run, CompletionWriter(model, asked, run.size // inputs, leader)
+
+    def count_tokens(member: str, text: str) -> int:
+        return len(engine.encode_text(text, use=(member,))[member])
+
+    return run, ResponseWriter(model, asked, config, leader, count_tokens)
+
+
+async def _whole(service: Service, asked: ServedRequest, opened: Opened) -> Response:
+    """Return the whole response to a request."""
+    async with opened as (run, writer):
+        events = service.events(run)
+        done = {index: each.generation async for index, each in events if each.generation}
+    response = writer.response([done[index] for index in range(run.size)])
+    return JSONResponse(response, headers=warnings_header(asked.ignored.warnings))
+
+
+async def _parts(
+    service: Service, asked: ServedRequest, opened: Opened
+) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a streamed response.
+
+    Until the first part, an error is raised. Then it is the last part.
+    """
+    writer: Writer | None = None
+    done: dict[int, Generation] = {}
+    try:
+        async with opened as (run, begun), aclosing(service.events(run)) as events:
+            async for index, each in events:
+                writer = begun
+                for part in writer.events(index, each):
+                    yield part
+                if each.generation is not None:
+                    done[index] = each.generation
+        for part in begun.ending([done[index] for index in sorted(done)]):
+            yield part
+    except Exception as error:
+        if writer is None:
+            raise
+        if not isinstance(error, (ApiError, AdaFuseError)):
+            logger.exception("request %s failed", request_id())
+        yield writer.failure(asked.error(error))

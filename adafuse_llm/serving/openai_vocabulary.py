@@ -14,7 +14,7 @@ from adafuse_llm.text.templates import SWITCHES
 TEXTS = "send {'adafuse': {'logit_bias': {text: number}}}"
 
 
-def template_options(
+def with_variables(
     engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
 ) -> dict[str, Any]:
     """Return options with the variables for chat templates that a request has.
@@ -25,8 +25,6 @@ def template_options(
     Raises:
         ApiError: a variable is ignored, and the server is strict.
     """
-    if not asked.variables and asked.effort is None:
-        return options
     active = engine.config.override(options).use or engine.members
     facts = [template_facts(b.codec) for b in engine.backends if b.name in active]
     given = dict(options.get("chat_template_kwargs") or {})
@@ -63,8 +61,6 @@ def with_token_bias(
     Raises:
         ApiError: an id is ignored, and the server is strict.
     """
-    if not asked.token_bias:
-        return options
     active = engine.config.override(options).use or engine.members
     if len(active) != 1:
         asked.ignored.add("logit_bias", f"{NO_IDS}; {TEXTS}")

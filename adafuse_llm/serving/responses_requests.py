@@ -13,7 +13,7 @@ from adafuse_llm.serving.openai_requests import (
     Conversational,
     ServedRequest,
     conversational,
-    readable_content,
+    readable_parts,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -99,7 +99,7 @@ def _turns(given: _ResponseBody) -> list[Turn]:
         turn: Turn
         if kind == "message":
             role = item.get("role", "")
-            turn = {"role": role, "content": readable_content(item.get("content"))}
+            turn = {"role": role, "content": _readable(item.get("content"))}
         elif kind == "function_call":
             call: Any = {
                 "id": _text(item.get("call_id"), f"{place}.call_id"),
@@ -114,7 +114,7 @@ def _turns(given: _ResponseBody) -> list[Turn]:
             turn = {
                 "role": "tool",
                 "tool_call_id": _text(item.get("call_id"), f"{place}.call_id"),
-                "content": readable_content(item.get("output")),
+                "content": _readable(item.get("output")),
             }
         else:
             stored = f", because {NO_STORE}" if kind == "item_reference" else ""
@@ -127,6 +127,10 @@ def _turns(given: _ResponseBody) -> list[Turn]:
         reasoning = ""
         turns.append(turn)
     return turns
+
+
+def _readable(content: Any) -> Any:
+    return readable_parts(content) if isinstance(content, list) else content
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:

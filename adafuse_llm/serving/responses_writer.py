@@ -14,11 +14,10 @@ from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.errors import BUSY, ApiError
 from adafuse_llm.serving.http import to_json
 from adafuse_llm.serving.openai_completions import (
-    ending_of,
+    ENDING,
     largest_member,
     spelled,
     total_usage,
-    whole_event,
 )
 from adafuse_llm.serving.openai_fields import EXTENSION
 from adafuse_llm.serving.openai_requests import ServedRequest
@@ -35,7 +34,6 @@ class ResponseWriter:
         asked: the request.
         config: the options of the engine for the request.
         leader: member whose log-probabilities the response has; None for none.
-        warnings: what the client should know about the request.
         count_tokens: counts the tokens of reasoning.
     """
 
@@ -45,14 +43,11 @@ class ResponseWriter:
         asked: ServedRequest,
         config: AdaFuseConfig,
         leader: str | None,
-        *,
-        warnings: Sequence[str],
         count_tokens: CountTokens,
     ) -> None:
-        self.size = 1
         self._asked = asked
         self._leader = leader
-        self._warnings = [*warnings]
+        self._warnings = [*asked.ignored.warnings]
         self._count_tokens = count_tokens
         self._reader = asked.form.reader()
         self._sequence = 0
@@ -91,12 +86,15 @@ class ResponseWriter:
         if self._leader is not None and event.round is not None:
             tokens = openai_logprobs([event.round], self._leader)["content"]
             self._tokens += tokens
-        delta = self._reader.read(event)
+        whole = event.generation
+        delta = self._reader.add(
+            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
+        )
         for part in delta.parts:
             yield from self._add(part, tokens)
             tokens = tokens if isinstance(part, Reasoning) else []
         self._warnings += delta.warnings
-        if (whole := event.generation) is not None:
+        if whole is not None:
             if not self._output:  # clients expect a message
                 yield from self._begin("message")
             yield from self._close("incomplete" if whole.finish_reason in CUT else "completed")
@@ -118,13 +116,18 @@ class ResponseWriter:
         (generation,) = generations
         if self._leader is not None:
             self._tokens = openai_logprobs(generation.rounds, self._leader)["content"]
-        for _ in self.events(0, whole_event(generation)):
+        text, prefix = generation.text, generation.reply_prefix
+        whole = StreamEvent(text=text, round=None, generation=generation, reply_prefix=prefix)
+        for _ in self.events(0, whole):
             pass
         return self._whole(generation)
 
     def _whole(self, generation: Generation) -> dict[str, Any]:
         is_cut = generation.finish_reason in CUT
-        extension = {"usage": generation.usage.model_dump(), **ending_of(generation)}
+        extension = {
+            "usage": generation.usage.model_dump(),
+            **generation.model_dump(include=ENDING),
+        }
         if self._asked.rounds:
             extension["rounds"] = [done.model_dump(mode="json") for done in generation.rounds]
         if self._warnings:

@@ -6,24 +6,25 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     AdaFuseError,
     InvalidOptionError,
+    RequestCancelledError,
     RequestTimeoutError,
     nearest,
     short_repr,
 )
-from adafuse_llm.results import StreamEvent
-from adafuse_llm.serving.access import note_outcome, request_id
+from adafuse_llm.results import Scores, StreamEvent
+from adafuse_llm.run import Run
+from adafuse_llm.serving.access import note_outcome, request_id, seconds_since_arrival
 from adafuse_llm.serving.errors import (
     BUSY,
     CONTEXT_CODE,
@@ -56,47 +57,10 @@ OUTCOMES = {INVALID: "refused", BUSY: "busy", LATE: "timeout", FAILED: "failed"}
 """Outcomes of requests that end with an error, by its type."""
 
 T = TypeVar("T")
-Events = AsyncGenerator[tuple[int, StreamEvent], None]
-Open = Callable[[threading.Event, float | None], Awaitable[Events]]
-"""Starts a decode with a flag that cancels it and a time limit, and returns its events."""
+E = TypeVar("E", bound=StreamEvent | Scores)
 
 
-def _most_characters(engine: AdaFuseEngine, config: AdaFuseConfig) -> int | None:
-    """Return the size above which a prompt is refused without encoding it; None for no limit."""
-    active = config.use or engine.members
-    windows = [each.context_window for each in engine.member_info if each.name in active]
-    known = [window for window in windows if window is not None]
-    return min(known) * TOKEN_CHARACTERS if known else None
-
-
-async def within(seconds: float | None, work: Awaitable[T]) -> T:
-    """Return the result of work that comes before a decode.
-
-    Raises:
-        RequestTimeoutError: it takes longer than `seconds`.
-    """
-    try:
-        return await asyncio.wait_for(work, seconds)
-    except RequestTimeoutError:
-        raise
-    except asyncio.TimeoutError:
-        raise RequestTimeoutError(
-            f"the request was stopped after {seconds:g} seconds, before it could start. Shorten "
-            "the prompt, or try again later."
-        ) from None
-
-
-@dataclass
-class RunningCall:
-    """A request that runs.
-
-    Attributes:
-        cancel: flag that is set when the server ends the request.
-        outcome: what became of it, as the access log and the metrics call it.
-    """
-
-    cancel: threading.Event = field(default_factory=threading.Event)
-    outcome: str = "ok"
+CancelElsewhere = Callable[[str, Sequence[int]], Awaitable[bool]]
 
 
 class Service:
@@ -110,9 +74,9 @@ class Service:
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
         failures: number of requests that have failed because of the server.
-        streams: the flags that cancel the streams of `RemoteEngine`, by id.
-        cancel_elsewhere: function that cancels a stream of another replica, and returns whether one
-            has it; None for a server without replicas.
+        streams: the flags that cancel the requests of the streams of `RemoteEngine`, by id.
+        cancel_elsewhere: function that does what `cancel_stream` does at the other replicas; None
+            for a server without replicas.
     """
 
     def __init__(self, config: ServingConfig) -> None:
@@ -120,8 +84,8 @@ class Service:
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
         self.failures = 0
-        self.streams: dict[str, threading.Event] = {}
-        self.cancel_elsewhere: Callable[[str], Awaitable[bool]] | None = None
+        self.streams: dict[str, list[threading.Event]] = {}
+        self.cancel_elsewhere: CancelElsewhere | None = None
         self._engine: AdaFuseEngine | None = None
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
@@ -171,18 +135,18 @@ class Service:
         engine = self.engine
         if strategy is None or strategy == engine.strategy.name:
             return engine
-        if strategy not in self._views:
+        if (view := self._views.get(strategy)) is None:
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
             try:
-                self._views[strategy] = engine.with_strategy(strategy)
+                view = self._views[strategy] = engine.with_strategy(strategy)
             except InvalidOptionError:
                 raise invalid(
                     f"there is no strategy {short_repr(strategy)}.{nearest(strategy, NAMED)} "
                     f"Strategies: {', '.join(NAMED)}.",
                     "adafuse.strategy",
                 ) from None
-        return self._views[strategy]
+        return view
 
     def resolve(
         self, model: str | None, strategy: str | None, options: Mapping[str, Any]
@@ -244,9 +208,9 @@ class Service:
         engine: AdaFuseEngine,
         options: Mapping[str, Any],
         *,
-        inputs: int,
-        characters: int,
-        length_option: str = "max_tokens",
+        inputs: int = 1,
+        characters: int = 0,
+        length_option: str = "max_new_tokens",
     ) -> dict[str, Any]:
         """Check a request against the limits of the server.
 
@@ -265,7 +229,11 @@ class Service:
             InvalidOptionError: an option is unknown or out of range.
         """
         config, limits = engine.config.override(options), self.config
-        most = limits.max_prompt_characters or _most_characters(engine, config)
+        most, active = limits.max_prompt_characters, config.use or engine.members
+        if most is None:  # a prompt that no context window can hold is not encoded at all
+            windows = [each.context_window for each in engine.member_info if each.name in active]
+            sizes = (window * TOKEN_CHARACTERS for window in windows if window is not None)
+            most = min(sizes, default=None)
         if most is not None and characters > most:
             raise invalid(
                 f"the prompt has {characters} characters; this server allows {most}. Shorten it.",
@@ -295,124 +263,108 @@ class Service:
             )
         return {**options, "max_new_tokens": highest}
 
-    async def checked(
-        self, work: Callable[[threading.Event], T], options: Mapping[str, Any], *, forms: bool
-    ) -> T:
-        """Check a request in a thread.
-
-        Grammars have threads of their own, because a check can wait for the trial of a grammar.
-        Requests without a grammar do not wait for it.
-
-        Args:
-            work: the check. It receives a flag that is set when its result is no longer awaited.
-            options: options of the request.
-            forms: whether the request has a form that can become a grammar.
-
-        Raises:
-            RequestTimeoutError: the check takes too long.
-        """
-        has_grammar = forms or any(options.get(name) is not None for name in GRAMMARS)
-        threads = grammar_threads() if has_grammar else None
-        left = threading.Event()
-        try:
-            done = asyncio.get_running_loop().run_in_executor(threads, work, left)
-            return await within(self.time_limit(), done)
-        finally:
-            left.set()
-
-    async def check_grammar(self, engine: AdaFuseEngine, options: Mapping[str, Any]) -> None:
-        """Check the grammar that options set, so that the decode finds it compiled.
-
-        Raises:
-            InvalidInputError: the members cannot follow it.
-            RequestTimeoutError: the check takes too long.
-        """
-
-        def check(left: threading.Event) -> None:
-            engine.check_grammar(cancel=left, **options)
-
-        await self.checked(check, options, forms=False)
-
     def time_limit(self, timeout: float | None = None) -> float | None:
         """Return the seconds that a request may take: its own limit, but at most the server's."""
         limits = [each for each in (timeout, self.config.request_timeout) if each is not None]
         return min(limits, default=None)
 
     @asynccontextmanager
-    async def decoding(self, start: Open, *, timeout: float | None = None) -> AsyncIterator[Events]:
-        """Run a decode, count its rounds, and end it with the server.
+    async def admitted(
+        self,
+        work: Callable[[threading.Event], T],
+        *,
+        has_grammar: bool = False,
+        limit: float | None = None,
+    ) -> AsyncIterator[T]:
+        """Serve a request: do the work before its response in a thread, and yield the result.
+
+        Until the context ends, the server can end the request. Then its outcome is noted.
 
         Args:
-            start: starts the decode.
-            timeout: time limit of the request in seconds, if it has one of its own.
+            work: checks the request, and opens it. It receives a flag that is set when nobody waits
+                for the response any more, or when the server ends the request.
+            has_grammar: whether the work checks a grammar. It then waits in threads of its own,
+                so that requests without a grammar do not wait for it.
+            limit: maximum seconds for the work; None for those of the server.
 
         Raises:
             ApiError: the server stops.
+            RequestTimeoutError: the work takes too long.
         """
-        began = time.perf_counter()
-        async with self.running_until_stopped() as call:
-            limit = self.time_limit(timeout)
-            events = await within(limit, start(call.cancel, limit))
-            async with aclosing(self._observed(events, began, call)) as observed:
-                yield observed
-
-    @asynccontextmanager
-    async def running_until_stopped(self) -> AsyncIterator[RunningCall]:
-        """Register a request, so that the server can end it, and note its outcome.
-
-        Raises:
-            ApiError: the server stops.
-        """
-        call = RunningCall()
+        cancel, outcome = threading.Event(), "ok"
+        threads = grammar_threads() if has_grammar else None
+        limit = self.config.request_timeout if limit is None else limit
         try:
-            self._register(call.cancel)
-            yield call
-        except (asyncio.CancelledError, GeneratorExit, ClientDisconnect):
-            call.outcome = "cancelled"
-            call.cancel.set()  # a thread may still check the request
+            with self._lock:
+                if self._stops:
+                    raise not_ready("the server stops")
+                self._cancels.add(cancel)
+            result = asyncio.get_running_loop().run_in_executor(
+                threads, copy_context().run, work, cancel
+            )
+            try:
+                done = await asyncio.wait_for(result, limit)
+            except RequestTimeoutError:
+                raise
+            except asyncio.TimeoutError:
+                raise RequestTimeoutError(
+                    f"the request was stopped after {limit:g} seconds, before it could start. "
+                    "Shorten the prompt, or try again later."
+                ) from None
+            yield done
+            if self._cancelled and cancel.is_set():
+                outcome = "stopped"
+        except (asyncio.CancelledError, GeneratorExit, ClientDisconnect, RequestCancelledError):
+            outcome = "cancelled"
             raise
         except BaseException as error:
-            call.outcome = OUTCOMES[api_error(error).type]
-            if call.outcome == OUTCOMES[FAILED]:
+            outcome = OUTCOMES[api_error(error).type]
+            if outcome == OUTCOMES[FAILED]:
                 self.failures += 1
                 if isinstance(error, AdaFuseError):
                     logger.error("request %s failed: %s", request_id(), error)
             raise
         finally:
             with self._lock:
-                self._cancels.discard(call.cancel)
-            note_outcome(call.outcome)
+                self._cancels.discard(cancel)
+            cancel.set()  # the thread may still check the request
+            note_outcome(outcome)
 
-    async def _observed(self, events: Events, began: float, call: RunningCall) -> Events:
-        """Yield events, and count their rounds."""
+    async def result(self, work: Callable[[threading.Event], T], *, has_grammar: bool = False) -> T:
+        """Return the result of some work, which is all of a request. The errors are as above."""
+        async with self.admitted(work, has_grammar=has_grammar) as result:
+            return result
+
+    async def events(self, run: Run[E]) -> AsyncGenerator[tuple[int, E], None]:
+        """Yield the events of a run, and count its rounds.
+
+        Raises:
+            ApiError: the server stops before there is any text.
+        """
         has_text = False
-        async with aclosing(events):
-            async for index, event in events:
-                if event.round is not None:
-                    self.metrics.round(event.round)
-                if event.text and not has_text:
-                    has_text = True
-                    self.metrics.first_text(time.perf_counter() - began)
-                if (generation := event.generation) is not None:
-                    if self._cancelled and generation.finish_reason == "cancelled":
-                        if not has_text:
+        with closing(run):
+            async for index, event in run:
+                if isinstance(event, StreamEvent):
+                    if event.round is not None:
+                        self.metrics.round(event.round)
+                    if event.text and not has_text:
+                        has_text = True
+                        self.metrics.first_text(seconds_since_arrival())
+                    if (generation := event.generation) is not None:
+                        is_cut = self._cancelled and generation.finish_reason == "cancelled"
+                        if is_cut and not has_text:
                             raise not_ready("the server stops")
-                        call.outcome = "stopped"
-                    self.metrics.generation(generation)
+                        self.metrics.generation(generation)
                 yield index, event
 
-    def cancel_stream(self, stream: str) -> bool:
-        """End a stream of `RemoteEngine`, and return whether it runs here."""
-        cancel = self.streams.get(stream)
-        if cancel is not None:
-            cancel.set()
-        return cancel is not None
-
-    def _register(self, cancel: threading.Event) -> None:
-        with self._lock:
-            if self._stops:
-                raise not_ready("the server stops")
-            self._cancels.add(cancel)
+    def cancel_stream(self, stream: str, requests: Sequence[int]) -> bool:
+        """End some requests of a stream of `RemoteEngine`. Return whether the stream runs here."""
+        if (cancels := self.streams.get(stream)) is None:
+            return False
+        for number in requests:
+            if 0 <= number < len(cancels):
+                cancels[number].set()
+        return True
 
     # The end -----------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from adafuse_llm.serving.errors import api_error, invalid
 from adafuse_llm.serving.http import read_object, unless_disconnected
 from adafuse_llm.serving.openai_fields import EXTENSION, Ignored, parse, warnings_header
 from adafuse_llm.serving.openai_requests import Body, read_conversation
-from adafuse_llm.serving.service import Service, within
+from adafuse_llm.serving.service import Service
 from adafuse_llm.text.words import is_incomplete
 
 T = TypeVar("T")
@@ -58,7 +57,7 @@ def routes(service: Service) -> list[Route]:
 async def _tokenize(service: Service, request: Request) -> Response:
     """Return the tokens of a prompt, of a conversation, or of a text inside a prompt."""
     ignored = Ignored(strict=service.config.strict)
-    asked = parse(_TokenizeBody, await read_object(request), ignored)
+    asked = await read_object(request, partial(parse, _TokenizeBody, ignored=ignored))
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("send either prompt or messages", "prompt")
     if asked.messages is not None and asked.add_generation_prompt is False:
@@ -75,7 +74,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
         if asked.messages is not None:
             conversation = read_conversation(asked.messages, asked.tools or (), ignored)
         characters = len(text) if conversation is None else conversation.characters
-        service.check_limits(engine, options, inputs=1, characters=characters)
+        service.check_limits(engine, options, characters=characters)
         if conversation is not None:
             return engine.encode_prompt(messages=conversation, **options)
         if asked.add_special_tokens is False:
@@ -107,7 +106,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 async def _detokenize(service: Service, request: Request) -> Response:
     """Return the text of some tokens of one member."""
     ignored = Ignored(strict=service.config.strict)
-    asked = parse(_DetokenizeBody, await read_object(request), ignored)
+    asked = await read_object(request, partial(parse, _DetokenizeBody, ignored=ignored))
     engine, options = service.resolve(asked.model, None, {})
     members = options.get("use") or engine.members
     if len(members) != 1:
@@ -159,8 +158,6 @@ async def _work(service: Service, request: Request, work: Callable[[], T]) -> T:
         ApiError: the work failed.
     """
     try:
-        async with service.running_until_stopped():
-            done = within(service.time_limit(), asyncio.to_thread(work))
-            return await unless_disconnected(request.receive, done)
+        return await unless_disconnected(request.receive, service.result(lambda _: work()))
     except AdaFuseError as error:
         raise api_error(error) from error

@@ -194,8 +194,14 @@ class Conversation:
     @property
     def characters(self) -> int:
         """Size of all texts that members read, and of the marks around them, about."""
-        parts = len(self.messages) + len(self.tools)
-        return sum(map(len, self.texts())) + MARK_CHARACTERS * parts
+        size = len(self.instructions)
+        for message in self.messages:
+            size += len(message["content"]) + len(message.get("reasoning_content", ""))
+            if calls := message.get("tool_calls"):
+                size += len(to_json(calls))
+        if self.tools:
+            size += len(to_json([vars(tool) for tool in self.tools]))
+        return size + MARK_CHARACTERS * (len(self.messages) + len(self.tools))
 
     def texts(self) -> list[str]:
         """Return all texts that members read, except keywords and ids."""

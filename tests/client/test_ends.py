@@ -24,10 +24,10 @@ from adafuse_llm import (
     InvalidInputError,
     QueueFullError,
     RemoteEngine,
+    Request,
     RequestCancelledError,
     RequestTimeoutError,
     RuntimeConfig,
-    ServerError,
     ServerNotReadyError,
 )
 from adafuse_llm.backends import FakeBackend
@@ -121,6 +121,37 @@ def test_r3_v3_an_event_cancels_scores_on_the_server(
     assert not member.gate.is_set()
 
 
+def test_a_score_that_its_client_cancels_is_no_failure_of_the_server(
+    member: Member, engine: AdaFuseEngine
+) -> None:
+    app, cancel = create_app(engine), threading.Event()
+    with served(app) as url, RemoteEngine(url) as remote:
+        running = background(remote.score, "hang", ["a"], cancel=cancel)
+        assert member.inside.wait(PATIENCE)
+        cancel.set()
+        with pytest.raises(RequestCancelledError):
+            running.result(PATIENCE)
+        wait_until(lambda: not app.state.service.running)
+        assert not app.state.service.failures
+
+
+def test_requests_of_a_run_are_cancelled_one_by_one(
+    member: Member, engine: AdaFuseEngine, remote: RemoteEngine
+) -> None:
+    cancels = [threading.Event(), threading.Event()]
+    requests = [
+        Request(prompt=prompt, options={"max_new_tokens": 4}, cancel=cancel)
+        for prompt, cancel in zip(["hang", "hang, too"], cancels, strict=True)
+    ]
+    done = background(remote.open(requests).results)
+    assert member.inside.wait(PATIENCE)
+    cancels[0].set()
+    wait_until(lambda: unfinished(engine) == 1)
+    member.gate.set()
+    first, second = done.result(PATIENCE)
+    assert (first.finish_reason, second.finish_reason) == ("cancelled", "length")
+
+
 async def test_r3_v3_a_cancelled_task_ends_scores_on_the_server(
     member: Member, engine: AdaFuseEngine, remote: RemoteEngine
 ) -> None:
@@ -148,9 +179,9 @@ def test_r3_v3_scores_of_a_server_have_time_limits_and_errors(
 async def test_r3_v3_abandoned_scores_delay_no_other_request(
     member: Member, engine: AdaFuseEngine, url: str
 ) -> None:
-    body = {"inputs": [{"prompt": "hang"}], "continuations": [["a"]]}
+    body = {"requests": [{"prompt": "hang", "texts": ["a"]}]}
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-        scores = [asyncio.create_task(client.post(wire.SCORE, json=body)) for _ in range(SCORES)]
+        scores = [asyncio.create_task(client.post(wire.OPEN, json=body)) for _ in range(SCORES)]
         await asyncio.to_thread(wait_until, lambda: unfinished(engine) == SCORES)
         for each in scores[: SCORES // 2]:
             each.cancel()
@@ -193,29 +224,18 @@ def test_r3_v3_a_full_queue_refuses_scores(member: Member) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({"inputs": [], "continuations": []}, "one input"),
-        ({"inputs": [{"prompt": "x"}], "continuations": [["a"]] * 2}, "continuations"),
-        ({"inputs": [{"prompt": "x"}] * 2, "continuations": [["a"]] * 2}, "one input"),
-        ({"inputs": [{"prompt": "x"}], "continuations": [[]]}, "at least one text"),
+        ({"inputs": [{"prompt": "x"}]}, "requests"),
+        ({"requests": [{"prompt": "x", "messages": [TURNS[0]]}]}, "either a prompt or messages"),
+        ({"requests": [{"prompt": "x", "texts": [1]}]}, "requests.0.texts.0"),
+        ({"requests": [{"prompt": "x", "texts": []}]}, "at least one text"),
     ],
 )
 def test_r3_v3_odd_requests_for_scores_are_refused(
     url: str, body: dict[str, Any], reason: str
 ) -> None:
-    answer = httpx.post(f"{url}{wire.SCORE}", json=body)
+    answer = httpx.post(f"{url}{wire.OPEN}", json=body)
     assert answer.status_code == 400
     assert reason in answer.json()["error"]["message"]
-
-
-def test_r3_v3_an_answer_with_too_few_scores_is_an_error(
-    remote: RemoteEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def empty(*_: Any) -> wire.Scored:
-        return wire.Scored(scores=())
-
-    monkeypatch.setattr(connection.Connection, "_post", empty)
-    with pytest.raises(ServerError, match="unknown form"):
-        remote.score("x", ["a"])
 
 
 async def test_r3_v3_work_for_a_client_that_has_left_ends_at_the_second_request_to_end() -> None:

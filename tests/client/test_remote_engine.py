@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("starlette")
 
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -34,6 +34,7 @@ from adafuse_llm import (
     MemberError,
     QueueFullError,
     RemoteEngine,
+    Request,
     RequestTimeoutError,
     Round,
     RuntimeConfig,
@@ -248,7 +249,8 @@ async def test_asynchronous_calls_give_the_same(local: AdaFuseEngine, remote: Re
         rounds: list[Round] = []
         whole = await engine.agenerate("x", on_round=rounds.append)
         events = [event async for event in engine.astream(messages=TURNS)]
-        opened = await engine.open_stream("x", temperature=0.9, seed=3, n=2)
+        drawn = {"temperature": 0.9, "seed": 3, "n": 2}
+        opened = await engine.aopen([Request(prompt="x", options=drawn)])
         numbered = sorted([pair async for pair in opened], key=lambda pair: pair[0])
         chosen = await engine.achoose("x", choices=["ab", "u"])
         scores = await engine.ascore("x", ["ab", "u"], stops=True)
@@ -564,19 +566,24 @@ def test_a_key_and_the_size_of_requests_are_those_of_the_server(local: AdaFuseEn
 # Servers that cannot be used --------------------------------------------------------------------
 
 
-def app_of(handle: Callable[[Request], Any]) -> Starlette:
+def app_of(handle: Callable[[HttpRequest], Any]) -> Starlette:
     return Starlette(routes=[Route("/{path:path}", handle, methods=["GET", "POST"])])
 
 
-async def not_json(_: Request) -> Response:
+async def not_json(_: HttpRequest) -> Response:
     return PlainTextResponse("hello")
 
 
-async def nothing(_: Request) -> Response:
+async def first_protocol(_: HttpRequest) -> Response:
+    known = {"members": [], "strategy": "adafuse", "config": {}, "can_enforce": False}
+    return JSONResponse({"protocol": 1, **known})
+
+
+async def nothing(_: HttpRequest) -> Response:
     return PlainTextResponse("no", 404)
 
 
-async def nobody_behind(_: Request) -> Response:
+async def nobody_behind(_: HttpRequest) -> Response:
     return PlainTextResponse("bad gateway", 502)
 
 
@@ -585,6 +592,7 @@ async def nobody_behind(_: Request) -> Response:
     ("app", "key", "kind", "says"),
     [
         (app_of(not_json), None, ServerError, "answers in an unknown form"),
+        (app_of(first_protocol), None, ServerError, "answers in an unknown form. It must be"),
         (app_of(nothing), None, ServerError, "answers with the status 404"),
         (app_of(nobody_behind), None, ServerNotReadyError, "answers with the status 502"),
         (
@@ -677,14 +685,14 @@ def test_a_server_that_dies_in_mid_stream_is_an_error_until_it_is_back(
     monkeypatch.setenv("ADAFUSE_API_KEY", KEY)
     sent: list[str | None] = []
 
-    async def info(request: Request) -> Response:
+    async def info(request: HttpRequest) -> Response:
         sent.append(request.headers.get("authorization"))
         answer = wire.Info(
             protocol=2, members=local.member_info, strategy="adafuse", config={}, can_enforce=False
         )
         return Response(answer.model_dump_json())
 
-    async def breaks(_: Request) -> Response:
+    async def breaks(_: HttpRequest) -> Response:
         async def lines() -> Any:
             head = wire.Head(stream="1", size=1, members=local.members)
             yield head.model_dump_json() + "\n" + '{"index": 0, "ev'
@@ -693,7 +701,7 @@ def test_a_server_that_dies_in_mid_stream_is_an_error_until_it_is_back(
 
         return StreamingResponse(lines())
 
-    app = Starlette(routes=[Route(wire.INFO, info), Route(wire.STREAM, breaks, methods=["POST"])])
+    app = Starlette(routes=[Route(wire.INFO, info), Route(wire.OPEN, breaks, methods=["POST"])])
     with served(app) as url:
         engine = RemoteEngine(url)
         assert sent == [f"Bearer {KEY}"]
@@ -721,7 +729,7 @@ def test_a_stream_of_a_wrong_shape_is_an_error(
     wrong = [wire.Head(stream="1", size=size, members=local.members).model_dump_json()]
     wrong += [wire.Events().pack(index, whole).model_dump_json() for index in indices]
 
-    async def info(_: Request) -> Response:
+    async def info(_: HttpRequest) -> Response:
         known = wire.Info(
             protocol=wire.PROTOCOL,
             members=local.member_info,
@@ -732,10 +740,10 @@ def test_a_stream_of_a_wrong_shape_is_an_error(
         )
         return PlainTextResponse(known.model_dump_json())
 
-    async def stream(_: Request) -> Response:
+    async def stream(_: HttpRequest) -> Response:
         return PlainTextResponse("\n".join([*wrong, ""]))
 
-    app = Starlette(routes=[Route(wire.INFO, info), Route(wire.STREAM, stream, methods=["POST"])])
+    app = Starlette(routes=[Route(wire.INFO, info), Route(wire.OPEN, stream, methods=["POST"])])
     with (
         served(app) as url,
         RemoteEngine(url) as engine,

@@ -223,8 +223,8 @@ def test_l1_a_tool_choice_means_the_same_everywhere(
     with replying("Hm.") as engine:
         llm = AdaFuseLLM(engine=engine, enforce=False)
         asked = llm._prepare_chat_with_tools(tools, QUESTION, tool_choice=choice)
-        request, _ = llm._chat(asked.pop("messages"), asked)
-        given = request["messages"]
+        request, _ = llm._request(asked.pop("messages"), asked)
+        given: Any = request.messages
         assert (given.tool_choice if given.tools else "none") == resolved
         chat = ChatAdaFuse(engine=engine, enforce=False)
         others = [{**TOOL, "function": {**TOOL["function"], "name": name}} for name in names]

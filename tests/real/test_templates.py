@@ -126,8 +126,8 @@ def langchain_prompt(
     """The prompts that `ChatAdaFuse` gives to the members."""
     chat = ChatAdaFuse(engine=engine)
     keywords = {"tools": tools, **options} if tools else options
-    _, request = chat._prepared(convert_to_messages(for_engine(messages)), None, keywords)
-    return engine.encode_prompt(messages=request.prompt)
+    conversation, _ = chat._prepare(convert_to_messages(for_engine(messages)), keywords)
+    return engine.encode_prompt(messages=conversation)
 
 
 def llama_index_prompt(
@@ -136,8 +136,8 @@ def llama_index_prompt(
     """The prompts that `AdaFuseLLM` gives to the members."""
     llm = AdaFuseLLM(engine=engine, enforce=False)
     keywords = {"tools": tools, **options} if tools else options
-    request, _ = llm._chat(for_llama_index(messages), keywords)
-    return engine.encode_prompt(messages=request["messages"])
+    request, _ = llm._request(for_llama_index(messages), keywords)
+    return engine.encode_prompt(messages=request.messages)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -179,9 +179,9 @@ def test_r3_tools_of_the_frameworks_equal_the_template(
     tool = FunctionTool.from_defaults(unit_price)
     llm = AdaFuseLLM(engine=engine, enforce=False)
     given = llm._prepare_chat_with_tools([tool], chat_history=for_llama_index([ASK]))
-    request, _ = llm._chat(given.pop("messages"), given)
+    request, _ = llm._request(given.pop("messages"), given)
     expected = {"qwen": own(tokenizers["qwen"], [ASK], tools=given["tools"])}
-    assert engine.encode_prompt(messages=request["messages"]) == expected
+    assert engine.encode_prompt(messages=request.messages) == expected
 
 
 @pytest.mark.parametrize(("name", "tools"), [("smollm", []), ("qwen", []), ("qwen", TOOLS)])
@@ -239,8 +239,8 @@ def test_r3_the_default_system_text_stays_with_a_schema(
     from llama_index.llms.adafuse._structured import Attempts
 
     for messages in Attempts(Price, for_llama_index([ASK]), 0):
-        request, _ = llm._chat(messages, {})
-        prompts.append(engine.encode_prompt(messages=request["messages"]))
+        request, _ = llm._request(messages, {})
+        prompts.append(engine.encode_prompt(messages=request.messages))
         break
     assert prompts[0] == prompts[1]
     text = tokenizers[name].decode(prompts[0][name])

@@ -16,6 +16,8 @@ from adafuse_llm import (
     AdaFuseEngine,
     EngineClosedError,
     Generation,
+    Request,
+    RequestCancelledError,
     RequestTimeoutError,
     RuntimeConfig,
 )
@@ -201,21 +203,17 @@ def test_r3_v7_an_abandoned_request_ends_without_a_poll(monkeypatch: pytest.Monk
     with AdaFuseEngine([FakeBackend("m", hang)], runtime=RuntimeConfig(max_requests=1)) as engine:
         first = background(engine.generate, "x", max_new_tokens=1)
         assert inside.wait(PATIENCE)
-        decodes = [engine._prepare(_call("y")) for _ in range(2)]
-        for decode in decodes:
-            decode.start(lambda index, event: None)
-        assert engine.scheduler.waiting == 2
-        for decode in decodes:
-            decode.stop()
+        runs = [engine.open([Request(prompt="y")]) for _ in range(2)]
+        readers = [background(run.results) for run in runs]
+        wait_until(lambda: engine.scheduler.waiting == 2)
+        for run in runs:
+            run.close()
         wait_until(lambda: engine.scheduler.waiting == 0)
+        for reader in readers:
+            with pytest.raises(RequestCancelledError):
+                reader.result(PATIENCE)
         gate.set()
         assert first.result(PATIENCE).text == " ."
-
-
-def _call(prompt: str) -> Any:
-    from adafuse_llm.calls import Call, CallInput
-
-    return Call([CallInput(prompt, None)])
 
 
 # V5: rankers -----------------------------------------------------------------------------------

@@ -414,10 +414,10 @@ def test_r3_v11_an_unknown_address_has_an_error_that_says_what_exists(plain, pat
 def test_an_unexpected_failure_tells_nothing_but_the_log_does(caplog, monkeypatch):
     engine = AdaFuseEngine([Member()])
 
-    async def fail(*_arguments, **_options):
+    def fail(*_arguments, **_options):
         raise KeyError("/home/someone/secret")
 
-    monkeypatch.setattr(engine, "open_stream", fail)
+    monkeypatch.setattr(engine, "open", fail)
     with served(create_app(engine)) as url, caplog.at_level(logging.ERROR):
         response = httpx.post(url + COMPLETE, json={"prompt": "x"})
     assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")

@@ -249,7 +249,7 @@ def test_failures_of_the_server_are_counted():
 
     async def fail(error):
         with pytest.raises(type(error)):
-            async with service.running_until_stopped():
+            async with service.admitted(lambda _: None):
                 raise error
 
     asyncio.run(fail(InvalidInputError("wrong")))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Request
+from adafuse_llm.decoding.member import Member
 from adafuse_llm.text.codec import TokenizerCodec
 from tests.support.models import CHATML, TokenizerKind, tokenizer
 from tests.support.scripted import Script, scripted
@@ -84,9 +86,15 @@ def thinkers(*names: str, script: Script = lambda _: "Orrin.", **config: Any) ->
     return AdaFuseEngine(members, AdaFuseConfig(**config))
 
 
+def members_of(engine: AdaFuseEngine, messages: Any, **options: Any) -> Sequence[Member]:
+    """The members of a request, with their encoded prompts."""
+    (job,) = engine._jobs(Request(messages=messages, options=options))
+    return job.members
+
+
 def prompts(engine: AdaFuseEngine, messages: Any, **options: Any) -> tuple[dict[str, str], str]:
     """The prompts that members read, by name, and the prefix of the reply."""
-    members = engine._members(engine.config.override(options), None, messages)
+    members = members_of(engine, messages, **options)
     texts = {each.name: decoded(each.codec, list(each.tree.ids)) for each in members}
     return texts, members[0].reply_prefix
 

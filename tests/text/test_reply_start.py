@@ -21,6 +21,7 @@ from tests.support.thinkers import (
     SMOL,
     codec,
     decoded,
+    members_of,
     prompts,
     thinkers,
 )
@@ -341,9 +342,7 @@ def test_the_text_to_continue_is_exact(text: str, end: str) -> None:
 def test_the_spaces_at_the_end_of_a_begun_text_are_healed() -> None:
     engine = thinkers("chatml", "plain", script=lambda _: "x")
     messages = [*ASKED, {"role": "assistant", "content": "The keeper is   "}]
-    members = engine._members(
-        engine.config.override({"continue_final_message": True}), None, messages
-    )
+    members = members_of(engine, messages, continue_final_message=True)
     for member in members:
         assert decoded(member.codec, list(member.tree.ids)).endswith("keeper is")
         assert member.opening.spaces == 3

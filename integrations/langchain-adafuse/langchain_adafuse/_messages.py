@@ -219,7 +219,10 @@ class Reply:
             metadata: metadata of the whole reply, for the last event.
             usage: token usage of the whole reply, for the last event.
         """
-        delta = self._reader.read(event)
+        whole = event.generation
+        delta = self._reader.add(
+            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
+        )
         extras = {ROUNDS_KEY: records, "reasoning_content": delta.reasoning}
         messages = [
             AIMessageChunk(
@@ -237,7 +240,7 @@ class Reply:
             messages.append(
                 AIMessageChunk(content="", tool_call_chunks=calls, additional_kwargs=others)
             )
-        if event.generation is not None:
+        if whole is not None:
             messages += [AIMessageChunk(content="")] if delta.calls else []
             metadata = dict(metadata or {})
             if delta.warnings:

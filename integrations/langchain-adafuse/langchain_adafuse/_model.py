@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.serializable import Serializable
-from langchain_core.messages import AIMessage
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -34,22 +23,14 @@ from pydantic import (
 )
 from typing_extensions import Self, TypedDict, Unpack
 
-from adafuse_llm import (
-    AdaFuseConfig,
-    ContextWindowError,
-    Engine,
-    RuntimeConfig,
-    StreamEvent,
-)
+from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
+from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, Unsupported, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.summary import RoundDetail
-from langchain_adafuse._calls import ONLY, Place, Response, Start, Step, Timing
-from langchain_adafuse._metadata import PROVIDER, metadata_of
-from langchain_adafuse._rounds import ModelRun, RoundRecords, RoundReporter
-from langchain_adafuse.errors import CallTimeoutError
+from langchain_adafuse._metadata import PROVIDER
 
 if TYPE_CHECKING:
     import torch
@@ -401,15 +382,11 @@ class EnsembleModel(Serializable):
 
     @property
     def _chosen(self) -> tuple[str, ...] | None:
-        return self._chosen_names(self._ensemble.names)
-
-    def _chosen_names(self, known: Sequence[str] = ()) -> tuple[str, ...] | None:
         chosen = self.model if self.use is None else self.use
-        if chosen is None:
-            return None
         if isinstance(chosen, str):
-            return (chosen,) if chosen in known else tuple(chosen.split("+"))
-        return tuple(chosen)
+            is_name = chosen in self._ensemble.names
+            return (chosen,) if is_name else tuple(chosen.split("+"))
+        return None if chosen is None else tuple(chosen)
 
     def _check_options(self) -> None:
         """Check the fields that a call can override.
@@ -497,130 +474,10 @@ class EnsembleModel(Serializable):
     def _loaded(self) -> Engine:
         return self._ensemble.engine()
 
-    def _start(self) -> Start:
-        """Begin a call. Load the members if necessary."""
-        timing, engine = Timing(), self._loaded()
-        timing.end_loading()
-        return self._started(engine, timing)
-
-    async def _astart(self) -> Start:
-        """Begin a call. Load the members in a thread if necessary, to keep the event loop free."""
-        timing = Timing()
-        loaded = self._ensemble.is_loaded
-        engine = self._loaded() if loaded else await asyncio.to_thread(self._loaded)
-        timing.end_loading()
-        return self._started(engine, timing)
-
-    def _started(self, engine: Engine, timing: Timing) -> Start:
-        return Start(engine, engine.config.override(self._engine_options), timing)
-
     def _first_tokens(self, **given: Any) -> list[int]:
         """Return the tokens of a prompt or messages in the first active member's vocabulary."""
         first = self._names[0]
         return self._loaded().encode_prompt(use=first, weights=None, **given)[first]
-
-    def _decode(
-        self, start: Start, run: ModelRun | None, place: Place = ONLY, **request: Any
-    ) -> Generator[Step, None, None]:
-        """Decode one response and report its rounds.
-
-        Args:
-            start: the beginning of the call.
-            run: the run to report to.
-            place: the place of the response in its call.
-            **request: the prompt or the messages, and options that replace those of the model.
-        """
-        reporter = self._reporter(run)
-        with (
-            self._deadline() as cancel,
-            closing(start.engine.stream(**self._arguments(cancel, request))) as events,
-        ):
-            for event in events:
-                yield self._step(start, event, reporter.report(event, **place.labels), place)
-
-    async def _adecode(
-        self, start: Start, run: ModelRun | None, place: Place = ONLY, **request: Any
-    ) -> AsyncGenerator[Step, None]:
-        """Do the same as `_decode`, without blocking the event loop."""
-        reporter = self._reporter(run)
-        with self._deadline() as cancel:
-            stream = start.engine.astream(**self._arguments(cancel, request))
-            async with aclosing(stream) as events:
-                async for event in events:
-                    records = await reporter.areport(event, **place.labels)
-                    yield self._step(start, event, records, place)
-
-    def _decode_all(
-        self, start: Start, run: ModelRun | None, places: Sequence[Place], **requests: Any
-    ) -> list[Response]:
-        """Decode all responses of a call in shared forward passes.
-
-        Args:
-            start: the beginning of the call.
-            run: the run to report to.
-            places: the places of the responses in the call.
-            **requests: the prompts or conversations, and options that replace those of the model.
-        """
-        reporter = self._reporter(run)
-        steps: list[list[Step]] = [[] for _ in places]
-        with (
-            self._deadline() as cancel,
-            closing(start.engine.stream_batch(**self._arguments(cancel, requests))) as events,
-        ):
-            for index, event in events:
-                place = places[index]
-                records = reporter.report(event, **place.labels)
-                steps[index].append(self._step(start, event, records, place))
-        return [start.whole(each) for each in steps]
-
-    async def _adecode_all(
-        self,
-        start: Start,
-        run: ModelRun | None,
-        places: Sequence[Place],
-        requests: Sequence[Mapping[str, Any]],
-    ) -> list[Response]:
-        """Return what `_decode_all` returns, without blocking the event loop.
-
-        Args:
-            start: the beginning of the call.
-            run: the run to report to.
-            places: the places of the responses in the call.
-            requests: the request of each response, as for `_adecode`.
-        """
-
-        async def decode(place: Place, request: Mapping[str, Any]) -> Response:
-            async with aclosing(self._adecode(start, run, place, **request)) as steps:
-                return start.whole([step async for step in steps])
-
-        tasks = [
-            asyncio.ensure_future(decode(place, request))
-            for place, request in zip(places, requests, strict=True)
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    def _step(self, start: Start, event: StreamEvent, records: RoundRecords, place: Place) -> Step:
-        start.timing.note(place.number)
-        if event.generation is None:
-            return Step(event, records, {})
-        metadata = metadata_of(
-            event.generation,
-            model_name=self.model_name,
-            detail=self.round_detail,
-            durations=start.timing.durations(place.number, event.generation),
-        )
-        return Step(event, records, metadata)
-
-    def _reporter(self, run: ModelRun | None) -> RoundReporter:
-        return RoundReporter(run, self.round_detail, self.trace_rounds)
-
-    def _arguments(self, cancel: threading.Event, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of a decode."""
-        return {"cancel": cancel, **self._engine_options, **request}
 
     @property
     def _engine_options(self) -> dict[str, Any]:
@@ -634,43 +491,10 @@ class EnsembleModel(Serializable):
         config = AdaFuseConfig() if self.engine is None else self.engine.config
         return config.override(self._engine_options)
 
-    @contextmanager
-    def _deadline(self) -> Iterator[threading.Event]:
-        """Yield a `threading.Event` that cancels a decode. It is set on timeout and on exit.
-
-        Raises:
-            ContextOverflowError: the prompt does not fit a member's context window.
-        """
-        cancel = threading.Event()
-        timer = threading.Timer(self.timeout or 0, cancel.set)
-        timer.daemon = True
-        if self.timeout is not None:
-            timer.start()
-        try:
-            yield cancel
-        except ContextWindowError as error:
-            raise ContextOverflowError(str(error)) from error
-        finally:
-            timer.cancel()
-            cancel.set()
-
-    def _check_timeout(
-        self, responses: Sequence[Response], as_partial: Callable[[Response], AIMessage | str]
-    ) -> None:
-        """Check that all responses are complete.
-
-        Args:
-            responses: the responses of a call.
-            as_partial: converts a response for the error.
-
-        Raises:
-            CallTimeoutError: a response was cancelled, because the call took too long.
-        """
-        if any(response.is_cancelled for response in responses):
-            raise CallTimeoutError(
-                f"the call was stopped, because it took longer than timeout={self.timeout} seconds",
-                [as_partial(response) for response in responses],
-            )
+    @property
+    def _enforces(self) -> Enforce:
+        """Whether the form of replies is enforced. A text model has no form."""
+        return False
 
     def _tracing_params(
         self, kind: Literal["chat", "llm"], stop: list[str] | None, keywords: Mapping[str, Any]

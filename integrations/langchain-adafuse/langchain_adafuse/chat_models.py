@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -27,13 +27,14 @@ from langchain_core.utils.uuid import uuid7
 from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
 
-from adafuse_llm import Engine
+from adafuse_llm import Engine, Request
 from adafuse_llm.adapters.conversation import Conversation, to_conversation
+from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
-from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
+from adafuse_llm.errors import InvalidOptionError, short_repr
 from adafuse_llm.text.matchers import is_available
-from langchain_adafuse._calls import Place, Response, Start, Step
+from langchain_adafuse._calls import Call, Step
 from langchain_adafuse._messages import (
     Reply,
     ToolLike,
@@ -56,32 +57,10 @@ PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_cal
 """Keywords of a call that describe the reply; all others are options."""
 
 
-Enforce = Literal["auto"] | bool
-
-
 class ChatFields(ModelFields, total=False):
     """The keyword arguments of `ChatAdaFuse`, for type checkers."""
 
     enforce: Enforce
-
-
-class _Request(NamedTuple):
-    """A request, converted for the engine."""
-
-    prompt: Conversation
-    form: ReplyForm
-
-    def reply(self) -> Reply:
-        """Return a new converter of replies."""
-        return Reply(self.form)
-
-    def message(self, response: Response) -> AIMessage:
-        """Convert a whole response to a message."""
-        chunks = self.reply().chunks(
-            response.event, response.records, response.metadata, usage_of(response.generation)
-        )
-        (generation,) = generate_from_stream(iter(chunks)).generations
-        return with_call_errors(cast("AIMessage", generation.message))
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
@@ -141,6 +120,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     _logger = logging.getLogger(__name__)
     _run: ModelRun | None = PrivateAttr(default=None)
+    _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
+    """Groups of active members that were loaded before. The copies for calls share it."""
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
 
     @property
@@ -247,16 +228,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._prepared(messages, stop, kwargs)
-        start = call._start()
-        given = call._constraint(start.engine, request.form)
-        run, places = run_manager or self._run, _places(start.config.n)
-        if len(places) == 1:
-            with closing(call._decode(start, run, messages=request.prompt, **given)) as steps:
-                responses = [start.whole(list(steps))]
-        else:
-            responses = call._decode_all(start, run, places, messages=[request.prompt], **given)
-        return call._result(responses, request)
+        call, request = self._call(messages, stop, run_manager, kwargs)
+        responses = call.wholes(call.steps([request]), partial(_message, call))
+        return _result(call, responses)
 
     async def _agenerate(
         self,
@@ -265,14 +239,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._prepared(messages, stop, kwargs)
-        start = await call._astart()
-        given = await call._aconstraint(start.engine, request.form)
-        requests = [{"messages": request.prompt, **given, **each} for each in start.variants()]
-        responses = await call._adecode_all(
-            start, run_manager or self._run, _places(start.config.n), requests
-        )
-        return call._result(responses, request)
+        call, request = self._call(messages, stop, run_manager, kwargs)
+        async with aclosing(call.asteps([request])) as steps:
+            responses = call.wholes([step async for step in steps], partial(_message, call))
+        return _result(call, responses)
 
     def _stream(
         self,
@@ -307,14 +277,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run: CallbackManagerForLLMRun | None,
         keywords: Mapping[str, Any],
     ) -> Generator[ChatGenerationChunk, None, None]:
-        call, request = self._prepared(messages, stop, keywords)
-        call._check_one_response()
-        start, reply = call._start(), request.reply()
-        given = call._constraint(start.engine, request.form)
-        decoded = call._decode(start, run or self._run, messages=request.prompt, **given)
-        with closing(decoded) as steps:
+        call, request = self._call(messages, stop, run, keywords, streams=True)
+        reply = Reply(call.form)
+        with closing(call.steps([request])) as steps:
             for step in steps:
-                yield from call._reply_chunks(start, request, reply, step, is_merged=run is None)
+                yield from _chunks(call, reply, step, is_merged=run is None)
 
     async def _achunks(
         self,
@@ -323,22 +290,12 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run: AsyncCallbackManagerForLLMRun | None,
         keywords: Mapping[str, Any],
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call, request = self._prepared(messages, stop, keywords)
-        call._check_one_response()
-        start, reply = await call._astart(), request.reply()
-        given = await call._aconstraint(start.engine, request.form)
-        decoded = call._adecode(start, run or self._run, messages=request.prompt, **given)
-        async with aclosing(decoded) as steps:
+        call, request = self._call(messages, stop, run, keywords, streams=True)
+        reply = Reply(call.form)
+        async with aclosing(call.asteps([request])) as steps:
             async for step in steps:
-                for chunk in call._reply_chunks(start, request, reply, step, is_merged=run is None):
+                for chunk in _chunks(call, reply, step, is_merged=run is None):
                     yield chunk
-
-    def _prepared(
-        self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> tuple[Self, _Request]:
-        """Return the model with the overrides of a call, and the call's request."""
-        call = self._for_call(stop, _options_in(keywords))
-        return call, call._prepare(messages, keywords)
 
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
         options = dict(overrides)
@@ -352,21 +309,34 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             )
         return call.model_copy(update={"enforce": enforce})
 
-    def _prepare(self, messages: list[BaseMessage], keywords: Mapping[str, Any]) -> _Request:
+    def _call(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run: ModelRun | None,
+        keywords: Mapping[str, Any],
+        *,
+        streams: bool = False,
+    ) -> tuple[Call, Request]:
+        """Begin a call of the model with overrides, and return its request."""
+        model = self._for_call(stop, _options_in(keywords))
+        if streams:
+            model._check_one_response()
+        prompt, form = model._prepare(messages, keywords)
+        return Call(model, run or self._run, form), Request(messages=prompt)
+
+    def _prepare(
+        self, messages: list[BaseMessage], keywords: Mapping[str, Any]
+    ) -> tuple[Conversation, ReplyForm]:
         """Convert the messages and keywords of a call."""
         if blocks := omitted_blocks(messages):
             self._warn_once(
                 "assistant messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(blocks)}"
             )
-        tools = to_tools(keywords.get("tools") or ())
-        schema = schema_of(keywords.get("response_format"))
-        form = ReplyForm(
-            tools,
-            to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
-            to_flag("parallel_tool_calls", keywords.get("parallel_tool_calls"), default=True),
-            schema,
-        )
+        form = ReplyForm(choice="auto")
+        if any(name in keywords for name in PROMPT_KEYWORDS):
+            form = _form_of(keywords)
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if given and (form.calls_tools or form.schema is not None):
             raise InvalidOptionError(
@@ -376,70 +346,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             )
         prompt = to_conversation(
             to_turns(messages),
-            tools=tools,
+            tools=form.tools,
             tool_choice=form.choice,
             instructions=form.instructions,
         )
-        return _Request(prompt, form)
+        return prompt, form
 
-    def _constraint(self, engine: Engine, form: ReplyForm) -> dict[str, Any]:
-        """Return the engine's option that enforces the form of a reply; empty if nothing is.
-
-        Raises:
-            InvalidOptionError: `enforce` is True, and the form cannot be enforced.
-            MissingDependencyError: `enforce` is True, and the extra is not installed.
-        """
-        if form.is_free:
-            return {}
-        if not self.enforce or (self.enforce == "auto" and not is_available()):
-            return {}
-        if any(getattr(self, name) is not None for name in CONSTRAINTS):
-            return {}  # these options already determine the form
-        try:
-            constraint = form.constraint()
-            engine.check_grammar(**{**self._engine_options, **constraint})
-        except (InvalidOptionError, MissingDependencyError) as error:
-            if self.enforce is True:
-                raise
-            self._warn_once(
-                f"the form of replies is only described to the members, not enforced: {error}"
-            )
-            return {}
-        return constraint
-
-    async def _aconstraint(self, engine: Engine, form: ReplyForm) -> dict[str, Any]:
-        """Do the same as `_constraint`, but compile a new grammar in a thread."""
-        if form.is_free:
-            return {}
-        return await asyncio.to_thread(self._constraint, engine, form)
-
-    def _reply_chunks(
-        self, start: Start, request: _Request, reply: Reply, step: Step, *, is_merged: bool
-    ) -> list[ChatGenerationChunk]:
-        """Return the chunks of one step of a stream.
-
-        Args:
-            start: the beginning of the call.
-            request: the request.
-            reply: the converter of the stream.
-            step: the step.
-            is_merged: whether the metadata of all chunks will be merged. In LangChain's event
-                protocol, which passes its run, the last chunk has to have all of it.
-        """
-        generation = step.event.generation
-        if generation is None:
-            first, *others = reply.chunks(step.event, step.records)
-            first.message.response_metadata = start.metadata(step) if is_merged else {}
-            return [first, *others]
-        whole = start.whole([step])
-        self._check_timeout([whole], request.message)
-        metadata = start.metadata(step) if is_merged else whole.metadata
-        return reply.chunks(step.event, step.records, metadata, usage_of(generation))
-
-    def _result(self, responses: Sequence[Response], request: _Request) -> ChatResult:
-        self._check_timeout(responses, request.message)
-        messages = map(request.message, responses)
-        return ChatResult(generations=[ChatGeneration(message=message) for message in messages])
+    @property
+    def _enforces(self) -> Enforce:
+        return self.enforce
 
     # Runs: `BaseChatModel.stream` does not pass its run to `_stream` ----------------------------
 
@@ -583,8 +498,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return profile if window is None else {**profile, "max_input_tokens": window}
 
     def _loaded(self) -> Engine:
-        engine = super()._loaded()
-        names = self._names
+        engine, names = super()._loaded(), self._names
+        if names in self._described:
+            return engine
+        self._described.add(names)
         if self.profile is not None and "max_input_tokens" not in self.profile:
             window = self._ensemble.context_window(names)
             if window is not None:
@@ -621,9 +538,50 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return is_available() if engine is None else engine.can_enforce
 
 
-def _places(n: int) -> list[Place]:
-    """Return the places of `n` responses in a call."""
-    return [Place(number, {"response": number} if n > 1 else {}) for number in range(n)]
+def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
+    """Return the form of replies that the keywords of a call ask for."""
+    tools = to_tools(keywords.get("tools") or ())
+    return ReplyForm(
+        tools,
+        to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
+        to_flag("parallel_tool_calls", keywords.get("parallel_tool_calls"), default=True),
+        schema_of(keywords.get("response_format")),
+    )
+
+
+def _message(call: Call, response: Step) -> AIMessage:
+    """Convert a whole response to a message."""
+    event = response.event
+    assert event.generation is not None, "it is a whole response"
+    usage = usage_of(event.generation)
+    chunks = Reply(call.form).chunks(event, response.records, response.metadata, usage)
+    (generation,) = generate_from_stream(iter(chunks)).generations
+    return with_call_errors(cast("AIMessage", generation.message))
+
+
+def _result(call: Call, responses: Sequence[Step]) -> ChatResult:
+    messages = [_message(call, each) for each in responses]
+    return ChatResult(generations=[ChatGeneration(message=message) for message in messages])
+
+
+def _chunks(call: Call, reply: Reply, step: Step, *, is_merged: bool) -> list[ChatGenerationChunk]:
+    """Return the chunks of one step of a stream.
+
+    Args:
+        call: the call.
+        reply: the converter of the stream.
+        step: the step.
+        is_merged: whether the metadata of all chunks will be merged. In LangChain's event protocol,
+            which passes its run, the last chunk has to have all of it.
+    """
+    generation = step.event.generation
+    if generation is None:
+        first, *others = reply.chunks(step.event, step.records)
+        first.message.response_metadata = call.metadata(step) if is_merged else {}
+        return [first, *others]
+    (whole,) = call.wholes([step], partial(_message, call))
+    metadata = call.metadata(step) if is_merged else whole.metadata
+    return reply.chunks(step.event, step.records, metadata, usage_of(generation))
 
 
 def _run_fields(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from typing_extensions import Unpack
 
-from langchain_adafuse._calls import Place, Response, Start, Step
+from adafuse_llm import Request
+from langchain_adafuse._calls import Call, Step
 from langchain_adafuse._metadata import output_of, token_usage, usage_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
-from langchain_adafuse._rounds import ROUNDS_KEY
+from langchain_adafuse._rounds import ROUNDS_KEY, ModelRun
 
 
 class AdaFuseLLM(EnsembleModel, BaseLLM):
@@ -115,11 +116,9 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = self._for_call(stop, kwargs)
-        start = call._start()
-        places = _places(len(prompts), start.config.n)
-        responses = call._decode_all(start, run_manager, places, prompts=prompts)
-        return call._result(responses, start.config.n)
+        call = self._call(stop, run_manager, kwargs)
+        steps = list(call.steps([Request(prompt=prompt) for prompt in prompts]))
+        return _result(call, call.wholes(steps, _text), len(prompts))
 
     async def _agenerate(
         self,
@@ -128,14 +127,10 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = self._for_call(stop, kwargs)
-        start = await call._astart()
-        places = _places(len(prompts), start.config.n)
-        requests = [
-            {"prompt": prompt, **variant} for prompt in prompts for variant in start.variants()
-        ]
-        responses = await call._adecode_all(start, run_manager, places, requests)
-        return call._result(responses, start.config.n)
+        call = self._call(stop, run_manager, kwargs)
+        async with aclosing(call.asteps([Request(prompt=prompt) for prompt in prompts])) as steps:
+            wholes = call.wholes([step async for step in steps], _text)
+        return _result(call, wholes, len(prompts))
 
     def _stream(
         self,
@@ -144,12 +139,10 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        call = self._for_call(stop, kwargs)
-        call._check_one_response()
-        start = call._start()
-        with closing(call._decode(start, run_manager, _places(1, 1)[0], prompt=prompt)) as steps:
+        call = self._call(stop, run_manager, kwargs, streams=True)
+        with closing(call.steps([Request(prompt=prompt)])) as steps:
             for step in steps:
-                chunk = call._chunk(start, step)
+                chunk = _chunk(call, step)
                 if run_manager:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -161,64 +154,58 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        call = self._for_call(stop, kwargs)
-        call._check_one_response()
-        start = await call._astart()
-        decoded = call._adecode(start, run_manager, _places(1, 1)[0], prompt=prompt)
-        async with aclosing(decoded) as steps:
+        call = self._call(stop, run_manager, kwargs, streams=True)
+        async with aclosing(call.asteps([Request(prompt=prompt)])) as steps:
             async for step in steps:
-                chunk = call._chunk(start, step)
+                chunk = _chunk(call, step)
                 if run_manager:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
-    def _chunk(self, start: Start, step: Step) -> GenerationChunk:
-        info = {**({ROUNDS_KEY: step.records} if step.records else {}), **start.metadata(step)}
-        if step.event.generation is not None:
-            self._check_timeout([start.whole([step])], _text)
-            info["usage_metadata"] = usage_of(step.event.generation)
-        return GenerationChunk(text=step.event.text, generation_info=info or None)
-
-    def _result(self, responses: Sequence[Response], n: int) -> LLMResult:
-        """Return the result of a call.
-
-        Args:
-            responses: `n` responses to each prompt.
-            n: the number of responses to each prompt.
-        """
-        self._check_timeout(responses, _text)
-        usages = [usage_of(response.generation) for response in responses]
-        generations = [
-            Generation(
-                text=_text(response),
-                generation_info={
-                    **({ROUNDS_KEY: response.records} if response.records else {}),
-                    **response.metadata,
-                    "usage_metadata": usage,
-                },
-            )
-            for response, usage in zip(responses, usages, strict=True)
-        ]
-        first = range(0, len(responses), n)
-        return LLMResult(
-            generations=[generations[place : place + n] for place in first],
-            llm_output=output_of(
-                self.model_name, (token_usage(usages[place : place + n]) for place in first)
-            ),
-        )
+    def _call(
+        self,
+        stop: Sequence[str] | None,
+        run: ModelRun | None,
+        overrides: Mapping[str, Any],
+        *,
+        streams: bool = False,
+    ) -> Call:
+        """Begin a call of the model with overrides."""
+        model = self._for_call(stop, overrides)
+        if streams:
+            model._check_one_response()
+        return Call(model, run, numbers_prompts=True)
 
 
-def _places(prompts: int, n: int) -> list[Place]:
-    """Return the places of `n` responses to each of the prompts."""
-    return [
-        Place(
-            prompt * n + response,
-            {"prompt": prompt, **({"response": response} if n > 1 else {})},
-        )
-        for prompt in range(prompts)
-        for response in range(n)
-    ]
+def _chunk(call: Call, step: Step) -> GenerationChunk:
+    info = {**({ROUNDS_KEY: step.records} if step.records else {}), **call.metadata(step)}
+    if step.event.generation is not None:
+        call.wholes([step], _text)  # raises an error if the response is not complete
+        info["usage_metadata"] = usage_of(step.event.generation)
+    return GenerationChunk(text=step.event.text, generation_info=info or None)
 
 
-def _text(response: Response) -> str:
-    return response.generation.text
+def _result(call: Call, responses: Sequence[Step], prompts: int) -> LLMResult:
+    """Return the result of a call with the responses to its prompts."""
+    usages, generations = [], []
+    for each in responses:
+        assert each.event.generation is not None, "it is a whole response"
+        usages.append(usage_of(each.event.generation))
+        info = {
+            **({ROUNDS_KEY: each.records} if each.records else {}),
+            **each.metadata,
+            "usage_metadata": usages[-1],
+        }
+        generations.append(Generation(text=each.event.text, generation_info=info))
+    n = len(responses) // prompts if prompts else 1
+    first = range(0, len(responses), n)
+    return LLMResult(
+        generations=[generations[place : place + n] for place in first],
+        llm_output=output_of(
+            call.model.model_name, (token_usage(usages[place : place + n]) for place in first)
+        ),
+    )
+
+
+def _text(response: Step) -> str:
+    return response.event.text

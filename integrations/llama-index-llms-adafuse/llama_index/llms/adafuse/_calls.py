@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -36,6 +35,10 @@ from adafuse_llm.adapters.reply import (
 )
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
 
+if TYPE_CHECKING:
+    from llama_index.core.chat_engine.types import AgentChatResponse
+    from llama_index.core.tools import ToolOutput
+
 TOOL_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Keywords of `AdaFuseLLM.chat` that concern tools."""
 
@@ -46,45 +49,41 @@ REACT_KEYWORDS = ("react_chat_formatter", "output_parser", "tool_retriever", "me
 """Keywords of `AdaFuseLLM.predict_and_call` that concern a ReAct agent."""
 
 
-@dataclass(frozen=True)
-class Toolbox(ReplyForm):
-    """The tools of a request."""
+def form_of(keywords: Mapping[str, Any]) -> ReplyForm:
+    """Return the form of replies that the keywords of a chat ask for with tools.
 
-    @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> Toolbox:
-        """Read the keywords of a chat that concern tools.
+    Raises:
+        InvalidInputError: the tools or the choice have an unknown form, or the choice does not fit
+            the tools.
+        InvalidOptionError: ``parallel_tool_calls`` is neither a bool nor None.
+    """
+    tools = tuple(map(_tool, keywords.get("tools") or ()))
+    choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
+    if choice == "required" and not tools:
+        raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
+    name = "parallel_tool_calls"
+    return ReplyForm(tools, choice, to_flag(name, keywords.get(name), default=True))
 
-        Raises:
-            InvalidInputError: the tools or the choice have an unknown form, or the choice does not
-                fit the tools.
-            InvalidOptionError: ``parallel_tool_calls`` is neither a bool nor None.
-        """
-        tools = tuple(map(_tool, keywords.get("tools") or ()))
-        choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
-        if choice == "required" and not tools:
-            raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
-        name = "parallel_tool_calls"
-        return cls(tools, choice, to_flag(name, keywords.get(name), default=True))
 
-    def problem(self, response: ChatResponse) -> str | None:
-        """Return why a reply that was not enforced cannot be used; None if it can be."""
-        message = response.message
-        parser = ReplyParser(tools=True)
-        for part in (*parser.feed(message.content or ""), *parser.close()):
-            if isinstance(part, InvalidToolCall):
-                return part.error
-        warnings = response.additional_kwargs.get(WARNINGS_KEY)
-        if warnings and getattr(response.raw, "finish_reason", None) in CUT:
-            return str(warnings[0])
-        allowed = [tool.name for tool in self.tools]
-        called = [block.tool_name for block in message.blocks if isinstance(block, ToolCallBlock)]
-        if unknown := [name for name in called if name not in allowed]:
-            return f"there is no tool {unknown[0]!r}. The tools are: {', '.join(allowed)}"
-        if self.choice == "required" and not called:
-            return "it calls no tool"
-        if self.choice in allowed and called != [self.choice]:
-            return f"it does not call the tool {self.choice} exactly once"
-        return None
+def _problem(form: ReplyForm, response: ChatResponse) -> str | None:
+    """Return why a reply that was not enforced cannot be used; None if it can be."""
+    message = response.message
+    parser = ReplyParser(tools=True)
+    for part in (*parser.feed(message.content or ""), *parser.close()):
+        if isinstance(part, InvalidToolCall):
+            return part.error
+    warnings = response.additional_kwargs.get(WARNINGS_KEY)
+    if warnings and getattr(response.raw, "finish_reason", None) in CUT:
+        return str(warnings[0])
+    allowed = [tool.name for tool in form.tools]
+    called = [block.tool_name for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if unknown := [name for name in called if name not in allowed]:
+        return f"there is no tool {unknown[0]!r}. The tools are: {', '.join(allowed)}"
+    if form.choice == "required" and not called:
+        return "it calls no tool"
+    if form.choice in allowed and called != [form.choice]:
+        return f"it does not call the tool {form.choice} exactly once"
+    return None
 
 
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
@@ -229,7 +228,7 @@ class CallAttempts:
 
     def __init__(self, request: dict[str, Any], retries: int) -> None:
         self._request = request
-        self._toolbox = Toolbox.of(request)
+        self._form = form_of(request)
         self._attempts = self._attempts_left = retries + 1
         self._problem = ""
 
@@ -245,7 +244,7 @@ class CallAttempts:
 
     def take(self, response: ChatResponse) -> None:
         """Accept a response, or add it and what is wrong with it to the next request."""
-        problem = self._toolbox.problem(response) if self._toolbox.calls_tools else None
+        problem = _problem(self._form, response) if self._form.calls_tools else None
         if problem is None:
             self.response = response
             return
@@ -298,3 +297,38 @@ def _arguments(arguments: dict[str, Any] | str) -> dict[str, Any]:
         except (ValueError, TypeError):
             return {}
     return arguments if isinstance(arguments, dict) else {}
+
+
+def conversation_of(
+    user_msg: str | ChatMessage | None, chat_history: Sequence[ChatMessage] | None
+) -> list[ChatMessage]:
+    """Return a user's message behind earlier messages."""
+    if isinstance(user_msg, str):
+        user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+    return [*(chat_history or []), *([user_msg] if user_msg else [])]
+
+
+def agent_response(reply: ChatResponse, outputs: Sequence[ToolOutput]) -> AgentChatResponse:
+    """Return the outputs of tools, or the text of a reply that calls no tool."""
+    from llama_index.core.chat_engine.types import AgentChatResponse
+
+    if not outputs:
+        return AgentChatResponse(reply.message.content or "")
+    return AgentChatResponse("\n\n".join(output.content for output in outputs), list(outputs))
+
+
+def checked_response(
+    response: AgentChatResponse, error_on_no_tool_call: bool, error_on_tool_error: bool
+) -> AgentChatResponse:
+    """Return a response if it has no error that the caller wants to see.
+
+    Raises:
+        MalformedReplyError: no tool was called.
+        InvalidInputError: a tool failed.
+    """
+    if error_on_no_tool_call and not response.sources:
+        raise MalformedReplyError(f"the response calls no tool: {response.response!r:.200}")
+    failed = [source for source in response.sources if source.is_error]
+    if error_on_tool_error and failed:
+        raise InvalidInputError(f"the tool {failed[0].tool_name!r} failed: {failed[0].content}")
+    return response

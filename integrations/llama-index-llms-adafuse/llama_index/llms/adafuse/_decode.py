@@ -8,7 +8,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -26,7 +26,8 @@ from llama_index.llms.adafuse.events import (
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 
-from adafuse_llm import AdaFuseConfig, Engine, Generation, Round, StreamEvent
+from adafuse_llm import AdaFuseConfig, Engine, Generation, Request, Round, Run, StreamEvent
+from adafuse_llm.run import with_alternatives
 from adafuse_llm.summary import Summary, record
 
 dispatcher = get_dispatcher(__name__)
@@ -64,48 +65,60 @@ class Decode:
 
     Args:
         engine: the engine that decodes.
-        request: ``prompt`` or ``messages``, and options, as keywords of `Engine.stream`.
+        request: the request. Of several responses (option `n`), the first one counts.
         emit_events: whether to open a span and emit events.
     """
 
-    def __init__(self, engine: Engine, request: dict[str, Any], *, emit_events: bool) -> None:
+    def __init__(self, engine: Engine, request: Request, *, emit_events: bool) -> None:
         self._engine = engine
-        self._request = request
-        self._cancel = threading.Event()
+        self._requests = [request]
+        self._run: Run[StreamEvent] | None = None
+        self._done: dict[int, Generation] = {}
         self._lock = threading.Lock()
         self._span: str | None = None
-        self._config = engine.config.override(_options(request))
+        self._config = engine.config.override(request.options)
         if emit_events:
             self._enter_span(self._config)
 
     def result(self) -> Chunk:
-        """Return the whole response; of several responses (option `n`), the first."""
-        if self._config.n > 1:
-            return self._whole(self._generate())
-        *_, final = self._events(self._stream())
-        return self._whole(final.generation)
+        """Return the whole response."""
+        with self._ending():
+            self._run = self._engine.open(self._requests)
+        for _ in self._events(self._run):
+            pass
+        return self._whole()
 
     async def aresult(self) -> Chunk:
         """Return the whole response without blocking the event loop."""
-        if self._config.n > 1:
-            return self._whole(await self._agenerate())
-        async for event in self._aevents(await self._astream()):
-            final = event
-        return self._whole(final.generation)
+        with self._ending():
+            self._run = await self._engine.aopen(self._requests)
+        async for _ in self._aevents(self._run):
+            pass
+        return self._whole()
 
     def chunks(self) -> Generator[Chunk, None, None]:
-        """Return the chunks of the response, one per committed span and at least one."""
+        """Return the chunks of the response, one per committed span and at least one.
+
+        An invalid request raises an error before any computation.
+        """
         _register(self)
-        return self._chunks(self._stream())
+        with self._ending():
+            self._config.check_one_response()
+            self._run = self._engine.open(self._requests)
+        return self._chunks(self._run)
 
     async def achunks(self) -> AsyncGenerator[Chunk, None]:
         """Return the chunks of the response without blocking the event loop."""
         _register(self)
-        return self._achunks(await self._astream())
+        with self._ending():
+            self._config.check_one_response()
+            self._run = await self._engine.aopen(self._requests)
+        return self._achunks(self._run)
 
     def end(self, error: BaseException | None = None, generation: Generation | None = None) -> None:
         """Stop the decode and close its span. Further calls have no effect."""
-        self._cancel.set()
+        if self._run is not None:
+            self._run.close()
         with self._lock:
             span, self._span = self._span, None
         if span is None:
@@ -115,17 +128,36 @@ class Decode:
         else:
             dispatcher.span_drop(span, self._bound_args, self._engine, error)
 
-    def _chunks(self, stream: Iterator[StreamEvent]) -> Generator[Chunk, None, None]:
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the decode if an error is raised, or if nobody reads its events any more."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    def _events(self, run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:
+        with self._ending():
+            for number, event in run:
+                self._emit(number, event, run.size)
+                yield event
+
+    async def _aevents(self, run: Run[StreamEvent]) -> AsyncGenerator[StreamEvent, None]:
+        with self._ending():
+            async for number, event in run:
+                self._emit(number, event, run.size)
+                yield event
+
+    def _chunks(self, run: Run[StreamEvent]) -> Generator[Chunk, None, None]:
         text = ""
-        for event in self._events(stream):
+        for event in self._events(run):
             text += event.text
             yield self._piece(text, event)
 
-    async def _achunks(
-        self, stream: AsyncGenerator[StreamEvent, None]
-    ) -> AsyncGenerator[Chunk, None]:
+    async def _achunks(self, run: Run[StreamEvent]) -> AsyncGenerator[Chunk, None]:
         text = ""
-        async with aclosing(self._aevents(stream)) as events:
+        async with aclosing(self._aevents(run)) as events:
             async for event in events:
                 text += event.text
                 yield self._piece(text, event)
@@ -134,81 +166,25 @@ class Decode:
         raw = AdaFuseRaw.of_chunk(event)
         return Chunk(text, event.text, raw, self._logprobs(raw.rounds), event.reply_prefix)
 
-    def _whole(self, generation: Generation | None) -> Chunk:
-        assert generation is not None, "a decode ends with its generation or an error"
+    def _whole(self) -> Chunk:
+        generation = self._generation()
         raw, text = AdaFuseRaw.of_response(generation), generation.text
         return Chunk(text, text, raw, self._logprobs(raw.rounds), generation.reply_prefix)
 
+    def _generation(self) -> Generation:
+        """Return the first response, with the others as its alternatives."""
+        return with_alternatives([self._done[number] for number in sorted(self._done)])
+
     def _logprobs(self, rounds: Sequence[Round]) -> list[list[LogProb]] | None:
-        if not self._config.logprobs and not self._config.top_logprobs:
+        if self._config.counted_logprobs is None:
             return None
         return token_logprobs(rounds, self._config.leading_member(self._engine.members))
-
-    def _generate(self) -> Generation:
-        """Return the first of several responses, which are decoded together."""
-        try:
-            generation = self._engine.generate(**self._request, cancel=self._cancel)
-        except BaseException as error:
-            self.end(error)
-            raise
-        self._emit_all(generation)
-        return generation
-
-    async def _agenerate(self) -> Generation:
-        """Return the first of several responses without blocking the event loop."""
-        try:
-            generation = await self._engine.agenerate(**self._request, cancel=self._cancel)
-        except BaseException as error:
-            self.end(error)
-            raise
-        self._emit_all(generation)
-        return generation
-
-    def _stream(self) -> Iterator[StreamEvent]:
-        """Return the engine's stream. An invalid request raises an error before any computation."""
-        try:
-            return self._engine.stream(**self._request, cancel=self._cancel)
-        except BaseException as error:
-            self.end(error)
-            raise
-
-    async def _astream(self) -> AsyncGenerator[StreamEvent, None]:
-        """Return the engine's stream. An invalid request raises an error before any computation."""
-        try:
-            self._config.check_one_response()
-            return _without_index(
-                await self._engine.open_stream(**self._request, cancel=self._cancel)
-            )
-        except BaseException as error:
-            self.end(error)
-            raise
-
-    def _events(self, stream: Iterator[StreamEvent]) -> Generator[StreamEvent, None, None]:
-        try:
-            for event in stream:
-                self._emit(event)
-                yield event
-        except BaseException as error:
-            self.end(error)
-            raise
-
-    async def _aevents(
-        self, stream: AsyncGenerator[StreamEvent, None]
-    ) -> AsyncGenerator[StreamEvent, None]:
-        try:
-            async with aclosing(stream):
-                async for event in stream:
-                    self._emit(event)
-                    yield event
-        except BaseException as error:
-            self.end(error)
-            raise
 
     def _enter_span(self, config: AdaFuseConfig) -> None:
         """Open the decode's span as a child of the active span."""
         self._context = copy_context()
         self._span = f"AdaFuse.decode-{uuid.uuid4()}"
-        self._bound_args = inspect.signature(Engine.stream).bind(self._engine, **self._request)
+        self._bound_args = inspect.signature(Engine.open).bind(self._engine, self._requests)
         parent, tags = active_span_id.get(), _active_tags()
         dispatcher.span_enter(self._span, self._bound_args, self._engine, parent, tags)
         self._context.run(active_span_id.set, self._span)
@@ -221,20 +197,17 @@ class Decode:
             ),
         )
 
-    def _emit_all(self, generation: Generation) -> None:
-        """Emit all events of a whole response."""
-        for each in generation.rounds:
-            self._emit(StreamEvent(text=each.text, round=each))
-        self._emit(StreamEvent(text="", round=None, generation=generation))
-
-    def _emit(self, event: StreamEvent) -> None:
-        """Emit the event of a round. At the end, also emit the end event and close the span."""
+    def _emit(self, number: int, event: StreamEvent, size: int) -> None:
+        """Emit the event of a round of the first response. At the end, close the span."""
+        if event.generation is not None:
+            self._done[number] = event.generation
         if self._span is None:
             return
-        if event.round is not None:
+        if number == 0 and event.round is not None:
             round_event = AdaFuseRoundEvent(span_id=self._span, **record(event.round))
             self._context.run(dispatcher.event, round_event)
-        if (generation := event.generation) is not None:
+        if len(self._done) == size:
+            generation = self._generation()
             end = AdaFuseGenerationEndEvent(
                 span_id=self._span,
                 text=generation.text,
@@ -254,19 +227,6 @@ def _active_tags() -> dict[str, Any]:
     """
     variable = getattr(instrumentation, "active_instrument_tags", None)
     return {} if variable is None else dict(variable.get())
-
-
-async def _without_index(
-    events: AsyncGenerator[tuple[int, StreamEvent], None],
-) -> AsyncGenerator[StreamEvent, None]:
-    """Yield the events of the only response."""
-    async with aclosing(events):
-        async for _, event in events:
-            yield event
-
-
-def _options(request: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in request.items() if key not in ("prompt", "messages")}
 
 
 # Streams that stop when they are closed ---------------------------------------------------------

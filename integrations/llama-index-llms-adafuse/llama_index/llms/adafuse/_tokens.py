@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.utilities.token_counting import TokenCounter
 
-from adafuse_llm import Engine
+from adafuse_llm import Engine, Request
+from adafuse_llm.config import DecodeOptions
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class MemberTokenCounter(TokenCounter):
 
 def make_prompt_helper(
     engine: Engine,
-    request: dict[str, Any],
+    request: Request,
     *,
     given: str,
     window: int,
@@ -82,13 +83,15 @@ def make_prompt_helper(
 
     Args:
         engine: the engine.
-        request: an example of a request, with ``prompt`` or ``messages``.
+        request: an example of a request.
         given: the texts in the example that LlamaIndex counts. The helper reserves space for the
             rest of the example, such as the markers of chat templates.
         window: the smallest context window of the members, in tokens.
         num_output: maximum number of tokens of a response.
     """
-    encoded = engine.encode_prompt(**request)
+    encoded = engine.encode_prompt(
+        request.prompt, messages=request.messages, **cast("DecodeOptions", request.options)
+    )
     tokenizer = LongestTokenizer(engine, tuple(encoded))
     counted = tokenizer.by_member(given)
     reserved = max(len(ids) - len(counted[name]) for name, ids in encoded.items())

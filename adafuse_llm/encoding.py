@@ -1,0 +1,354 @@
+"""The members of a request: prompts in the tokens of each, and checks that a response has room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from adafuse_llm.adjustment import NOTHING, Adjustment
+from adafuse_llm.backends.base import AdjustsTokens, Backend, DrawsTokens
+from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
+from adafuse_llm.decoding.costs import PassTimes
+from adafuse_llm.decoding.member import Form, Member
+from adafuse_llm.errors import (
+    ContextWindowError,
+    GrammarError,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberError,
+    short_repr,
+)
+from adafuse_llm.request import Checked
+from adafuse_llm.runtime.vocabularies import Vocabularies
+from adafuse_llm.sampling import Sampling
+from adafuse_llm.strategies.base import check_listed
+from adafuse_llm.text.chat import as_plain_text
+from adafuse_llm.text.codec import encode_conversation
+from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText
+from adafuse_llm.text.opening import Opening, SpaceTokens
+from adafuse_llm.text.prompt_warnings import PromptWarnings
+from adafuse_llm.text.reply_start import check_variables, start_replies
+from adafuse_llm.text.templates import ReplyStart
+
+BEFORE = "\n"
+"""Text before a text whose tokens are counted, because the start of a prompt can differ."""
+
+Active = Sequence[tuple[Backend, float]]
+"""The members that decode, with their weights."""
+
+
+class Encoder:
+    """Encodes prompts for the members of an engine, and warns of prompts that work badly.
+
+    Args:
+        members: names of all members of the engine.
+
+    Attributes:
+        vocabularies: the members' tokens for spaces and grammars.
+        pass_times: what the forward passes of each member cost, by name.
+    """
+
+    def __init__(self, members: tuple[str, ...]) -> None:
+        self.vocabularies = Vocabularies()
+        self.pass_times = {name: PassTimes() for name in members}
+        self._names = members
+        self._warnings = PromptWarnings()
+
+    def warn_of_members(self, active: Active, given: Mapping[str, Any] | None) -> None:
+        """Warn of members that do not fit together. `given` has the variables for templates."""
+        codecs = {backend.name: backend.codec for backend, _ in active}
+        self._warnings.check_members(codecs, given, self._names)
+
+    def members(
+        self, checked: Checked, active: Active, top: int, *, to_score: bool = False
+    ) -> list[Member]:
+        """Return the active members with their encoded prompts.
+
+        Args:
+            checked: the request.
+            active: the active members.
+            top: number of likeliest tokens that each distribution lists.
+            to_score: whether the members score given texts. Leading whitespace of the texts then
+                counts after messages, too.
+        """
+        prompt, conversation, config = checked
+        check_listed([backend for backend, _ in active], top)
+        decodes_freely = not to_score and config.choices is None
+        sampling = None
+        if decodes_freely and config.temperature and config.seed is not None:
+            sampling = Sampling(
+                config.seed, config.temperature, config.top_p, config.top_k, config.min_p
+            )
+        given = prompt or ""
+        if conversation is not None:
+            given = as_plain_text(conversation.flat(), continues=conversation.continues)
+        text = given.rstrip(" ")
+        begun = given if conversation is None or conversation.continues else ""
+        spaces = len(begun) - len(begun.rstrip(" "))
+        grammar = None if to_score else Grammar.of(config)
+        response = None if grammar is None else grammar.text()
+        starts, prefix = self._reply_starts(checked, active, response, to_score=to_score)
+        if response is not None:
+            response = response.begun_with(prefix)
+        is_exact = bool(begun) or to_score or (grammar and grammar.begins_with_space)
+        opening = Opening(spaces, is_reply=not is_exact)
+        members = []
+        for backend, weight in active:
+            space_tokens = self.vocabularies.space_tokens(backend, spaces) if spaces else None
+            form = None
+            if grammar is not None and response is not None:
+                form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
+            start = starts.get(backend.name)
+            ids = _encode(backend, checked, start, bare=bool(space_tokens))
+            with _naming_member(backend):
+                if conversation is not None:
+                    self._warnings.check_conversation(
+                        backend.name, backend.codec, ids, conversation
+                    )
+                else:
+                    self._warnings.check_prompt(backend.name, backend.codec, ids, text)
+            if conversation is None and not text:
+                ids = ids or sorted(backend.end_ids)[:1]
+            if not ids:
+                raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
+            members.append(
+                Member(
+                    backend,
+                    ids,
+                    top,
+                    weight,
+                    text,
+                    limit=config.max_new_tokens,
+                    opening=opening,
+                    space_tokens=space_tokens,
+                    form=form,
+                    reply_prefix=prefix,
+                    sampling=sampling,
+                    adjustment=_adjustment(backend, config) if decodes_freely else None,
+                    pass_times=self.pass_times[backend.name],
+                )
+            )
+        _check_windows(members)
+        return members
+
+    def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
+        """Return the tokens of a whole prompt, by active member."""
+        starts, _ = self._reply_starts(checked, active, None, to_score=True)
+        return {
+            backend.name: _encode(backend, checked, starts.get(backend.name), bare=False)
+            for backend, _ in active
+        }
+
+    def _reply_starts(
+        self, checked: Checked, active: Active, response: GrammarText | None, *, to_score: bool
+    ) -> tuple[dict[str, ReplyStart], str]:
+        """Return how the chat templates begin the reply, and the text that they began it with."""
+        codecs = {backend.name: backend.codec for backend, _ in active}
+        given = checked.config.chat_template_kwargs
+        if checked.conversation is None:
+            check_variables(codecs, given, self._names)
+            return {}, ""
+        permits: Callable[[str], bool] | None = None if response is None else response.holds
+        if checked.config.choices is not None and not to_score:
+            permits = _permits_nothing
+        return start_replies(codecs, checked.conversation, given, self._names, permits)
+
+    def _form(
+        self,
+        backend: Backend,
+        grammar: Grammar,
+        response: GrammarText,
+        opening: Opening,
+        space_tokens: SpaceTokens | None,
+    ) -> tuple[Form, SpaceTokens | None]:
+        """Return the form of a response, and the member's tokens for the spaces of the prompt.
+
+        If no token of the member begins with these spaces as the grammar requires, the tokens are
+        None, so that the member reads the spaces as a part of the prompt.
+        """
+        vocabulary = self.vocabularies.grammar(backend)
+        if opening.spaces and space_tokens is not None:
+            state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
+            if not vocabulary.mask(state).is_empty:
+                return Form(response, vocabulary, state), space_tokens
+        lead = ONE_SPACE if opening.is_reply else NO_LEAD
+        state = vocabulary.matcher(grammar, lead, response.begun)
+        return Form(response, vocabulary, state), None
+
+
+def text_tokens(backend: Backend, text: str) -> list[int]:
+    """Return a member's tokens of a text behind other text."""
+    with _naming_member(backend):
+        return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)[0]
+
+
+def prepare_draws(active: Active, config: AdaFuseConfig) -> None:
+    """Prepare the active members to draw responses.
+
+    Raises:
+        InvalidOptionError: a member cannot draw tokens.
+    """
+    for backend, _ in active:
+        if not isinstance(backend, DrawsTokens):
+            raise InvalidOptionError(
+                f"option 'temperature': member {backend.name!r} cannot draw tokens; got "
+                f"{config.temperature}. Leave the member out with use=[...], or leave the "
+                "option out."
+            )
+        backend.prepare_draws()
+
+
+def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
+    """Check that all choices fit the limits of all members. Return the number of their tokens."""
+    choices = config.choices or ()
+    if members[0].opening.is_reply and (spaced := [each for each in choices if each[0].isspace()]):
+        raise InvalidOptionError(
+            f"option 'choices': a reply to messages cannot begin with whitespace; got "
+            f"{short_repr(spaced[0])}"
+        )
+    sizes = []
+    for member in members:
+        for text in choices:
+            forms = (text, f" {text}") if member.opening.is_reply else (text,)
+            for form in forms:
+                owed = 0 if member.holds_spaces else member.opening.spaces
+                sizes.append(member.size(" " * owed + form))
+    _check_minimum(members, config, max(sizes), "the longest of the choices")
+    return sum(sizes)
+
+
+def check_room(members: Sequence[Member], config: AdaFuseConfig) -> None:
+    """Check that the members have room for a short response that fits the grammar."""
+    grammar = members[0].grammar
+    if grammar is None:
+        return
+    closing = grammar.closing()
+    if closing is None:
+        raise GrammarError("no short text that fits the grammar was found. Simplify the grammar.")
+    sizes = []
+    for member in members:
+        owed = 0 if member.holds_spaces else member.opening.spaces
+        sizes.append(member.size(" " * owed + closing))
+    _check_minimum(members, config, max(sizes), "a short response of the required form")
+
+
+def _check_minimum(
+    members: Sequence[Member], config: AdaFuseConfig, minimum: int, what: str
+) -> None:
+    """Check that all members have room for `minimum` tokens.
+
+    Raises:
+        InvalidOptionError: ``max_new_tokens`` is lower.
+        ContextWindowError: a context window has no room.
+    """
+    if config.max_new_tokens < minimum:
+        raise InvalidOptionError(
+            f"option 'max_new_tokens': {what} has {minimum} tokens; got {config.max_new_tokens}. "
+            f"Allow at least {minimum}."
+        )
+    for member in members:
+        if member.window is not None and member.prompt_tokens + minimum > member.window:
+            raise ContextWindowError(
+                f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and "
+                f"{what} has {minimum}; its context window holds {member.window}. Shorten the "
+                "prompt, or leave this member out."
+            )
+
+
+def _permits_nothing(_: str) -> bool:
+    return False
+
+
+def _encode(
+    backend: Backend, checked: Checked, start: ReplyStart | None, *, bare: bool
+) -> list[int]:
+    """Encode a prompt with a member's tokenizer. Name the member in every error.
+
+    Args:
+        backend: the member.
+        checked: the request.
+        start: how the member's chat template begins the reply to the conversation.
+        bare: whether to leave out the spaces at the end of the text that the response continues.
+    """
+    prompt, conversation, _ = checked
+    with _naming_member(backend):
+        if conversation is not None and start is not None:
+            if bare:
+                conversation = conversation.with_last(lambda text: text.rstrip(" "))
+            return encode_conversation(backend.codec, conversation, start)
+        prompt = prompt or ""
+        return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
+
+
+@contextmanager
+def _naming_member(backend: Backend) -> Iterator[None]:
+    """Name the member in errors of its tokenizer."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"member {backend.name!r}: {error}") from error
+    except Exception as error:
+        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
+        raise MemberError(backend.name, reason) from error
+
+
+def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
+    """Return how a request changes a member's distributions. None if it does not.
+
+    Options that the request does not set are those of the member's checkpoint.
+
+    Raises:
+        InvalidOptionError: the member cannot change its distributions, or cannot write a text of
+            ``logit_bias``; or ``min_new_tokens`` is above ``max_new_tokens``.
+    """
+    can_adjust = isinstance(backend, AdjustsTokens)
+    own = backend.own_adjustment if isinstance(backend, AdjustsTokens) else NOTHING
+    given: dict[str, Any] = {
+        name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
+    }
+    if (texts := given.pop("logit_bias", None)) is not None:
+        given["biases"] = tuple((_encode_bias(backend, each), bias) for each, bias in texts.items())
+    adjustment = replace(own, **given)
+    if adjustment == NOTHING:
+        return None
+    if not can_adjust:
+        option = next(name for name in ADJUSTMENTS if getattr(config, name))
+        raise InvalidOptionError(
+            f"option {option!r}: member {backend.name!r} cannot change its distributions; got "
+            f"{short_repr(getattr(config, option))}. Leave the member out with use=[...], or leave "
+            "the option out."
+        )
+    if adjustment.min_new_tokens > config.max_new_tokens:
+        raise InvalidOptionError(
+            f"option 'min_new_tokens' must be at most max_new_tokens ({config.max_new_tokens}); "
+            f"got {adjustment.min_new_tokens}"
+        )
+    return replace(adjustment, end_ids=tuple(sorted(backend.end_ids)))
+
+
+def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
+    """Return a member's tokens for a text in the middle of a text."""
+    with _naming_member(backend):
+        context = backend.codec.encode_prompt(BEFORE)
+        ids, exact = backend.codec.encode_continuation(context, text)
+    if not exact or not ids:
+        raise InvalidOptionError(
+            f"option 'logit_bias': member {backend.name!r} cannot write the text "
+            f"{short_repr(text)}. Leave the text out, or leave the member out with use=[...]."
+        )
+    return tuple(ids)
+
+
+def _check_windows(members: Sequence[Member]) -> None:
+    """Check that the prompt leaves room for a response in every member's context window."""
+    full = [member for member in members if member.is_full(member.tree.root)]
+    if full:
+        tokens = "; ".join(
+            f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, whose "
+            f"context window holds {member.window} tokens, including the response"
+            for member in full
+        )
+        advice = "" if len(full) == len(members) else ", or leave these members out"
+        raise ContextWindowError(f"{tokens}. Shorten the prompt{advice}.")

@@ -1,0 +1,258 @@
+"""What an application asks an engine for, and the checks of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from typing_extensions import Self
+
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig, ChoiceOptions, DecodeOptions
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Conversation, check_conversation
+from adafuse_llm.text.words import check_text
+
+__all__ = ["Request"]
+
+T = TypeVar("T")
+
+Messages = Sequence[Mapping[str, Any]] | Conversation
+Tools = Sequence[Tool | Mapping[str, Any]]
+
+KEYWORDS = ("tools", "tool_choice", "cancel")
+"""Keyword arguments of calls that are no options."""
+
+
+class GivenChoice(ChoiceOptions, total=False):
+    """Types of the keyword arguments of `Engine.choose`. `Request` describes them."""
+
+    tools: Tools
+    tool_choice: str
+    cancel: threading.Event | None
+
+
+class Given(DecodeOptions, total=False):
+    """Types of the keyword arguments that every call takes. `Request` describes them."""
+
+    tools: Tools
+    tool_choice: str
+    cancel: threading.Event | None
+
+
+class Checked(NamedTuple):
+    """The checked input of a request.
+
+    Attributes:
+        prompt: the prompt; None for a conversation.
+        conversation: the conversation; None for a prompt.
+        config: the options.
+    """
+
+    prompt: str | None
+    conversation: Conversation | None
+    config: AdaFuseConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What an application asks an engine for: to answer messages, to continue a prompt, or to score
+    texts. `Engine.open` takes requests, and the other methods of `Engine` create them.
+
+    Attributes:
+        prompt: text to continue. Pass either a prompt or messages.
+        messages: a conversation to answer, as dicts with a role and content. Each member renders it
+            with its own chat template. An assistant's message may have ``tool_calls`` (dicts with
+            ``id``, ``name`` and ``arguments``) and ``reasoning_content`` (text for chat templates
+            that read it), and a tool's message the ``tool_call_id`` of the call that it answers.
+        tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
+            member reads tools, calls and results in the form of its own chat template, if the
+            template supports tools. All members write calls in the same form, which
+            :mod:`adafuse_llm.text.conversation` describes.
+        tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
+            any tool; or the name of a tool, to request a call of that tool. The choice becomes part
+            of the prompt and is not enforced.
+        texts: texts of at least one character to score as the response; None to decode one.
+        stops: whether the scores include the end of the response after each text.
+        options: options of `AdaFuseConfig`, which replace those of the engine.
+        timeout: maximum seconds that the request waits and computes. The time that it takes to
+            encode the prompt does not count.
+        cancel: an event that any thread can set to end the request after at most one more round.
+            The response then has the text so far and ``finish_reason="cancelled"``. If the event's
+            ``is_set`` raises an exception, the request ends with it.
+    """
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools = ()
+    tool_choice: str = "auto"
+    texts: Sequence[str] | None = None
+    stops: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    timeout: float | None = None
+    cancel: threading.Event | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **fields: Any) -> Self:
+        """Return a request with the keyword arguments of a call.
+
+        Args:
+            given: keyword arguments as in `Given`.
+            **fields: other fields of the request.
+        """
+        options = {**given}
+        named = {name: options.pop(name) for name in KEYWORDS if name in options}
+        return cls(options=options, **named, **fields)
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether an option of the request sets a grammar, which takes time to check."""
+        return any(self.options.get(name) is not None for name in GRAMMARS)
+
+    def checked(self, config: AdaFuseConfig, *, to_encode: bool = False) -> Checked:
+        """Check the request.
+
+        Args:
+            config: the options of the engine.
+            to_encode: whether only the tokens of the prompt are wanted. It can then be empty.
+
+        Raises:
+            InvalidInputError: prompt, messages, tools or texts cannot be used.
+            InvalidOptionError: an option, `timeout` or `cancel` cannot be used.
+        """
+        if self.texts is not None:
+            _check_texts(self.texts)
+        conversation = None
+        if self.messages is not None:
+            conversation = check_conversation(self.messages, self.tools, self.tool_choice)
+        elif self.tools or self.tool_choice != "auto":
+            raise InvalidInputError("tools and tool_choice need messages; got none")
+        _check_waiting(self.cancel, self.timeout)
+        config = config.override(self.options)
+        if (self.prompt is None) == (conversation is None):
+            raise InvalidInputError("pass either a prompt or messages")
+        if conversation is None:
+            _check_prompt(self.prompt, can_be_empty=to_encode or self.texts is not None)
+        elif config.continue_final_message:
+            conversation = conversation.continued()
+        return Checked(self.prompt, conversation, config)
+
+
+def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> list[T]:
+    """Return each request converted by `convert`.
+
+    Raises:
+        InvalidInputError: `convert` raised it. If there are several requests, the error names the
+            request, unless it is about an option.
+    """
+    results = []
+    for number, request in enumerate(requests):
+        try:
+            results.append(convert(request))
+        except InvalidOptionError:
+            raise
+        except InvalidInputError as error:
+            if len(requests) == 1:
+                raise
+            raise type(error)(f"input {number} of the batch: {error}") from error
+    return results
+
+
+def requests_of(
+    prompts: Any,
+    messages: Any,
+    given: Mapping[str, Any],
+    *,
+    texts: Any = None,
+    **fields: Any,
+) -> list[Request]:
+    """Return the requests of a batch.
+
+    Args:
+        prompts: a list of prompts, or None.
+        messages: a list of conversations, or None.
+        given: keyword arguments as in `Given`.
+        texts: a list with the texts to score for each of them; None to score nothing.
+        **fields: other fields of the requests.
+
+    Raises:
+        InvalidInputError: neither argument is a list of the right things, or both are given.
+    """
+    inputs = prompts if messages is None else messages
+    if (
+        (prompts is None) == (messages is None)
+        or isinstance(inputs, (str, bytes, Mapping))
+        or not isinstance(inputs, Iterable)
+    ):
+        raise InvalidInputError("pass a list of prompts, or a list of conversations")
+    batch = list(inputs)
+    for each in batch:
+        if messages is None and not isinstance(each, str):
+            raise InvalidInputError(
+                f"each prompt must be text; got {short_repr(each)}. Pass conversations as "
+                "messages=[conversation, ...]."
+            )
+        if messages is not None and isinstance(each, Mapping):
+            raise InvalidInputError(
+                "messages must be a list of conversations, and each conversation a list of "
+                "messages; got one conversation. Pass messages=[conversation]."
+            )
+    if texts is None:
+        texts = [None] * len(batch)
+    elif isinstance(texts, str) or len(texts := list(texts)) != len(batch):
+        raise InvalidInputError(
+            f"continuations must have a list of texts for each of the {len(batch)} inputs; got "
+            f"{short_repr(texts)}"
+        )
+    name = "prompt" if messages is None else "messages"
+    return [
+        Request.of(given, **{name: each}, texts=scored, **fields)
+        for each, scored in zip(batch, texts, strict=True)
+    ]
+
+
+def _check_waiting(cancel: threading.Event | None, timeout: float | None) -> None:
+    """Check how long a caller waits."""
+    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+        raise InvalidOptionError(
+            f"cancel must be a threading.Event, or None; got {short_repr(cancel)}"
+        )
+    if timeout is not None and not (
+        isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
+    ):
+        raise InvalidOptionError(
+            f"timeout must be a positive number of seconds, or None; got {timeout!r}"
+        )
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    """Check the texts to score."""
+    if isinstance(texts, str) or not texts:
+        raise InvalidInputError("continuations must be a list of at least one text")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise InvalidInputError(
+                f"a continuation must be non-empty text; got {short_repr(text)}"
+            )
+        check_text(text, "a continuation")
+
+
+def _check_prompt(prompt: str | None, *, can_be_empty: bool) -> None:
+    if not isinstance(prompt, str):
+        raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
+    check_text(prompt, "the prompt")
+    if not prompt.strip(" ") and not can_be_empty:
+        raise InvalidInputError("the prompt is empty, or has only spaces: pass a text to continue")
+
+
+def check_input_text(text: str) -> None:
+    """Check a text whose tokens are counted.
+
+    Raises:
+        InvalidInputError: it is not a valid text.
+    """
+    if not isinstance(text, str):
+        raise InvalidInputError(f"text must be text; got {type(text).__name__}")
+    check_text(text, "the text")

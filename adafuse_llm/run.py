@@ -1,0 +1,165 @@
+"""The handle of open requests: it starts them, gives their events, and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import closing
+from typing import Any, Generic, TypeVar
+
+from adafuse_llm.errors import RequestCancelledError
+from adafuse_llm.results import Generation, Round, Scores, StreamEvent
+
+__all__ = ["Run"]
+
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=StreamEvent | Scores)
+
+RoundObserver = Callable[[Round], None]
+Deliver = Callable[[int, Any], None]
+"""A function that receives the number of a response and its next event, or the error that ended
+it. Any thread can call it. It does not block."""
+
+CLOSED = "the run was closed before its requests were complete"
+
+
+class Run(Generic[E]):
+    """The responses (or scores) of the requests of one call of `Engine.open`, as they grow.
+
+    Iterate over it once, with ``for`` or ``async for``. Each item is the number of a response and
+    its next event. With the option ``n``, a request has n responses, which are numbered one after
+    the other. A `StreamEvent` with a ``generation``, and `Scores`, are the last event of their
+    response. The iteration ends with the last event of all, or raises the first error.
+
+    When the iteration ends, or nothing refers to the run any more, the engine stops the requests
+    that are not complete.
+
+    Args:
+        size: number of the responses.
+        start: function that starts all requests at the same time. The first item calls it.
+        stop: function that stops the requests that are not complete. Any thread can call it. It
+            has no reference to the run.
+        observers: functions to call with every round, in the thread that iterates.
+
+    Attributes:
+        size: number of the responses.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        start: Callable[[Deliver], None],
+        stop: Callable[[], None],
+        observers: Sequence[RoundObserver | None] = (),
+    ) -> None:
+        self.size = size
+        self._start = start
+        self._stop = weakref.finalize(self, stop)
+        self._stop.atexit = False
+        self._observers = [each for each in observers if each is not None]
+        self._deliver: Deliver | None = None
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Generator[tuple[int, E], None, None]:
+        events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._begin(lambda index, event: events.put((index, event)))
+        with closing(self):
+            unfinished = self.size
+            while unfinished:
+                index, event = events.get()
+                unfinished -= self._observed(event)
+                yield index, event
+
+    async def __aiter__(self) -> AsyncGenerator[tuple[int, E], None]:
+        loop, stop = asyncio.get_running_loop(), self._stop
+        events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+
+        def deliver(index: int, event: Any) -> None:
+            try:
+                loop.call_soon_threadsafe(events.put_nowait, (index, event))
+            except RuntimeError:  # the event loop is closed, so nobody waits any longer
+                stop()
+
+        self._begin(deliver)
+        with closing(self):
+            unfinished = self.size
+            while unfinished:
+                index, event = await events.get()
+                unfinished -= self._observed(event)
+                yield index, event
+
+    def results(self) -> list[Any]:
+        """Wait for all requests. Return their generations (or scores) in order."""
+        with closing(self):
+            done = dict(each for each in map(_result, self) if each is not None)
+        return [done[index] for index in range(self.size)]
+
+    async def aresults(self) -> list[Any]:
+        """Like `results`, but do not block the event loop."""
+        with closing(self):
+            done = dict([each async for item in self if (each := _result(item)) is not None])
+        return [done[index] for index in range(self.size)]
+
+    def close(self) -> None:
+        """Stop the requests that are not complete.
+
+        Any thread can call this, several times. An iteration that waits for an event ends with
+        `RequestCancelledError`.
+        """
+        self._stop()
+        with self._lock:
+            deliver, self._deliver = self._deliver, _ignore
+        if deliver is not None:
+            deliver(0, RequestCancelledError(CLOSED))
+
+    def _begin(self, deliver: Deliver) -> None:
+        """Start the requests, unless the run is closed or has started.
+
+        Raises:
+            RequestCancelledError: it is.
+        """
+        with self._lock:
+            if self._deliver is not None:
+                raise RequestCancelledError(f"{CLOSED}, or it is read a second time")
+            self._deliver = deliver
+            self._start(deliver)
+
+    def _observed(self, event: StreamEvent | Scores | BaseException) -> bool:
+        """Call the observers with the round of an event. Return whether the response is complete.
+
+        Raises:
+            BaseException: the error that ended the response.
+        """
+        if isinstance(event, BaseException):
+            raise event
+        if isinstance(event, Scores):
+            return True
+        if event.round is not None:
+            for observer in self._observers:
+                try:
+                    observer(event.round)
+                except Exception:
+                    logger.exception("an on_round observer failed in round %d", event.round.index)
+        return event.generation is not None
+
+
+def with_alternatives(generations: Sequence[Generation]) -> Generation:
+    """Return the first response to a request, with the others as its alternatives."""
+    first, *others = generations
+    return first.model_copy(update={"alternatives": tuple(others)}) if others else first
+
+
+def _result(item: tuple[int, StreamEvent | Scores]) -> tuple[int, Any] | None:
+    """Return the number and the result of a response, if the event is its last one."""
+    index, event = item
+    result = event if isinstance(event, Scores) else event.generation
+    return None if result is None else (index, result)
+
+
+def _ignore(index: int, event: Any) -> None:
+    """Deliver nothing, because nobody reads."""

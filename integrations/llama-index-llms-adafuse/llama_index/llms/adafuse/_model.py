@@ -1,0 +1,439 @@
+"""The fields, members and options of the LlamaIndex LLM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.adafuse.errors import adapter_errors
+from typing_extensions import Self, Unpack
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    Engine,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberSpec,
+    RuntimeConfig,
+)
+from adafuse_llm.adapters.enforcing import Enforce
+from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
+from adafuse_llm.adapters.options import Unsupported, check_option_names
+from adafuse_llm.config import CONSTRAINTS, DecodeOptions
+
+if TYPE_CHECKING:
+    import torch
+    from llama_index.core.callbacks import CallbackManager
+    from llama_index.core.rate_limiter import BaseRateLimiter
+    from llama_index.core.types import BaseOutputParser
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
+_LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
+_OTHER_NAMES_OF_MEMBERS = ("member", "model", "models", "model_id", "model_name", "model_path")
+
+
+def _option(name: str) -> Any:
+    """Return a field for an option of `AdaFuseConfig`; None means the engine's value."""
+    return Field(default=None, description=AdaFuseConfig.model_fields[name].description)
+
+
+class LLMOptions(DecodeOptions, total=False):
+    """The keyword arguments of `AdaFuseLLM`, for type checkers."""
+
+    dtype: str | torch.dtype
+    device_map: str | None
+    revision: str | None
+    trust_remote_code: bool
+    runtime: RuntimeConfig
+    context_window: int | None
+    is_chat_model: bool | None
+    emit_events: bool
+    retries: int
+    enforce: Enforce
+    complete_as_chat: bool | None
+    react_stop: bool
+    unsupported: Unsupported
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    num_predict: int | None
+    num_return_sequences: int | None
+    stop_sequences: str | Sequence[str] | None
+    system_prompt: str | None
+    messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
+    completion_to_prompt: Callable[[str], str] | None
+    query_wrapper_prompt: BasePromptTemplate | str | None
+    callback_manager: CallbackManager
+    output_parser: BaseOutputParser | None
+    pydantic_program_mode: PydanticProgramMode | str
+    rate_limiter: BaseRateLimiter | None
+
+
+class EnsembleLLM(CustomLLM, FunctionCallingLLM):
+    """The base class of `AdaFuseLLM`, which describes the fields."""
+
+    model_config = ConfigDict(validate_assignment=True)
+
+    members: tuple[Any, ...] | None = Field(
+        default=None,
+        description="Folders, GGUF files, hub ids or MemberSpec objects; empty for the embedded "
+        "members.",
+    )
+    dtype: Any = Field(default="auto", description="Data type of the weights.")
+    device_map: str | None = Field(
+        default=None, description="Devices on which accelerate places the weights."
+    )
+    revision: str | None = Field(default=None, description="Revision of hub models.")
+    trust_remote_code: bool = Field(
+        default=False, description="Whether to run code from model repositories."
+    )
+    runtime: RuntimeConfig = Field(
+        default_factory=RuntimeConfig,
+        description="Settings of the engine's scheduler and caches.",
+    )
+    context_window: int | None = Field(
+        default=None,
+        ge=1,
+        description="Context window in the metadata, in tokens. Default: the smallest of the "
+        "active members.",
+    )
+    is_chat_model: bool | None = Field(
+        default=None,
+        description="Whether LlamaIndex sends chats instead of completions. Default: whether an "
+        "active member has a chat template.",
+    )
+    emit_events: bool = Field(
+        default=True,
+        description="Whether to emit instrumentation events for the rounds. Each response has "
+        "its own span.",
+    )
+    retries: int = Field(
+        default=2,
+        ge=0,
+        description="How many times to request another reply if a reply is malformed.",
+    )
+    enforce: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Whether to enforce the form of tool calls and objects: 'auto' (where "
+        "possible), True (or raise an error), False.",
+    )
+    complete_as_chat: bool | None = Field(
+        default=None,
+        description="Whether completions go through the members' chat templates. Default: whether "
+        "an active member has one and completion_to_prompt is not set.",
+    )
+    react_stop: bool = Field(
+        default=True,
+        description="Whether the reply to a ReAct agent ends at a line that begins with "
+        "'Observation:'.",
+    )
+    unsupported: Unsupported = Field(
+        default="error",
+        description="What happens to options of other providers that do not exist here: 'error', "
+        "or 'warn' to drop them with a warning.",
+    )
+    margin_threshold: float | None = _option("margin_threshold")
+    max_words: int | None = _option("max_words")
+    branching_factor: int | None = _option("branching_factor")
+    max_word_tokens: int | None = _option("max_word_tokens")
+    max_word_letters: int | None = _option("max_word_letters")
+    max_new_tokens: int | None = _option("max_new_tokens")
+    stop: tuple[str, ...] | None = _option("stop")
+    weights: dict[str, float] | tuple[float, ...] | None = _option("weights")
+    json_schema: Any = _option("json_schema")
+    regex: str | None = _option("regex")
+    grammar: str | None = _option("grammar")
+    choices: tuple[str, ...] | None = _option("choices")
+    use: tuple[str, ...] | None = _option("use")
+    temperature: float | None = _option("temperature")
+    top_p: float | None = _option("top_p")
+    top_k: int | None = _option("top_k")
+    min_p: float | None = _option("min_p")
+    seed: int | None = _option("seed")
+    n: int | None = _option("n")
+    repetition_penalty: float | None = _option("repetition_penalty")
+    presence_penalty: float | None = _option("presence_penalty")
+    frequency_penalty: float | None = _option("frequency_penalty")
+    no_repeat_ngram_size: int | None = _option("no_repeat_ngram_size")
+    min_new_tokens: int | None = _option("min_new_tokens")
+    logit_bias: dict[str, float] | None = _option("logit_bias")
+    logprobs: bool | None = _option("logprobs")
+    top_logprobs: int | None = _option("top_logprobs")
+    chat_template_kwargs: dict[str, Any] | None = _option("chat_template_kwargs")
+    continue_final_message: bool | None = _option("continue_final_message")
+
+    _passed_engine: Engine | None = PrivateAttr(default=None)
+    _fixed_options: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _warnings: set[str] = PrivateAttr(default_factory=set)
+
+    def __init__(
+        self,
+        members: Sequence[str | MemberSpec | dict[str, Any]] | None = None,
+        *,
+        engine: Engine | None = None,
+        **kwargs: Unpack[LLMOptions],
+    ) -> None:
+        fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
+        given: dict[str, Any] = {**kwargs}
+        for name in _OTHER_NAMES_OF_MEMBERS:
+            if name in given:
+                raise InvalidOptionError(
+                    f"unknown option {name!r}. Did you mean 'members'? It takes a list of folders, "
+                    "hub ids or MemberSpec objects: members=[...]"
+                )
+        base = {key: given.pop(key) for key in fields & {*given}}
+        warnings: list[str] = []
+        options = check_option_names(
+            given,
+            extra=sorted(fields),
+            unsupported=base.get("unsupported") or "error",
+            warn=warnings.append,
+        )
+        config = AdaFuseConfig(**options)
+        check_engine(engine)
+        if (members is None) == (engine is None):
+            raise InvalidInputError(
+                "pass either members=[...] (folders, hub ids or MemberSpec) or engine=...; "
+                "AdaFuseLLM.from_embedded() uses the small models that ship with adafuse-llm"
+            )
+        if engine is not None and (loading := [key for key in _LOADING if key in base]):
+            raise InvalidInputError(
+                f"engine= cannot be combined with {', '.join(loading)}, because the engine is "
+                "already loaded; pass loading options when you create the engine"
+            )
+        if (mode := base.get("pydantic_program_mode")) not in (None, *_PROGRAM_MODES):
+            raise InvalidInputError(
+                f"pydantic_program_mode must be 'default' or 'llm'; got {mode!r}. With both, "
+                "structured prediction enforces the schema of the object where it can"
+            )
+        ensemble = Ensemble(given=engine) if members is None else Ensemble.of(members)
+        if isinstance(base.get("query_wrapper_prompt"), str):
+            base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
+        super().__init__(
+            members=None if members is None else ensemble.members,
+            **{key: value for key, value in base.items() if value is not None},
+            **{name: getattr(config, name) for name in options},
+        )
+        self._passed_engine = engine
+        if self.temperature is None:
+            self.temperature = (engine.config if engine else config).temperature
+        for message in warnings:
+            self._warn_once(message)
+
+    @classmethod
+    def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
+        """Create an LLM from the three small members that ship with adafuse-llm.
+
+        Raises:
+            InvalidInputError: `members` or `engine` is given.
+            InvalidOptionError: an option is unknown or out of range.
+        """
+        if given := [name for name in ("members", "engine") if name in kwargs]:
+            raise InvalidInputError(
+                f"from_embedded has no argument {given[0]!r}, because its members ship with "
+                f"adafuse-llm. For other members, call AdaFuseLLM({given[0]}=...); to choose among "
+                "the three, pass use=[...]"
+            )
+        return cls(members=[], **kwargs)
+
+    @classmethod
+    def from_config(cls, path: str | PathLike[str], **kwargs: Unpack[LLMOptions]) -> Self:
+        """Create an LLM from a configuration file, such as one written by ``adafuse tune``.
+
+        Args:
+            path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
+            **kwargs: arguments of the constructor, which override the file.
+
+        Raises:
+            InvalidInputError: the file cannot be read, or has unknown or invalid content.
+        """
+        return cls(**{"members": [], **fields_from_config(path), **kwargs})
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "AdaFuseLLM"
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. The first access loads the members.
+
+        Raises:
+            LoadError: a member cannot be loaded.
+        """
+        return self._ensemble.engine()
+
+    def warmup(self) -> Self:
+        """Load the members now instead of on the first call; return the LLM."""
+        self._ensemble.engine()
+        return self
+
+    def unload(self) -> None:
+        """Release the members. The next call loads them again.
+
+        This affects all LLMs that share the members. An engine passed as `engine` stays open.
+        """
+        self._ensemble.unload()
+
+    @property
+    @adapter_errors()
+    def metadata(self) -> LLMMetadata:
+        """Context window, output limit and abilities.
+
+        They are read from the members' files. Reading them loads the members only if one of these
+        files is not on this machine or does not tell.
+
+        ``is_chat_model`` is true if at least one active member has a chat template. The other
+        members then read messages as plain text. ``is_function_calling_model`` is true if the LLM
+        is a chat model, and well-formed tool calls can be enforced. LlamaIndex then uses function
+        agents and programs that call functions.
+        """
+        config = self._config(self._options({}))
+        names = tuple(config.member_weights(self._ensemble.names))
+        is_chat = self.is_chat_model
+        if is_chat is None:
+            is_chat = bool(self._told(lambda ensemble: ensemble.is_chat_model(names)))
+        return LLMMetadata(
+            context_window=self.context_window
+            or self._told(lambda ensemble: ensemble.context_window(names))
+            or LLMMetadata().context_window,
+            num_output=config.max_new_tokens,
+            is_chat_model=is_chat,
+            is_function_calling_model=is_chat and self._can_enforce_calls,
+            model_name=self._model_name,
+        )
+
+    @property
+    def max_tokens(self) -> int:
+        """Another name of `max_new_tokens`. If that is not set, this is the engine's value."""
+        return self._config(self._options({})).max_new_tokens
+
+    @max_tokens.setter
+    def max_tokens(self, value: int | None) -> None:
+        self.max_new_tokens = value
+
+    def to_payload(self) -> dict[str, Any]:
+        if self._ensemble.is_loaded:
+            return super().to_payload()
+        return {"class_name": self.class_name(), "model_name": self._model_name}
+
+    # Copies and pickles -----------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        for shared in (self._passed_engine, self.callback_manager, self.rate_limiter):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in AdaFuseConfig.model_fields and value is not None:
+            value = getattr(AdaFuseConfig().override({name: value}), name)
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._passed_engine is not None:
+            raise TypeError(
+                "an LLM with a passed engine cannot be pickled, because pickles contain no "
+                "weights; create the LLM with members=[...], which the other process can load"
+            )
+        return super().__getstate__()
+
+    @field_serializer("members")
+    def _serialize_members(self, members: tuple[MemberSpec, ...] | None) -> list[Any] | None:
+        return self._ensemble.identity["members"] if members else None if members is None else []
+
+    @field_serializer("dtype")
+    def _serialize_dtype(self, dtype: Any) -> str:
+        return str(dtype)
+
+    # ------------------------------------------------------------------------------------------
+
+    @property
+    def _ensemble(self) -> Ensemble:
+        if self._passed_engine is not None:
+            return Ensemble(given=self._passed_engine)
+        return Ensemble.of(self.members or (), **{key: getattr(self, key) for key in _LOADING})
+
+    @property
+    def _model_name(self) -> str:
+        return "+".join(self.use or self._ensemble.names)
+
+    def _options(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call: those of the LLM, updated with the call's overrides."""
+        fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
+        options = {name: value for name, value in fields.items() if value is not None}
+        return merged_options(options, self._fixed_options, self._checked(overrides))
+
+    def _checked(self, given: Mapping[str, Any], *, extra: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the options of a call under the engine's names, without those to be dropped."""
+        options = {**given}
+        unsupported = options.pop("unsupported", None) or self.unsupported
+        return check_option_names(
+            options, extra=extra, unsupported=unsupported, warn=self._warn_once
+        )
+
+    def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
+        """Return the engine's options, overridden by `options`. This loads nothing."""
+        config = self.engine.config if self._ensemble.is_loaded else AdaFuseConfig()
+        return config.override(options)
+
+    def _told(self, read: Callable[[Ensemble], T | None]) -> T | None:
+        """Read a property of the ensemble. Load the members if their files do not tell."""
+        value = read(self._ensemble)
+        if value is None and not self._ensemble.is_loaded:
+            self._ensemble.engine()
+            value = read(self._ensemble)
+        return value
+
+    def _active_members(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the members that decode with these options.
+
+        Raises:
+            InvalidOptionError: an option is out of range or does not match the members.
+        """
+        engine = self.engine
+        return tuple(engine.config.override(options).member_weights(engine.members))
+
+    @property
+    def _can_enforce_calls(self) -> bool:
+        if self.enforce is False:
+            return False
+        return bool(self._told(lambda ensemble: ensemble.can_enforce()))
+
+    def _warn_once(self, message: str) -> None:
+        """Log a warning, unless this LLM or a copy for a call already logged the same one."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            logger.warning(message)
+
+    async def _aload(self) -> None:
+        """Load the members without blocking the event loop."""
+        ensemble = self._ensemble
+        if not ensemble.is_loaded:
+            await asyncio.to_thread(ensemble.engine)
+
+
+def merged_options(*options: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge options. A constraint replaces all constraints before it."""
+    merged: dict[str, Any] = {}
+    for each in options:
+        if any(each.get(name) is not None for name in CONSTRAINTS):
+            merged = without_constraints(merged)
+        merged |= each
+    return merged
+
+
+def without_constraints(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options without those that determine the form of a response."""
+    return {name: value for name, value in options.items() if name not in CONSTRAINTS}

@@ -1,0 +1,56 @@
+"""Whether the form of a reply is enforced: one policy for the frameworks and the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, Tool
+from adafuse_llm.adapters.enforcing import Enforce, enforced
+from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.backends import FakeBackend
+
+pytestmark = pytest.mark.quick
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OBJECT = ReplyForm(schema=SCHEMA)
+CLOSED = {**SCHEMA, "additionalProperties": False}
+NO_CALLS = ReplyForm(tools=[Tool("add", "", {})], choice="none")
+
+
+def engine(**options: Any) -> AdaFuseEngine:
+    return AdaFuseEngine([FakeBackend("one", lambda _: {"a": 1.0})], AdaFuseConfig(**options))
+
+
+def fits(**_: Any) -> None:
+    """Every grammar can be followed."""
+
+
+def fails(**_: Any) -> None:
+    raise GrammarError("no")
+
+
+@pytest.mark.parametrize(
+    ("own", "form", "options", "enforce", "expected"),
+    [
+        ({}, ReplyForm(), {"use": "one"}, True, {"use": "one"}),
+        ({}, OBJECT, {"regex": "a+"}, True, {"regex": "a+"}),
+        ({}, OBJECT, {"n": 1}, "auto", {"n": 1, "json_schema": CLOSED}),
+        ({}, OBJECT, {}, False, {}),
+        ({"regex": "a+"}, OBJECT, {}, True, {"regex": None, "json_schema": CLOSED}),
+        ({"regex": "a+"}, OBJECT, {}, False, {"regex": None}),
+        ({"regex": "a+"}, NO_CALLS, {}, True, {}),
+        ({"regex": "a+"}, ReplyForm(), {}, True, {}),
+    ],
+)
+def test_the_options_that_enforce_a_form(
+    own: Any, form: ReplyForm, options: Any, enforce: Enforce, expected: Any
+) -> None:
+    assert enforced(engine(**own), form, options, enforce, check=fits) == (expected, "")
+
+
+def test_a_form_that_cannot_be_enforced_is_described_or_an_error() -> None:
+    assert enforced(engine(), OBJECT, {"n": 1}, "auto", check=fails) == ({"n": 1}, "no")
+    with pytest.raises(GrammarError, match="no"):
+        enforced(engine(), OBJECT, {}, True, check=fails)
