@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from adafuse_llm.config import NOT_SUPPORTED as OF_OTHERS
-from adafuse_llm.config import AdaFuseConfig, hint
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
+from adafuse_llm.option_errors import NOT_SUPPORTED as OF_OTHERS
+from adafuse_llm.option_errors import hint
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from adafuse_llm.config import NOT_SUPPORTED, AdaFuseConfig
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import nearest, short_repr
+from adafuse_llm.option_errors import NOT_SUPPORTED
 from adafuse_llm.serving.errors import invalid
 
 EXTENSION = "adafuse"

@@ -27,8 +27,9 @@ from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, Unsupported, check_option_names
-from adafuse_llm.config import CONSTRAINTS, Options, explain
+from adafuse_llm.config import CONSTRAINTS, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
+from adafuse_llm.option_errors import explain
 from adafuse_llm.summary import RoundDetail
 from langchain_adafuse._metadata import PROVIDER
 
