@@ -602,5 +602,5 @@ def test_each_member_of_an_engine_reads_its_own_form() -> None:
         assert scores.texts[0].nll != bare.texts[0].nll
         with pytest.raises(InvalidInputError, match="need messages"):
             engine.generate("?", tools=[ADD])
-        with pytest.raises(InvalidInputError, match="input 0 of the batch: message 0"):
-            engine.generate_batch(messages=[[{"role": "user", "tool_calls": [{}]}]])
+        with pytest.raises(InvalidInputError, match="input 1 of the batch: message 0"):
+            engine.generate_batch(messages=[turns, [{"role": "user", "tool_calls": [{}]}]])
