@@ -271,7 +271,7 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
     except Exception as error:
         raise _load_error(spec, name, error) from error
     check_weights(model, loading_info, label_of(spec, name))
-    backend_options: dict[str, Any] = {"static_cache": spec.static_cache, "compile": spec.compile}
+    backend_options: dict[str, Any] = {}
     if spec.prefix_cache_bytes is not None:
         backend_options["prefix_cache_bytes"] = spec.prefix_cache_bytes
     return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +49,12 @@ TRANSFORMERS_ONLY = {
     "device_map": "gpu_layers says how many layers run on GPUs: 0 for none; by default, all do.",
     "trust_remote_code": "A GGUF file contains no code.",
     "quantization_config": "The file is quantized already, or not; choose another file.",
-    "static_cache": "The cache of a GGUF member always has a fixed size (context).",
-    "compile": "llama.cpp needs no compilation at run time.",
     "allow_pickle": "A GGUF file contains no code.",
 }
 """Settings that are not for GGUF members, and what to do instead."""
+
+REMOVED = ("static_cache", "compile")
+"""Settings that do not exist any more. For one release, an error says what to use instead."""
 
 SERVER_ONLY = ("model", "api", "tokenizer", "api_key_env")
 """Settings that are for members on servers only, in addition to ``url``."""
@@ -92,9 +93,6 @@ class MemberSpec:
         prefix_cache_bytes: maximum size, in bytes, of the key/value rows that the member keeps from
             finished requests. Later requests that begin with the same tokens reuse these rows. With
             0, the member keeps no rows. The default is 256 MiB.
-        static_cache: whether to run decoding passes in fixed sizes. On a GPU, these passes run as
-            CUDA graphs. ``HuggingFaceBackend`` lists the requirements.
-        compile: whether to compile the passes of fixed size with ``torch.compile``.
         allow_pickle: whether to accept weights in pickle format, which can run code when loaded.
         process: whether to run the member in a process of its own. Members in processes run at the
             same time as other members.
@@ -144,8 +142,6 @@ class MemberSpec:
     trust_remote_code: bool | None = None
     quantization_config: Any = None
     prefix_cache_bytes: int | None = None
-    static_cache: bool = False
-    compile: bool = False
     allow_pickle: bool = False
     process: bool = False
     threads: int | None = None
@@ -163,8 +159,16 @@ class MemberSpec:
     api: str | None = None
     tokenizer: str | None = None
     api_key_env: str | None = None
+    static_cache: InitVar[object] = None  # in `REMOVED`
+    compile: InitVar[object] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *removed: object) -> None:
+        if given := [name for name, value in zip(REMOVED, removed, strict=True) if value]:
+            raise InvalidOptionError(
+                f"member {short_repr(self.path or self.url)}: there is no {' and no '.join(given)} "
+                "any more. For CUDA graphs and compiled passes, run the model on vLLM and pass "
+                "MemberSpec(url=...) (docs/guides/inference-servers.md)"
+            )
         if isinstance(self.path, os.PathLike):
             object.__setattr__(self, "path", str(self.path))
         _check_server(self)
@@ -184,11 +188,6 @@ class MemberSpec:
             raise InvalidOptionError(
                 f"member {self.path!r}: prefix_cache_bytes must be an integer of 0 or more; "
                 f"got {short_repr(cached)}"
-            )
-        if self.compile and not self.static_cache:
-            raise InvalidOptionError(
-                f"member {self.path!r}: compile=True needs a static cache; pass "
-                "static_cache=True, too"
             )
         if not isinstance(self.weight, (int, float)) or not 0 <= self.weight <= MAX_WEIGHT:
             raise InvalidOptionError(
@@ -428,7 +427,7 @@ def absolute_path(path: str) -> str:
 def _from_fields(values: Mapping[str, Any]) -> MemberSpec:
     allowed = [each.name for each in fields(MemberSpec)]
     for name in values:
-        if name not in allowed:
+        if name not in (*allowed, *REMOVED):
             raise InvalidOptionError(
                 f"a member has no setting {short_repr(name)}.{nearest(str(name), allowed)} "
                 f"The settings are: {', '.join(allowed)}."

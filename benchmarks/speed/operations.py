@@ -56,32 +56,28 @@ def compare(report: Report, shape: str, counts: Sequence[int], lengths: tuple[in
         lengths: tokens of the prompts of short and of long requests in one pass.
     """
     made = random_weights(shape)[0]
-    for static in (False, True):
-        form = "static" if static else "eager"
-        member = HuggingFaceBackend(
-            made.model, made.tokenizer, form, prefix_cache_bytes=0, static_cache=static
+    member = HuggingFaceBackend(made.model, made.tokenizer, "counted", prefix_cache_bytes=0)
+    for branches, name in ((1, "one token each"), (4, "1 to 4 tokens each")):
+        found = [_decoding_pass(member, [lengths[0]] * count, branches) for count in counts]
+        report.figures.append(
+            (
+                f"pass, {name}, {', '.join(map(str, counts))} requests: operations "
+                "(of these, computing)",
+                ", ".join(f"{each.operations} ({each.launches})" for each in found),
+            )
         )
-        for branches, name in ((1, "one token each"), (4, "1 to 4 tokens each")):
-            found = [_decoding_pass(member, [lengths[0]] * count, branches) for count in counts]
-            report.figures.append(
-                (
-                    f"{form} pass, {name}, {', '.join(map(str, counts))} requests: operations "
-                    "(of these, computing)",
-                    ", ".join(f"{each.operations} ({each.launches})" for each in found),
-                )
+        report.targets.append(
+            Target(
+                f"computing operations of one pass over {counts[-1]} requests / over "
+                f"{counts[0]}, {name}",
+                found[-1].launches / found[0].launches,
+                LIMIT,
             )
-            report.targets.append(
-                Target(
-                    f"computing operations of one {form} pass over {counts[-1]} requests / over "
-                    f"{counts[0]}, {name}",
-                    found[-1].launches / found[0].launches,
-                    LIMIT,
-                )
-            )
-        report.figures.append(_padding(member, lengths, form))
+        )
+    report.figures.append(_padding(member, lengths))
 
 
-def _padding(member: HuggingFaceBackend, lengths: tuple[int, int], form: str) -> tuple[str, str]:
+def _padding(member: HuggingFaceBackend, lengths: tuple[int, int]) -> tuple[str, str]:
     """Return how many attention scores padding adds if short and long requests share a pass."""
     short, long = lengths
     prompts = [short, long] * 4
@@ -89,7 +85,7 @@ def _padding(member: HuggingFaceBackend, lengths: tuple[int, int], form: str) ->
     found = _decoding_pass(member, prompts, 1).scores
     rows = sum(length + 3 for length in prompts)  # the pass is the third one
     needed = rows * config.num_attention_heads * config.num_hidden_layers
-    name = f"{form} pass over 4 requests of {short:,} tokens and 4 of {long:,}: attention scores"
+    name = f"pass over 4 requests of {short:,} tokens and 4 of {long:,}: attention scores"
     return name, f"{found / needed:.2f} x those without padding"
 
 
@@ -105,7 +101,7 @@ def _decoding_pass(member: HuggingFaceBackend, prompts: Sequence[int], branches:
     trees = [TokenTree([rng.randrange(100, 400) for _ in range(length)]) for length in prompts]
     for tree in trees:  # one by one, so that a pass does not hold all prompts
         member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
-    for _ in range(2):  # the first pass of a size may prepare it
+    for _ in range(2):  # the second pass follows a commit, as most passes do
         counter = Counter()
         with counter:
             member.evaluate([NodeQuery(tree, _nodes(tree, rng, branches), (), 2) for tree in trees])

@@ -228,24 +228,18 @@ def test_prompts_fit_a_cache_of_fixed_size() -> None:
     assert 64 < max(lengths) <= 150
 
 
-def static(recipe: Recipe) -> HuggingFaceBackend:
-    return HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), recipe.name, static_cache=True)
-
-
 @pytest.mark.parametrize(
-    ("recipe", "create", "form"),
+    ("recipe", "form"),
     [
-        (Recipe("llama", "bytelevel", seed=71), backend, "tree"),
-        (Recipe("mamba", "sentencepiece", seed=72), backend, "path"),
-        (Recipe("llama", "unigram", seed=73, window=64), static, "static"),
+        (Recipe("llama", "bytelevel", seed=71), "tree"),
+        (Recipe("mamba", "sentencepiece", seed=72), "path"),
+        (Recipe("llama", "unigram", seed=73, window=64), "tree"),
     ],
-    ids=["tree", "path", "static"],
+    ids=["tree", "path", "window"],
 )
-def test_members_with_a_model_pass(
-    recipe: Recipe, create: Callable[[Recipe], HuggingFaceBackend], form: str
-) -> None:
-    member = create(recipe)
-    assert form == ("static" if member.static_cache else member.form)
+def test_members_with_a_model_pass(recipe: Recipe, form: str) -> None:
+    member = backend(recipe)
+    assert member.form == form
     report = conformance.run_checks(
         Subject(
             lambda: member,

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from adafuse_llm.backends.base import NodeQuery, RestrictsTokens
 from adafuse_llm.backends.fake import END, FakeBackend
-from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.tree import TokenTree, is_allowed
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
-from tests.support.models import SINGLE_PRECISION, Recipe, backend, model, reference, tokenizer
+from tests.support.models import SINGLE_PRECISION, Recipe, backend, reference
 
 TREE = Recipe("llama", "bytelevel", seed=71)
 PATH = Recipe("mamba", "bytelevel", seed=72)
 CUT = Recipe("gpt2", "sentencepiece", seed=73)
-
-
-def static(recipe: Recipe) -> HuggingFaceBackend:
-    return HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), recipe.name, static_cache=True)
 
 
 def mask_of(tokens: Sequence[int]) -> bytes:
@@ -39,20 +34,13 @@ def test_a_mask_says_which_tokens_are_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "create", "form"),
-    [
-        (TREE, backend, "tree"),
-        (CUT, backend, "tree"),
-        (PATH, backend, "path"),
-        (TREE, static, "static"),
-    ],
-    ids=["tree", "sentencepiece", "path", "static"],
+    ("recipe", "form"),
+    [(TREE, "tree"), (CUT, "tree"), (PATH, "path")],
+    ids=["tree", "sentencepiece", "path"],
 )
-def test_summaries_list_only_allowed_tokens(
-    recipe: Recipe, create: Callable[[Recipe], HuggingFaceBackend], form: str
-) -> None:
-    member = create(recipe)
-    assert form == ("static" if member.static_cache else member.form)
+def test_summaries_list_only_allowed_tokens(recipe: Recipe, form: str) -> None:
+    member = backend(recipe)
+    assert member.form == form
     plain = reference(recipe)
     tolerance = SINGLE_TOLERANCE if recipe.arch in SINGLE_PRECISION else TOLERANCE
     vocabulary = plain.model.config.vocab_size

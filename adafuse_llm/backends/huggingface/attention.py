@@ -206,7 +206,6 @@ class BatchCall:
 
     def __init__(self, pieces: Sequence[Placed]) -> None:
         caches = [slot_rows(placed) for placed in pieces]
-        assert caches[0].slots is not None, "the pieces have slots"
         self._buffers = caches[0].slots
         self._indices = np.array([cache.index for cache in caches])
         first, last = int(self._indices[0]), int(self._indices[-1])

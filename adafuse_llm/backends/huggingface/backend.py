@@ -18,10 +18,8 @@ from adafuse_llm.backends.huggingface.architecture import context_window, end_id
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.generation import advice, ignored_settings, own_adjustment
 from adafuse_llm.backends.huggingface.passes import PackedPasses
-from adafuse_llm.backends.huggingface.pools import MAX_OVERSIZE
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
 from adafuse_llm.backends.huggingface.state import RequestState
-from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
@@ -63,19 +61,9 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
             finished requests. Later requests that begin with the same tokens reuse these rows. With
             0, the member keeps no rows. If a pass runs out of memory, the member drops all kept
             rows and repeats the pass once.
-        static_cache: whether to run decoding passes in fixed sizes over buffers that stay in place.
-            On a GPU, these passes run as CUDA graphs, which saves the kernel launches of small
-            passes. The buffers have room for up to four times the rows that concurrent requests
-            need, and stay allocated after these requests. This option requires the tree form and
-            shared passes. If the passes give wrong numbers, the member logs a warning and does not
-            use them.
-        compile: whether to compile these passes with ``torch.compile``, each size at its first use.
-            If compilation fails, the member logs a warning and runs the passes uncompiled.
 
     Attributes:
         form: the form in use, ``"tree"`` or ``"path"``.
-        static_cache: whether decoding passes have fixed sizes.
-        compiles: whether these passes are compiled.
         shares_passes: whether requests share forward passes.
         own_adjustment: the changes of distributions that the generation config asks for.
         ignored_settings: settings of the generation config that would change responses and that
@@ -95,23 +83,12 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         *,
         form: str = "auto",
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
-        static_cache: bool = False,
-        compile: bool = False,  # noqa: A002  # torch's and transformers' word for it
     ) -> None:
         if form not in FORMS:
             raise InvalidOptionError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
         if prefix_cache_bytes < 0:
             raise InvalidOptionError(
                 f"prefix_cache_bytes must be 0 or more; got {prefix_cache_bytes}"
-            )
-        if static_cache and form == "path":
-            raise InvalidOptionError(
-                "static_cache=True needs the tree form; got form='path'. "
-                "Remove one of the two options"
-            )
-        if compile and not static_cache:
-            raise InvalidOptionError(
-                "compile=True needs a static cache; pass static_cache=True, too"
             )
         if getattr(model.config, "is_encoder_decoder", False):
             raise UnsupportedModelError(
@@ -141,13 +118,10 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._space = AnchorSpace(lambda: model.get_input_embeddings().weight, tokenizer.get_vocab)
         trial = Trial(name, self._decoder, self._context_window)
-        self._executor = trial.choose(form, static=static_cache, compiled=compile)
+        self._executor = trial.choose(form)
         self._row_bytes, self._shares = trial.row_bytes, trial.shares
-        passes = self._executor.passes
         self.form = self._executor.form
-        self.shares_passes = isinstance(passes, (StaticPasses, PackedPasses))
-        self.static_cache = isinstance(passes, StaticPasses)
-        self.compiles = isinstance(passes, StaticPasses) and passes.compiled
+        self.shares_passes = isinstance(self._executor.passes, PackedPasses)
         if self.ignored_settings:
             logger.warning(
                 "member %r: its generation config sets %s, which members do not follow. %s",
@@ -180,11 +154,9 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens.
 
         A buffer grows by doubling, so it has room for up to twice the rows that the request needs.
-        With a static cache, both the number of slots and the rows per slot grow by doubling. In the
-        path form, a member keeps several states.
+        In the path form, a member keeps several states.
         """
-        copies = MAX_OVERSIZE if self.static_cache else 2 if self.form == "tree" else PATH_STATES
-        return tokens * self._row_bytes * copies
+        return tokens * self._row_bytes * (2 if self.form == "tree" else PATH_STATES)
 
     def free_bytes(self) -> int:
         """Return the number of bytes that the member can still cache.

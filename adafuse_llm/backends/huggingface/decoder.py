@@ -1,11 +1,10 @@
 """Run forward passes of a transformers model.
 
-Shapes: n new tokens, S requests in one batch, v vocabulary.
+Shapes: n new tokens, v vocabulary.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +13,6 @@ import torch
 
 from adafuse_llm.backends.huggingface.architecture import rotary_positions
 from adafuse_llm.backends.logits.rows import check_tokens, to_device
-
-COMPILED_SIZES = 64
-"""Maximum number of input sizes for which torch compiles a model. Further sizes run uncompiled."""
 
 
 class Decoder:
@@ -37,12 +33,6 @@ class Decoder:
         self.cache_name = next(
             (name for name in ("past_key_values", "cache_params") if name in parameters), None
         )
-
-    @property
-    def on_one_gpu(self) -> bool:
-        """Whether all weights are on one CUDA device."""
-        devices = {parameter.device for parameter in self.model.parameters()}
-        return devices == {self.device} and self.device.type == "cuda"
 
     @property
     def packs(self) -> bool:
@@ -106,21 +96,6 @@ class Decoder:
         logits = logits[: len(keep)]
         return precise(logits), output
 
-    def call(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any
-    ) -> torch.Tensor:
-        """Run one forward pass over `ids`, [S, n], and return the logits, [S, n, v]."""
-        inputs = {
-            "input_ids": ids,
-            "attention_mask": mask,
-            self.cache_name or "past_key_values": cache,
-            "use_cache": True,
-        }
-        if self._takes_positions:
-            inputs["position_ids"] = positions
-        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
-        return logits
-
     def plain(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
         """Return the logits after each of the `last` tokens of a sequence, [last, v].
 
@@ -130,20 +105,6 @@ class Decoder:
         kept = {"logits_to_keep": last} if self._takes_keep else {}
         output = self.model(input_ids=ids, use_cache=False, return_dict=True, **kept)
         return precise(output.logits[0, -last:])
-
-    def compiled(self) -> Decoder:
-        """Return a decoder that compiles the model for each size of its inputs.
-
-        The maximum number of compiled sizes is `COMPILED_SIZES` if ``torch.compile`` accepts a
-        limit, as in torch 2.13. Otherwise it is ``torch._dynamo.config.recompile_limit``. Further
-        sizes run uncompiled. This method does not change torch's global configuration.
-        """
-        options = {"recompile_limit": COMPILED_SIZES, "isolate_recompiles": True}
-        parameters = inspect.signature(torch.compile).parameters
-        supported: Any = {name: value for name, value in options.items() if name in parameters}
-        decoder = copy.copy(self)
-        decoder.model = torch.compile(self.model, dynamic=False, **supported)
-        return decoder
 
 
 def precise(logits: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,11 @@ from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS, PackedPasses
 from adafuse_llm.backends.huggingface.path_form import PathForm
 from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.huggingface.state import RequestState
-from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.logits.rows import Logits
 from adafuse_llm.tree import Node, TokenTree
 
-Passes = StaticPasses | PackedPasses | SinglePasses
+Passes = PackedPasses | SinglePasses
 """Any class that runs passes for requests in the tree form."""
 
 
@@ -50,7 +49,7 @@ class Executor:
         """
         if self.form == "tree":
             cache: KeyValues | None = rows
-            if isinstance(self.passes, (StaticPasses, PackedPasses)):
+            if isinstance(self.passes, PackedPasses):
                 cache = self.passes.pool.take(len(tree.ids), rows)
             chunked = not whole and self._decoder.takes_chunks(len(tree.ids))
             return TreeForm(tree, chunked=chunked, cache=cache)
@@ -96,9 +95,6 @@ def _batches(
     previous piece of the same request.
     """
     limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
-    # A static pass updates the row count of a request only at its end. So a request's next piece
-    # needs a later pass.
-    apart = int(isinstance(passes, StaticPasses))
     batches: list[list[tuple[RequestState, Piece]]] = []
     sizes: list[int] = []
     earliest = [0] * len(plans)
@@ -114,5 +110,5 @@ def _batches(
                 sizes.append(0)
             batches[index].append((plans[number][0], piece))
             sizes[index] += size
-            earliest[number] = index + apart
+            earliest[number] = index
     return batches

@@ -51,19 +51,17 @@ class PackedPasses:
             assert isinstance(piece.cache, SlotRows)
             needed[piece.cache] = len(piece.positions)  # the last piece of a request is the longest
         self.pool.reserve(needed)
-        logits = self.run_in_place(pieces)
-        for cache, rows in needed.items():
-            cache.rows = rows
-        return logits
-
-    def run_in_place(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Return the logits as `run` does. The rows of the pieces must fit, and are not counted."""
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
         keep = [start + i for start, piece in zip(starts, pieces, strict=False) for i in piece.keep]
         cache = PackedCache(pieces, self._windows, self._decoder.device)
-        return self._decoder.run(tokens, cache, keep=keep, positions=positions, mask=self._mask)[0]
+        logits, _ = self._decoder.run(
+            tokens, cache, keep=keep, positions=positions, mask=self._mask
+        )
+        for slot, rows in needed.items():
+            slot.rows = rows
+        return logits
 
 
 class SinglePasses:

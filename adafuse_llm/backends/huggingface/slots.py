@@ -26,37 +26,36 @@ class SlotRows:
     """The key/value rows of one request, in a slot. Implements `KeyValues`.
 
     Args:
-        room: estimated number of rows that the request needs.
+        slots: buffers with a free slot.
 
     Attributes:
-        slots: buffers that hold the rows; None if the request has its own buffers.
+        slots: buffers that hold the rows.
         index: the request's slot in these buffers.
         rows: number of rows in use.
     """
 
     pooled = True
+    slots: SlotBuffers
+    index: int
 
-    def __init__(self, room: int) -> None:
-        self.slots: SlotBuffers | None = None
-        self.index = -1
-        self.room = room
+    def __init__(self, slots: SlotBuffers) -> None:
         self.rows = 0
-        self._own = RowCache()
+        slots.add(self)
 
     @property
     def row_bytes(self) -> int:
         """Size of one row in all layers together, in bytes."""
-        return self._own.row_bytes if self.slots is None else self.slots.row_bytes
+        return self.slots.row_bytes
 
     @property
     def capacity(self) -> int:
         """Number of rows that fit into the buffers."""
-        return self._own.capacity if self.slots is None else self.slots.capacity
+        return self.slots.capacity
 
     @property
     def layers(self) -> list[LayerBuffers]:
-        """The buffers of each layer; empty if the request has no slot."""
-        return [] if self.slots is None else self.slots.layers
+        """The buffers of each layer."""
+        return self.slots.layers
 
     def write(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, start: int
@@ -65,8 +64,6 @@ class SlotRows:
 
         This method does not change the attribute `rows`, which increases at the end of the pass.
         """
-        if self.slots is None:
-            return self._own.write(key_states, value_states, layer_idx, start)
         end = start + key_states.shape[2]
         keys, values = (
             buffer[self.index, None, :, :end]
@@ -79,19 +76,14 @@ class SlotRows:
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """In every layer, keep the rows before `first` and then the given rows, in this order."""
         end = first + len(rows)
-        if self.slots is None:
-            self._own.keep(first, rows)
-        else:
-            for buffer in self.slots.buffers():
-                rows = to_device(rows, buffer.device)  # one copy serves all buffers of a device
-                slot = buffer[self.index]  # [k, capacity, d]
-                slot[:, first:end] = slot.index_select(1, rows)
+        for buffer in self.slots.buffers():
+            rows = to_device(rows, buffer.device)  # one copy serves all buffers of a device
+            slot = buffer[self.index]  # [k, capacity, d]
+            slot[:, first:end] = slot.index_select(1, rows)
         self.rows = end
 
     def copy(self, rows: torch.Tensor) -> RowCache:
         """Return a new cache that holds copies of the given rows, in this order."""
-        if self.slots is None:
-            return self._own.copy(rows)
         layers = []
         for pair in self.slots.layers:
             rows = to_device(rows, pair.keys.device)  # one copy serves all layers of a device
@@ -105,11 +97,6 @@ class SlotRows:
             rows = layer.get_seq_length()
             self.write(layer.keys[:, :, :rows], layer.values[:, :, :rows], index, 0)
         self.rows = cache.rows
-
-    def leave(self) -> None:
-        """Move the rows into the request's own buffers. The caller frees the slot."""
-        self._own = self.copy(torch.arange(self.rows)) if self.rows else RowCache()
-        self.slots, self.index = None, -1
 
 
 class SlotBuffers:
@@ -128,7 +115,7 @@ class SlotBuffers:
         layers: the buffers of each layer, which the first pass creates.
     """
 
-    def __init__(self, capacity: int = 0) -> None:
+    def __init__(self, capacity: int) -> None:
         self.slots = 0
         self.capacity = capacity
         self.layers: list[LayerBuffers] = []
@@ -184,9 +171,9 @@ class SlotBuffers:
             if (slot := moved()) is not None:
                 slot.index = index
 
-    def resize(self, slots: int, capacity: int) -> None:
-        """Replace the buffers by buffers of another size. The rows in use must fit."""
-        self.slots, self.capacity = slots, capacity
+    def resize(self, slots: int) -> None:
+        """Replace the buffers by buffers with another number of slots. The requests must fit."""
+        self.slots = slots
         filled = [(slot.index, slot.rows) for slot in self.live() if slot.rows]
         for number, pair in enumerate(self.layers):
             grown = LayerBuffers(*map(self._buffer, pair))

@@ -14,7 +14,6 @@ from adafuse_llm.backends.huggingface.executor import Executor, Passes
 from adafuse_llm.backends.huggingface.kv import device_shares
 from adafuse_llm.backends.huggingface.passes import PackedPasses, SinglePasses
 from adafuse_llm.backends.huggingface.state import RequestState
-from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree import Node, TokenTree
 
@@ -59,13 +58,11 @@ class Trial:
         self._window = window
         self._length = min(window or TRIAL_TOKENS, TRIAL_TOKENS) + self._crossed()
 
-    def choose(self, wanted: str, *, static: bool, compiled: bool) -> Executor:
+    def choose(self, wanted: str) -> Executor:
         """Return an executor for the fastest way of evaluation that gives correct numbers.
 
         Args:
             wanted: ``"tree"`` or ``"path"`` to require that form; ``"auto"`` to try both.
-            static: whether to try passes of fixed sizes.
-            compiled: whether to try to compile these passes.
 
         Raises:
             UnsupportedModelError: no way of evaluation gives correct numbers. The message gives the
@@ -74,17 +71,7 @@ class Trial:
         attention = tree_attention(self._decoder.model, self._decoder.device)
         ways: list[tuple[str, Passes | None]] = []
         if attention is not None and not attention.additive and self._decoder.packs:
-            if compiled:
-                ways.append(("tree", StaticPasses(self._decoder, attention, compiled=True)))
-            if static:
-                ways.append(("tree", StaticPasses(self._decoder, attention)))
             ways.append(("tree", PackedPasses(self._decoder, attention)))
-        elif static:
-            logger.warning(
-                "member %r does not use a static cache: its requests cannot share passes "
-                "(attn_implementation='sdpa' may help)",
-                self._name,
-            )
         if attention is not None:
             ways.append(("tree", SinglePasses(self._decoder, attention)))
         unsupported = "the model's layers or its attention implementation do not support tree masks"
@@ -96,9 +83,6 @@ class Trial:
             reason = self._try(executor)
             if reason is None:
                 return executor
-            if isinstance(passes, StaticPasses):
-                feature = "compilation" if passes.compiled else "a static cache"
-                logger.warning("member %r does not use %s: %s", self._name, feature, reason)
             reasons[form] = reason
         explained = "; ".join(
             f"{form} form: {reason}" for form, reason in reasons.items() if wanted in ("auto", form)

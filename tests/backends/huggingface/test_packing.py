@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -121,13 +122,12 @@ def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatc
     assert max(calls) <= 32
 
 
-@pytest.mark.parametrize("static_cache", [False, True])
 def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
-    static_cache: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 128)
     monkeypatch.setattr(executor, "PREFILL_TOKENS", 128)
-    made = member(Recipe("llama", seed=10), static_cache=static_cache, prefix_cache_bytes=0)
+    made = member(Recipe("llama", seed=10), prefix_cache_bytes=0)
     passes: list[list[int]] = []
     run = made._executor.passes.run  # type: ignore[union-attr]
     made._executor.passes.run = lambda pieces: (  # type: ignore[union-attr, method-assign]
@@ -143,12 +143,65 @@ def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
         return list(passes)
 
     assert evaluate(148, 150) == [[128], [128], [21, 23]]
-    if static_cache:  # a request has one piece in a pass
-        assert evaluate(66, 60, 66) == [[66, 61], [66, 1], [1]]
-        assert evaluate(100, 60, 20) == [[100, 21], [61, 1]]
-    else:
-        assert evaluate(66, 60, 66) == [[66, 61, 1], [66, 1]]
-        assert evaluate(100, 60, 20) == [[100, 21, 1], [61]]
+    assert evaluate(66, 60, 66) == [[66, 61, 1], [66, 1]]
+    assert evaluate(100, 60, 20) == [[100, 21, 1], [61]]
+
+
+def test_requests_join_and_leave_while_others_run() -> None:
+    recipe = Recipe("qwen3", seed=24, end_bias=-30.0)
+    budgets = (3, 40, 7, 25)
+    with AdaFuseEngine([member(recipe)]) as engine:
+        streams = [
+            engine.stream(p, max_new_tokens=n) for p, n in zip(PROMPTS, budgets, strict=False)
+        ]
+        for stream in streams:
+            next(stream)
+        late = engine.generate(PROMPTS[5], max_new_tokens=9)
+        ends = [[*stream][-1].generation for stream in streams]
+    for prompt, generation, budget in zip(
+        (*PROMPTS[:4], PROMPTS[5]), (*ends, late), (*budgets, 9), strict=True
+    ):
+        assert generation is not None
+        expected = decode([reference(recipe)], prompt, Options(max_new_tokens=budget))
+        assert_same(generation, expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_trees_that_grow_and_are_cut_at_random_have_the_same_numbers_alone(arch: str) -> None:
+    recipe, rng = Recipe(arch, seed=41), random.Random(arch)
+    together, alone = member(recipe, prefix_cache_bytes=2**14), member(recipe)
+    live: list[tuple[TokenTree, TokenTree]] = []
+    for _ in range(80):
+        if len(live) < 9 and rng.random() < 0.4:
+            ids = [rng.randrange(3, 400) for _ in range(rng.choice((1, 3, 20, 90, 300)))]
+            live.append((TokenTree(ids), TokenTree(ids)))
+        some = rng.sample(live, rng.randint(min(1, len(live)), len(live)))
+        drafts = [
+            [[rng.randrange(3, 400) for _ in range(rng.randint(1, 6))] for _ in range(4)]
+            for _ in some
+        ]
+        asks = [
+            [_query(tree, paths) for tree in trees]
+            for trees, paths in zip(some, drafts, strict=True)
+        ]
+        found = together.evaluate([ask for ask, _ in asks]) if asks else []
+        for result, (_, ask) in zip(found, asks, strict=True):
+            (expected,) = alone.evaluate([ask])
+            for left, right in zip(result.next, expected.next, strict=True):
+                assert left.logprobs == pytest.approx(right.logprobs, abs=TOLERANCE)
+        for trees, paths in zip(some, drafts, strict=True):
+            kept = rng.choice(paths)[: rng.randint(0, 6)]
+            for tree in trees if kept else ():
+                tree.commit(tree.grow(kept))
+        for trees in [trees for trees in live if rng.random() < 0.06]:
+            live.remove(trees)
+            for tree, made in zip(trees, (together, alone), strict=True):
+                made.release(tree)
+
+
+def _query(tree: TokenTree, paths: Sequence[Sequence[int]]) -> NodeQuery:
+    below = [node for path in paths for node in tree.path(tree.grow(path))]
+    return NodeQuery(tree, tuple(dict.fromkeys([tree.root, *below])), (), 3)
 
 
 def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:

@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from adafuse_llm.backends.huggingface.kv import RowCache
-from adafuse_llm.backends.huggingface.pools import (
-    FIRST_ROWS,
-    PATIENCE,
-    SPARE_ROWS,
-    SizeClasses,
-    StaticPool,
-)
+from adafuse_llm.backends.huggingface.pools import SPARE_ROWS, SizeClasses
 from adafuse_llm.backends.huggingface.slots import SlotBuffers, SlotRows
 
 
@@ -32,29 +26,35 @@ def values_of(slot: SlotRows) -> list[float]:
     return slot.copy(torch.arange(slot.rows)).layers[1].keys[0, 1, :, 3].tolist()
 
 
+def buffers_of(pool: SizeClasses) -> list[SlotBuffers]:
+    return list(pool._classes.values())
+
+
 def test_used_slots_are_the_first_ones_and_empty_rows_are_zero() -> None:
-    pool = StaticPool()
-    first, second, third = (pool.take(8, rows(8, value)) for value in (1.0, 2.0, 3.0))
-    assert (pool.slots, [s.index for s in (first, second, third)]) == (4, [0, 1, 2])
-    del first
+    pool = SizeClasses()
+    first, second, third, extra = (pool.take(8, rows(8, value)) for value in (1.0, 2.0, 3.0, 5.0))
+    (buffers,) = buffers_of(pool)
+    assert [s.index for s in (first, second, third, extra)] == [0, 1, 2, 3]
+    del first, extra
     gc.collect()
     fourth = pool.take(8, rows(5, 4.0))
-    assert [s.index for s in (third, second, fourth)] == [0, 1, 2]
+    assert buffers.slots == 4
+    assert {s.index for s in (third, second, fourth)} == {0, 1, 2}
     assert values_of(third) == [3.0] * 8
     assert values_of(second) == [2.0] * 8
     assert values_of(fourth) == [4.0] * 5
-    for buffer in pool.buffers():
-        assert not buffer[2, :, 5:].any(), "nothing is left of the request that was there"
+    for buffer in buffers.buffers():
+        assert not buffer[fourth.index, :, 5:].any(), "nothing is left of the request before"
         assert not buffer[3].any()
     del second, third, fourth
     gc.collect()
-    pool.reserve({})
-    assert not any(buffer.any() for buffer in pool.buffers())
+    assert not buffers.live()
+    assert not any(buffer.any() for buffer in buffers.buffers())
 
 
 @pytest.mark.quick
-def test_rows_survive_growth_reordering_and_leaving() -> None:
-    pool = StaticPool()
+def test_rows_survive_growth_and_reordering() -> None:
+    pool = SizeClasses()
     slot = pool.take(4, rows(4, 1.0))
     for value in (2.0, 3.0):
         more = rows(1, value)
@@ -64,63 +64,12 @@ def test_rows_survive_growth_reordering_and_leaving() -> None:
         slot.rows += 1
     slot.keep(2, torch.tensor([5, 3]))
     assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
+    others = [pool.take(4) for _ in range(7)]
+    assert {s.index for s in (slot, *others)} == set(range(8))
+    assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
     pool.reserve({slot: 5000})
-    assert pool.capacity == 8192
+    assert slot.capacity == 6144
     assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
-    small = [pool.take(4) for _ in range(7)]
-    assert slot.slots is None, "one long request does not make the pool mostly empty"
-    assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
-    assert pool.slots == 8
-    assert pool.slots * pool.capacity <= 4 * (5001 + 512), "what was needed at once before"
-    assert {s.index for s in small} == set(range(7))
-
-
-def test_the_pool_is_never_mostly_empty() -> None:
-    lengths = [10, 3000, 40, 700, 9, 9, 9, 20000, 50, 1000, 5, 5, 5, 5, 5, 5, 5]
-    pool = StaticPool()
-    slots: list[SlotRows] = []
-    most = 0
-    for length in lengths:
-        slots.append(pool.take(length))
-        live = [slot for slot in slots if slot.slots is not None]
-        most = max(most, sum(max(slot.room + 1, FIRST_ROWS) for slot in live))
-        assert pool.slots >= len(live)
-        assert all(slot.room < pool.capacity for slot in live)
-        assert pool.slots * pool.capacity <= 4 * most
-    assert sum(slot.slots is not None for slot in slots) > 10
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_the_pool_seldom_moves_when_short_and_long_requests_alternate(together: bool) -> None:
-    pool = StaticPool()
-    moves = []
-    for _ in range(32):
-        shorts = [pool.take(10) for _ in range(16)]
-        if not together:
-            assert all(slot.slots is not None for slot in shorts)
-            shorts.clear()
-        long = pool.take(5000)
-        pool.reserve({long: 5100})
-        moves.append(pool.moves)
-        del shorts, long
-    assert moves[0] <= 5
-    assert moves[-1] <= moves[0] + (0 if together else 5 * 32 / PATIENCE)
-
-
-def test_the_pool_turns_to_long_requests_when_there_are_no_others() -> None:
-    pool = StaticPool()
-    shorts = [pool.take(10) for _ in range(16)]
-    del shorts
-    slots = [pool.take(5000) for _ in range(PATIENCE + 2)]
-    assert [slot.slots for slot in slots] == [None] * PATIENCE + [pool, pool]
-    assert pool.capacity == 8192
-
-
-# Size classes ----------------------------------------------------------------------------------
-
-
-def buffers_of(pool: SizeClasses) -> list[SlotBuffers]:
-    return list(pool._classes.values())
 
 
 def test_requests_of_a_size_share_buffers_and_move_on_when_they_outgrow_them() -> None:
