@@ -1,6 +1,7 @@
 """`adafuse chat`: answers, the conversation so far, commands, errors, Ctrl-C."""
 
 import os
+import select
 import signal
 
 import pytest
@@ -99,7 +100,10 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(start, members):
     process.send_signal(signal.SIGINT)
     read_until(b"stopped")
     read_until(b"> ")
-    process.send_signal(signal.SIGINT)  # drops what was entered, which is nothing
+    ready: list[int] = []
+    while not ready:  # a signal between the prompt and the read of a line waits for the next key
+        process.send_signal(signal.SIGINT)  # drops what was entered, which is nothing
+        ready, _, _ = select.select([leader], [], [], 2)
     read_until(b"> ")
     os.write(leader, b"/quit\n")
     while _read(leader):
