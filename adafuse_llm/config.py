@@ -552,7 +552,7 @@ class AdaFuseConfig(Options):
                 "make a call that does not stream."
             )
 
-    def leading_member(self, members: Sequence[str]) -> str:
+    def reported_member(self, members: Sequence[str]) -> str:
         """Return the member with the highest weight among those that decode.
 
         If several members have it, return the first of them.

@@ -11,7 +11,7 @@ from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.backends.base import AdjustsTokens, Backend, DrawsTokens
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.costs import PassTimes
-from adafuse_llm.decoding.member import Form, Member
+from adafuse_llm.decoding.member import GrammarStart, Member
 from adafuse_llm.errors import (
     ContextWindowError,
     GrammarError,
@@ -162,7 +162,7 @@ class Encoder:
         response: GrammarText,
         opening: Opening,
         space_tokens: SpaceTokens | None,
-    ) -> tuple[Form, SpaceTokens | None]:
+    ) -> tuple[GrammarStart, SpaceTokens | None]:
         """Return the form of a response, and the member's tokens for the spaces of the prompt.
 
         If no token of the member begins with these spaces as the grammar requires, the tokens are
@@ -172,10 +172,10 @@ class Encoder:
         if opening.spaces and space_tokens is not None:
             state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
             if not vocabulary.mask(state).is_empty:
-                return Form(response, vocabulary, state), space_tokens
+                return GrammarStart(response, vocabulary, state), space_tokens
         lead = ONE_SPACE if opening.is_reply else NO_LEAD
         state = vocabulary.matcher(grammar, lead, response.begun)
-        return Form(response, vocabulary, state), None
+        return GrammarStart(response, vocabulary, state), None
 
 
 def text_tokens(backend: Backend, text: str) -> list[int]:

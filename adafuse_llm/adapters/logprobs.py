@@ -22,7 +22,7 @@ def openai_logprobs(rounds: Iterable[Round], member: str) -> dict[str, Any]:
 
     Args:
         rounds: rounds of one response that was decoded with ``logprobs``.
-        member: name of the member. See `AdaFuseConfig.leading_member`.
+        member: name of the member. See `AdaFuseConfig.reported_member`.
     """
     tokens = (token for done in rounds for token in done.logprobs.get(member, ()))
     return {

@@ -28,11 +28,11 @@ KINDS: dict[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in 
 """The errors that a client raises as the server did, by name."""
 
 
-class _Form(BaseModel):
+class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Input(_Form):
+class Input(_Message):
     """A prompt, or a conversation. Use `of` to create one.
 
     Attributes:
@@ -99,7 +99,7 @@ class OneRequest(Input):
     is_cancelled: bool = False
 
 
-class OpenRequest(_Form):
+class OpenRequest(_Message):
     """A request to open requests. The answer is a stream: `Head`, and then a `Line` per event.
 
     Attributes:
@@ -111,7 +111,7 @@ class OpenRequest(_Form):
     strategy: str | None = None
 
 
-class _Request(_Form):
+class _Request(_Message):
     """What all requests have.
 
     Attributes:
@@ -134,7 +134,7 @@ class TokensRequest(_Request):
     text: str | None = None
 
 
-class CancelRequest(_Form):
+class CancelRequest(_Message):
     """A request to end some requests of a stream. Their responses have the text so far.
 
     Attributes:
@@ -146,7 +146,7 @@ class CancelRequest(_Form):
     requests: tuple[int, ...]
 
 
-class Cancelled(_Form):
+class Cancelled(_Message):
     """The answer to `CancelRequest`.
 
     Attributes:
@@ -157,17 +157,17 @@ class Cancelled(_Form):
     found: bool = True
 
 
-class Tokens(_Form):
+class Tokens(_Message):
     """Tokens by member."""
 
     tokens: dict[str, list[int]]
 
 
-class Done(_Form):
+class Done(_Message):
     """The answer to a request without a result."""
 
 
-class Info(_Form):
+class Info(_Message):
     """What a client needs to know about the server's engine."""
 
     protocol: Literal[2]
@@ -178,7 +178,7 @@ class Info(_Form):
     pass_costs: dict[str, PassCost] = Field(default_factory=dict)
 
 
-class Head(_Form):
+class Head(_Message):
     """The first line of a stream: all inputs are checked and encoded.
 
     Attributes:
@@ -192,7 +192,7 @@ class Head(_Form):
     members: tuple[str, ...]
 
 
-class Failure(_Form):
+class Failure(_Message):
     """An error.
 
     Attributes:
@@ -230,7 +230,7 @@ class Failure(_Form):
         return kind(self.message)
 
 
-class Line(_Form):
+class Line(_Message):
     """Every further line of a stream: an event of a response, or the error that ended the stream.
 
     Attributes:

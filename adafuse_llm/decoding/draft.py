@@ -304,7 +304,7 @@ class Drafts:
         tips = [(node, 1.0) for node in wanted] if may_waste else []
         self._pool.expect(member)
         for candidate in self._pool.candidates:
-            end = self._pool.place(member, candidate)
+            end = self._pool.encode(member, candidate)
             if end is not None:
                 path = member.tree.path(end)
                 is_likely = self._is_likely(member, candidate)
@@ -344,9 +344,9 @@ class Drafts:
         longest = min(limit, root.length + self._max_new_tokens)
         nodes = dict.fromkeys(node for node in copied if node.length <= longest)
         for candidate in dict.fromkeys(self._likeliest.values()):
-            placed = member.place(self._pool.written(member, candidate.text))
-            if placed is not None and placed[0].length <= limit:
-                nodes.update(dict.fromkeys(member.tree.path(placed[0])))
+            encoded = member.encode(self._pool.written(member, candidate.text))
+            if encoded is not None and encoded[0].length <= limit:
+                nodes.update(dict.fromkeys(member.tree.path(encoded[0])))
         return list(nodes)
 
     def _may_waste(self, member: Member) -> bool:
@@ -378,9 +378,9 @@ class Drafts:
         proposer = candidate.proposers[0]
         if proposer is not member and chance >= KNOWN_CHANCE:
             known = _known_after(proposer, candidate.ends[proposer])
-            placed = member.place(known, end) if known else None
-            if placed is not None:
-                yield placed[0], chance
+            encoded = member.encode(known, end) if known else None
+            if encoded is not None:
+                yield encoded[0], chance
                 return
         yield from ((node, chance) for node in self._next(member, end))
 

@@ -28,7 +28,7 @@ token followed once, the same token followed more often, or different tokens fol
 case, the most recent one has the hit rate of the list, and the others have `PRIOR_OTHER`. These
 values were measured on prose of the embedded members."""
 
-Place = tuple[Sequence[int], int]
+Occurrence = tuple[Sequence[int], int]
 """Tokens, and the index of the token that follows the indexed ones."""
 
 
@@ -42,7 +42,7 @@ class Lookup:
 
     def __init__(self) -> None:
         self._read = 0
-        self._places: defaultdict[tuple[int, ...], list[Place]] = defaultdict(list)
+        self._occurrences: defaultdict[tuple[int, ...], list[Occurrence]] = defaultdict(list)
         self._rates: dict[tuple[int, int, int], HitRate] = {}
 
     def after(
@@ -92,18 +92,18 @@ class Lookup:
     def _index(self, tokens: Sequence[int], start: int, stop: int | None = None) -> None:
         """Index the tokens from `start` to `stop`, which follow the tokens before them."""
         for end in range(start, len(tokens) if stop is None else stop):
-            place = (tokens, end)
-            self._places[(tokens[end - 1],)].append(place)
+            occurrence = (tokens, end)
+            self._occurrences[(tokens[end - 1],)].append(occurrence)
             if end > 1:
-                self._places[tokens[end - 2], tokens[end - 1]].append(place)
+                self._occurrences[tokens[end - 2], tokens[end - 1]].append(occurrence)
 
     def _guesses(self, last: tuple[int, ...]) -> list[tuple[int, HitRate]]:
         """Return guesses of the token after `last`, the most recent one first."""
-        places = self._places.get(last[-2:]) or self._places.get(last[-1:])
-        if not places:
+        occurrences = self._occurrences.get(last[-2:]) or self._occurrences.get(last[-1:])
+        if not occurrences:
             return []
         longest, following = 0, Counter[int]()
-        for tokens, end in islice(reversed(places), MAX_OCCURRENCES):
+        for tokens, end in islice(reversed(occurrences), MAX_OCCURRENCES):
             equal = _equal(tokens, end, last)
             if equal > longest:
                 longest, following = equal, Counter()

@@ -74,7 +74,7 @@ Steps = Generator[tuple[Query, ...], None, T]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class GrammarStart:
     """The form that a response must have.
 
     Attributes:
@@ -154,7 +154,7 @@ class Member:
         limit: int = sys.maxsize,
         opening: Opening | None = None,
         space_tokens: SpaceTokens | None = None,
-        form: Form | None = None,
+        form: GrammarStart | None = None,
         reply_prefix: str = "",
         sampling: Sampling | None = None,
         adjustment: Adjustment | None = None,
@@ -182,7 +182,7 @@ class Member:
         self._space_tokens = space_tokens
         self._top = top
         self._texts: dict[Node, str] = {}
-        self._places: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
+        self._encoded: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
         self.sampling = sampling
         self._draws = None if sampling is None else ResponseDraws(sampling)
         self._unfinished = ""  # the end of the committed response inside a character
@@ -237,7 +237,7 @@ class Member:
             self._texts[node] = text
         return text
 
-    def place(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
+    def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
         """Encode `text` as the continuation of `after`, and add its tokens to the tree.
 
         Args:
@@ -249,9 +249,9 @@ class Member:
             the text does not fit the context window.
         """
         start = after or self.tree.root
-        if (start, text) not in self._places:
-            self._places[start, text] = self._encode(start, text)
-        return self._places[start, text]
+        if (start, text) not in self._encoded:
+            self._encoded[start, text] = self._encode(start, text)
+        return self._encoded[start, text]
 
     def size(self, text: str) -> int:
         """Return the number of tokens of `text` that count as tokens of the response."""
@@ -475,7 +475,7 @@ class Member:
         if self._follower is not None:
             self._follower.forget_dropped()
         self._texts.clear()
-        self._places.clear()
+        self._encoded.clear()
 
     def _commit_standing(self, draws: ResponseDraws, node: Node, text: str) -> None:
         """Add the part of `text` in whole characters to the response that draws are made of."""
@@ -495,4 +495,4 @@ class Member:
         alive = set(self.tree.nodes())
         self._texts = {node: text for node, text in self._texts.items() if node in alive}
         self._standings = {node: each for node, each in self._standings.items() if node in alive}
-        self._places.clear()
+        self._encoded.clear()

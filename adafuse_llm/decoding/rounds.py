@@ -199,7 +199,7 @@ def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | N
     pool = Pool(opening)
     candidate = pool.suggest(" " * opening.spaces + text, stops=closes or grammar.ends_after(text))
     for member in members:
-        pool.place(member, candidate)
+        pool.encode(member, candidate)
     if not closes and not pool.fits(candidate):
         return forced_round(members, closes=True)
     scored = (to_result(candidate, members, [inf] * len(members), 0.0),)
@@ -273,7 +273,7 @@ def pool_texts(members: Sequence[Member], texts: Sequence[str], *, stops: bool) 
         candidate = PoolCandidate(" " * opening.spaces + text, text, stops)
         pool.candidates.append(candidate)
         for member in members:
-            pool.place(member, candidate)
+            pool.encode(member, candidate)
     return pool
 
 

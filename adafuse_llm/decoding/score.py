@@ -22,7 +22,7 @@ class PoolCandidate:
         stops: whether the response ends after the text.
         proposers: the members that proposed the candidate, in member order.
         ends: the candidate's last node in each member's tree. A member is missing if it has not
-            placed the text, or if its context window has no room for the text.
+            encoded the text, or if its context window has no room for the text.
         exact: members whose tokens decode to exactly the text. Other members cannot score it.
         starts: the node before the candidate in each member's tree. For a missing member, this node
             is the root.
@@ -136,7 +136,7 @@ class Pool:
         """Yield the prefixes of a candidate, the longest first.
 
         A prefix ends at a token of the candidate's first proposer, but not inside a character. All
-        members that propose or score in this pool have placed it, except for members whose context
+        members that propose or score in this pool have encoded it, except for members whose context
         window has no room for it. The last prefix has no tokens.
         """
         proposer = candidate.proposers[0]
@@ -146,7 +146,7 @@ class Pool:
                 prefix = self._candidate(text)
                 prefix.ends[proposer] = node
                 for member in self._members:
-                    self.place(member, prefix)
+                    self.encode(member, prefix)
                 yield prefix
         prefix = self._candidate("")
         prefix.ends = {member: self._start(member) for member in self._members}
@@ -176,8 +176,8 @@ class Pool:
         if not closing:
             return True
         owed = 0 if member.holds_spaces else self._opening.spaces - len(candidate.text)
-        placed = member.place(" " * owed + closing, end)
-        return placed is not None and member.room(placed[0]) >= 0
+        encoded = member.encode(" " * owed + closing, end)
+        return encoded is not None and member.room(encoded[0]) >= 0
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
         """Return the candidate of this pool that equals `candidate` from another pool."""
@@ -192,7 +192,7 @@ class Pool:
         nodes: list[Node] = []
         ends: list[Node] = []
         for candidate in self.candidates:
-            end = self.place(member, candidate)
+            end = self.encode(member, candidate)
             if end is not None:
                 line = [self._start(member), *candidate.path(member)]
                 needed = candidate.stops or likely(candidate)
@@ -200,11 +200,11 @@ class Pool:
                 ends.append(end)
         yield from member.evaluate(nodes, ends)
 
-    def place(self, member: Member, candidate: PoolCandidate) -> Node | None:
+    def encode(self, member: Member, candidate: PoolCandidate) -> Node | None:
         """Return a candidate's last node for a member, or None if the member cannot score it."""
         self._members[member] = None
         if member not in candidate.ends:
-            self._place(member, candidate)
+            self._encode(member, candidate)
         return candidate.ends[member] if member in candidate.exact else None
 
     def why_missing(self, member: Member, candidate: PoolCandidate) -> str:
@@ -251,10 +251,10 @@ class Pool:
             return self._leading[member] + text.lstrip()
         return text[self._held(member) :]
 
-    def _place(self, member: Member, candidate: PoolCandidate) -> None:
-        placed = member.place(self.written(member, candidate.text), self._start(member))
-        if placed is not None:
-            candidate.ends[member], exact = placed
+    def _encode(self, member: Member, candidate: PoolCandidate) -> None:
+        encoded = member.encode(self.written(member, candidate.text), self._start(member))
+        if encoded is not None:
+            candidate.ends[member], exact = encoded
             if exact:
                 candidate.exact.add(member)
 

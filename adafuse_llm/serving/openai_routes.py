@@ -129,7 +129,7 @@ def _open(
     run: Run[StreamEvent] = engine.open(requests)
     config = engine.config.override(options)
     model = asked.model or service.config.served_model_name
-    leader = None if config.counted_logprobs is None else config.leading_member(engine.members)
+    leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
     if asked.echoed is None:
         return run, CompletionWriter(model, asked, run.size // inputs, leader)
 

@@ -140,7 +140,7 @@ class _Rounds:
         else:
             return None
         for member in members:
-            pool.place(member, candidate)
+            pool.encode(member, candidate)
         asked = members[: len(logprobs)]
         scored = to_result(
             candidate, asked, [0.0 - each for each in logprobs], -math.log(pooled / total)

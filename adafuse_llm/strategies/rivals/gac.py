@@ -138,7 +138,7 @@ class GaC(Strategy):
         pool = union([gate], [offered])
         (candidate,) = pool.candidates
         for member in members:
-            pool.place(member, candidate)
+            pool.encode(member, candidate)
         nll = 0.0 - gate.next(gate.tree.root).logprobs[0]
         scored = to_result(candidate, [gate], [nll], nll)
         margins = {m.name: offered.margins if m is gate else () for m in members}

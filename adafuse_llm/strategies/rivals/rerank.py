@@ -104,7 +104,7 @@ class Rerank(WholeAnswers):
         pool.candidates = [pool.candidates[place] for place in order]
         for candidate in pool.candidates:
             for member in members:
-                pool.place(member, candidate)
+                pool.encode(member, candidate)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
         return choose_best(pool, scored, margins)
 

@@ -151,7 +151,7 @@ class _Cycles:
         draft = yield from self._write()
         before, end = draft[-1]
         text = self._drafter.text(end or before)
-        placed = [(member, member.place(text)) for member in self._members[1:]]
+        placed = [(member, member.encode(text)) for member in self._members[1:]]
         readings = [_Reading(member, each[0]) for member, each in placed if each and each[1]]
         if len(readings) < len(placed):
             return (yield from self._merge())
@@ -210,7 +210,7 @@ class _Cycles:
         for each in readings:
             candidate.ends[each.verifier] = each.line[each.places[candidate.text]]
             candidate.exact.add(each.verifier)
-            pool.place(each.verifier, candidate)
+            pool.encode(each.verifier, candidate)
         nll = [candidate.nll(member) for member in self._members]
         scored = to_result(candidate, self._members, nll, nll[0])
         others: dict[str, tuple[float, ...]] = {each.verifier.name: () for each in readings}

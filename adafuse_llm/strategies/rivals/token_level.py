@@ -146,7 +146,7 @@ def _first(member: Member, pool: Pool, candidate: PoolCandidate, *, whole: bool)
     if candidate.stops:
         candidate.ends.setdefault(member, member.tree.root)
         return None
-    end = pool.place(member, candidate)
+    end = pool.encode(member, candidate)
     path = member.tree.path(end) if end is not None else []
     if not path or (whole and len(path) > 1 and member not in candidate.proposers):
         return None

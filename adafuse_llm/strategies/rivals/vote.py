@@ -61,7 +61,7 @@ class MajorityVote(WholeAnswers):
             share = votes[self._key(candidate.shown, config)] / math.fsum(votes.values())
             scored.append(to_result_by_proposers(candidate, members, 1.0 - share))
             for member in members:
-                pool.place(member, candidate)
+                pool.encode(member, candidate)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
         return choose_best(pool, scored, margins)
 

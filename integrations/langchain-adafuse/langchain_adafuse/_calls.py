@@ -188,7 +188,7 @@ class Call:
         """Return the metadata with the log-probabilities of rounds; empty without the option."""
         if not rounds or self._config.counted_logprobs is None:
             return {}
-        leader = self._config.leading_member(self._members)
+        leader = self._config.reported_member(self._members)
         return {"logprobs": openai_logprobs(rounds, leader)}
 
     @contextmanager

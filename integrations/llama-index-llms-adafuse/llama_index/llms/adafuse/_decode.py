@@ -178,7 +178,7 @@ class Decode:
     def _logprobs(self, rounds: Sequence[Round]) -> list[list[LogProb]] | None:
         if self._config.counted_logprobs is None:
             return None
-        return token_logprobs(rounds, self._config.leading_member(self._engine.members))
+        return token_logprobs(rounds, self._config.reported_member(self._engine.members))
 
     def _enter_span(self, config: AdaFuseConfig) -> None:
         """Open the decode's span as a child of the active span."""
