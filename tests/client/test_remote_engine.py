@@ -223,7 +223,7 @@ def both(
         pytest.param(lambda engine: engine.encode_prompt(LONG, use="two"), id="tokens of a prompt"),
         pytest.param(lambda engine: engine.encode_text("two words"), id="tokens of a text"),
         pytest.param(lambda engine: engine.check_grammar(max_words=2), id="check"),
-        pytest.param(lambda engine: engine.generate("x").usage, id="usage"),
+        pytest.param(lambda engine: engine.generate("x").usage.prompt_tokens, id="usage"),
         pytest.param(
             lambda engine: (
                 engine.members,

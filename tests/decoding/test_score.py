@@ -243,7 +243,8 @@ async def test_r3_v3_no_thread_waits_for_an_asynchronous_score(hanging: Hanging)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
     own = ThreadPoolExecutor(1)
-    other = FakeBackend("other", lambda text: {"no": 0.5, "yes": 0.5}, device="cuda:0")
+    words = ("no", "yes")
+    other = FakeBackend("other", lambda text: dict.fromkeys(words, 0.5), words, device="cuda:0")
     with AdaFuseEngine([hanging, other], runtime=RuntimeConfig(max_requests=8)) as ensemble:
         hang = [asyncio.create_task(ensemble.ascore("hang", ["yes"])) for _ in range(4)]
         batch = asyncio.create_task(ensemble.ascore_batch(["hang"] * 2, [["yes"]] * 2))
