@@ -34,7 +34,7 @@ from adafuse_llm.encoding import (
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, RequestCancelledError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
-from adafuse_llm.request import Checked, Messages, Request, Tools, check_input_text, converted
+from adafuse_llm.request import Checked, Request, check_input_text, converted
 from adafuse_llm.results import MemberInfo, PassCost, Round
 from adafuse_llm.run import Deliver, RoundObserver, Run
 from adafuse_llm.runtime.budget import CacheBudget
@@ -303,23 +303,7 @@ class AdaFuseEngine(Engine):
         return view
 
     @override
-    def encode_prompt(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        **overrides: Unpack[DecodeOptions],
-    ) -> dict[str, list[int]]:
-        request = Request(
-            prompt=prompt,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            options=overrides,
-        )
-        checked = request.checked(self.config, to_encode=True)
+    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
         return self._encoder.prompt_tokens(checked, self._active_backends(checked.config))
 
     @override

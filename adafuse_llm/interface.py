@@ -14,7 +14,7 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
-from adafuse_llm.request import Given, GivenChoice, Messages, Request, Tools, requests_of
+from adafuse_llm.request import Checked, Given, GivenChoice, Messages, Request, Tools, requests_of
 from adafuse_llm.results import (
     Choice,
     Generation,
@@ -98,7 +98,6 @@ class Engine(ABC):
             MissingDependencyError: llguidance is not installed.
         """
 
-    @abstractmethod
     def encode_prompt(
         self,
         prompt: str | None = None,
@@ -125,6 +124,18 @@ class Engine(ABC):
             InvalidInputError: prompt, messages or options cannot be used.
             MemberError: a member's tokenizer failed.
         """
+        request = Request(
+            prompt=prompt,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            options=overrides,
+        )
+        return self._prompt_tokens(request.checked(self.config, to_encode=True), overrides)
+
+    @abstractmethod
+    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
+        """Return what `encode_prompt` returns, for a checked request with these options."""
 
     @abstractmethod
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""What every engine offers besides its calls: runs, counts of tokens, and views."""
+"""The parts of an engine that calls are built on: runs, token counts, and views of strategies."""
 
 from __future__ import annotations
 

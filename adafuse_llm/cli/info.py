@@ -42,8 +42,8 @@ SMALL_WINDOW = 512
 
 UNEVEN = 3
 """How many times as many parameters a member has if a warning names the smaller one. Of the real
-members, one has 4.7 times as many as the other: alone it solves 24 % of GSM8K's questions, and with
-the other one and equal weights 4 %.
+members, one has 4.7 times as many as another: of 25 questions of GSM8K, it solves 24 % alone, and
+4 % together with the other one and equal weights.
 """
 
 
@@ -177,8 +177,8 @@ def _uneven(parameters: Mapping[str, int | None]) -> Finding | None:
         "warning",
         small,
         f"{large} has {times:.1f} times as many parameters. With equal weights, a much smaller "
-        "member takes the ensemble down where it cannot do the task. Use --strategy mixture, which "
-        f"weighs members by their size, or {large} alone, or let adafuse tune decide",
+        "member can take the ensemble down where it cannot do the task. Use --strategy mixture, "
+        f"which weighs members by their size, or {large} alone, or let adafuse tune decide",
     )
 
 

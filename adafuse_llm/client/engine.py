@@ -23,7 +23,7 @@ from adafuse_llm.errors import (
     install_command,
 )
 from adafuse_llm.interface import Engine
-from adafuse_llm.request import Messages, Request, Tools, check_input_text, converted
+from adafuse_llm.request import Checked, Request, check_input_text, converted
 from adafuse_llm.results import MemberInfo, PassCost
 from adafuse_llm.run import RoundObserver, Run
 
@@ -148,26 +148,11 @@ class RemoteEngine(Engine):
         self._connection.post(wire.CHECK, body, wire.Done)
 
     @override
-    def encode_prompt(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        **overrides: Unpack[DecodeOptions],
-    ) -> dict[str, list[int]]:
-        given = Request(
-            prompt=prompt,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            options=overrides,
-        ).checked(self.config, to_encode=True)
+    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
         body = wire.TokensRequest(
             strategy=self._strategy,
-            options=given.config.model_dump(include={*overrides}),
-            input=wire.Input.of(given.prompt, given.conversation),
+            options=checked.config.model_dump(include={*overrides}),
+            input=wire.Input.of(checked.prompt, checked.conversation),
         )
         return self._connection.post(wire.TOKENS, body, wire.Tokens).tokens
 

@@ -147,9 +147,9 @@ async def _tokens(service: Service, request: Request) -> Response:
 def _read_input(given: wire.Input) -> tuple[Conversation | None, int]:
     """Return the conversation, if it is one, and the size of the input."""
     conversation = given.conversation()
-    return conversation, len(
-        given.prompt or ""
-    ) if conversation is None else conversation.characters
+    if conversation is None:
+        return None, len(given.prompt or "")
+    return conversation, conversation.characters
 
 
 async def _cancel(service: Service, request: Request) -> Response:

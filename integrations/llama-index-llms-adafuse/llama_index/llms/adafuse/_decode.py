@@ -44,7 +44,7 @@ class Chunk:
         text: the text so far.
         delta: the new text.
         raw: the rounds that produced it.
-        logprobs: if the call requests log-probabilities, those of the leading member's tokens in
+        logprobs: if the call requests log-probabilities, those of the reported member's tokens in
             the rounds.
         reply_prefix: text with which the members' chat templates began the response.
     """
