@@ -34,7 +34,10 @@ ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
 """Largest accepted error for quantized weights and for weights of lower precision. If activations
 are rounded, the logits of a token depend on the shape of its pass, and on the other sequences in
 it. So the test also accepts an error of up to `ROUNDED_NOISE` times the difference between plain
-passes of different shapes, with and without another sequence."""
+passes of different shapes, with and without another sequence, and of up to `ROUNDED_NOISE` times
+the distance between numbers of the data type near 1. On a GPU, plain passes of different shapes may
+use the same kernels and so not differ, while passes with a cache use others: with bfloat16 and 32
+layers, the error was 1.2 %."""
 
 
 class Trial:
@@ -142,6 +145,7 @@ class Trial:
             ids = torch.tensor(rows, device=self._decoder.device)
             whole = model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
             noise = max(noise, float((whole - parts).abs().mean() / parts.std()))
+        noise = max(noise, torch.finfo(model.dtype).eps)
         return max(ROUNDED_TOLERANCE, ROUNDED_NOISE * noise)
 
     @torch.inference_mode()
