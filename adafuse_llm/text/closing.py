@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adafuse_llm.text.matchers import next_bytes
@@ -103,7 +103,10 @@ def found_closing(state: Any, effort: Effort | None = None) -> bytes | Failure:
     greedy = _greedy_closing(state.deep_copy(), FEW_CHOICES, effort)
     if isinstance(greedy, bytes):
         return greedy
-    found = _searched_closing(state.deep_copy(), effort)
+    now = time.thread_time()
+    half = replace(effort, expires=now + (effort.expires - now) / 2)  # the rest is for the last try
+    found = _searched_closing(state.deep_copy(), half)
+    effort.states = half.states
     if found is not Failure.COMPLEX:
         return found
     if greedy is Failure.COMPLEX:
