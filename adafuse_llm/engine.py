@@ -47,7 +47,7 @@ from adafuse_llm.strategies.base import (
     refuse_unused_options,
     used_options,
 )
-from adafuse_llm.strategies.registry import find_strategy
+from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.grammar import NO_LEAD, Grammar
 from adafuse_llm.text.isolation import check_isolation, isolated
 from adafuse_llm.text.matchers import is_available
@@ -77,7 +77,9 @@ class AdaFuseEngine(Engine):
     Args:
         members: at least one backend, each with a different name.
         config: default options, which every call can override.
-        strategy: the `Strategy` that chooses the next piece of text, or its name.
+        strategy: the `Strategy` that chooses the next piece of text, or its name. ``auto`` stands
+            for ``mixture`` if the largest member has at least twice the parameters of the smallest,
+            and otherwise for ``adafuse``, the rule of the AdaFuse paper.
         runtime: options that determine how requests run. They never change the results.
         on_round: function that the engine calls with every round of every request, in the thread
             or event loop that consumes the events. If the function raises an exception, the engine
@@ -94,7 +96,7 @@ class AdaFuseEngine(Engine):
         members: Sequence[Backend],
         config: AdaFuseConfig | None = None,
         *,
-        strategy: Strategy | str = "adafuse",
+        strategy: Strategy | str = AUTO,
         runtime: RuntimeConfig | None = None,
         on_round: RoundObserver | None = None,
     ) -> None:
@@ -114,7 +116,7 @@ class AdaFuseEngine(Engine):
                 "Set names with MemberSpec(name=...)."
             )
         self.config = config or AdaFuseConfig()
-        self.strategy = find_strategy(strategy)
+        self.strategy = self._find(strategy)
         refuse_unused_options(self.strategy, self.config)
         active = self._active_backends(self.config)
         self._encoder = Encoder(self.members)
@@ -132,7 +134,7 @@ class AdaFuseEngine(Engine):
         members: Sequence[str | MemberSpec],
         *,
         config: AdaFuseConfig | None = None,
-        strategy: Strategy | str = "adafuse",
+        strategy: Strategy | str = AUTO,
         runtime: RuntimeConfig | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: str | None = None,
@@ -186,7 +188,7 @@ class AdaFuseEngine(Engine):
         cls,
         *,
         config: AdaFuseConfig | None = None,
-        strategy: Strategy | str = "adafuse",
+        strategy: Strategy | str = AUTO,
         runtime: RuntimeConfig | None = None,
         on_round: RoundObserver | None = None,
     ) -> AdaFuseEngine:
@@ -297,7 +299,7 @@ class AdaFuseEngine(Engine):
             InvalidOptionError: the strategy is unknown.
         """
         view = copy.copy(self)
-        view.strategy = find_strategy(strategy)
+        view.strategy = self._find(strategy)
         used = self.config.model_dump(include=used_options(view.strategy))
         view.config = AdaFuseConfig(**used)
         return view
@@ -436,6 +438,11 @@ class AdaFuseEngine(Engine):
             cancel=request.cancel,
             timeout=request.timeout,
         )
+
+    def _find(self, strategy: Strategy | str) -> Strategy:
+        chosen = self.config.member_weights(self.members)
+        members = [backend for backend in self._backends if backend.name in chosen]
+        return find_strategy(strategy, members, self.config)
 
     def _is_crowded(self) -> bool:
         return self._scheduler.running > CROWD * len(self._backends)

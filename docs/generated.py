@@ -236,23 +236,73 @@ LONG_TASKS = {
 """What the tasks with long answers ask."""
 
 
-SUITES = {"suite": "embedded", "long": "long"}
+def rules() -> str:
+    """Return the scores of the two rules that ``auto`` chooses from, with members of one size."""
+    section = _suite("even").section("more")
+    assert section is not None
+    paper, mixture = (
+        next(line for line in section.lines if line.name == name)
+        for name in ("AdaFuse, B = 3", "mixture of words")
+    )
+    rows = [
+        "| task | questions | `adafuse` | `mixture` | difference |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for task, cell in paper.cells.items():
+        other = mixture.cells[task]
+        difference = other.versus["reference"].difference
+        rows.append(
+            f"| {LONG_TASKS.get(task, 'questions about facts')} | {section.questions[task]} "
+            f"| {cell.score.value:.1f} | {other.score.value:.1f} "
+            f"| {difference.value:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}] |"
+        )
+    return "\n".join(rows)
+
+
+def real_scores(suite: str) -> str:
+    """Return the scores of real members alone and of their ensembles, with 95 % intervals."""
+    sections = _suite(suite).sections
+    lines = {line.name: line for section in sections for line in section.lines}
+    tasks = next(iter(lines.values())).cells
+    heads = [f"{REAL_TASKS[task]}, {sections[0].questions[task]}" for task in tasks]
+    rows = [f"| system | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    members = [line for line in lines.values() if line.kind == "member"]
+    ours = [line for line in lines.values() if line.kind == "adafuse"]
+    for line in (*members, *ours):
+        scores = (line.cells[task].score.shown() for task in tasks)
+        rows.append(f"| {line.name} | {' | '.join(scores)} |")
+    return "\n".join(rows)
+
+
+REAL_TASKS = {
+    "squad": "SQuAD",
+    "nq": "NQ",
+    "triviaqa": "TriviaQA",
+    "embedded": "facts in passages",
+    "gsm8k": "GSM8K",
+    "embedded_summary": "summaries",
+}
+"""Headings of the tasks of the suites ``real`` and ``real-long``."""
+
+SUITES = {"suite": "embedded", "long": "long", "real": "real", "real_long": "real-long"}
 """Names of stored results, by the first word of their generators."""
 
 SUITE_PARTS = (
     *("table-1", "table-2", "figure-2", "words"),
     *("figure-4", "figure-5", "figure-6", "figure-7"),
     *("lengths", "decisions", "sentences"),
+    *("smollm+qwen", "gemma+qwen", "all"),
 )
 
 
 def _generators(word: str, suite: str) -> dict[str, Callable[[], str]]:
     """Return the generators of stored results."""
-    parts = {part.replace("-", "_"): partial(suite_part, part) for part in SUITE_PARTS}
+    parts = {re.sub(r"\W", "_", part): partial(suite_part, part) for part in SUITE_PARTS}
     every: dict[str, Callable[[str], str]] = {
         "run": suite_run,
         "verdicts": suite_verdicts,
         "trace": suite_trace,
+        "scores": real_scores,
         **parts,
     }
     return {f"{word}_{name}": partial(generator, suite) for name, generator in every.items()}
@@ -264,6 +314,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "gains": gains,
     "model_card": model_card,
     "pairs": pairs,
+    "rules": rules,
     **{
         name: generator
         for word, suite in SUITES.items()

@@ -233,7 +233,7 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
         InvalidInputError: the file cannot be read, or has unknown or invalid content.
     """
     file = read_config(path)
-    if file.strategy != "adafuse":
+    if file.strategy not in ("auto", "adafuse"):
         raise InvalidOptionError(
             f"configuration file {path}: strategy must be 'adafuse' here; got {file.strategy!r}. "
             "For other strategies, pass engine=AdaFuseEngine.from_config(...)."

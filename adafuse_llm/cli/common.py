@@ -42,7 +42,7 @@ from adafuse_llm.loading.config_file import (
 )
 from adafuse_llm.loading.specs import MemberSpec, as_spec, in_cluster, in_process
 from adafuse_llm.serving_config import ServerConfig
-from adafuse_llm.strategies.registry import NAMED
+from adafuse_llm.strategies.registry import AUTO, NAMED
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes other than 0. The docstring of `adafuse_llm.cli` explains them."""
@@ -332,8 +332,9 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
     """Yield a flag for the strategy and for every option that `AdaFuseConfig` declares."""
-    text = f"Strategy that chooses the next piece of text: {', '.join(NAMED)}."
-    yield _flag("strategy", str, "adafuse", text, panel="Decoding", metavar="NAME", values=NAMED)
+    names = (AUTO, *NAMED)
+    text = f"Strategy that chooses the next piece of text: {', '.join(names)}."
+    yield _flag("strategy", str, AUTO, text, panel="Decoding", metavar="NAME", values=names)
     for name, field in AdaFuseConfig.model_fields.items():
         default = defaults.get(name, field.default)
         text = field.description or ""

@@ -20,6 +20,7 @@ from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
+from adafuse_llm.strategies.registry import UNEVEN
 from adafuse_llm.text.exactness import change_of
 from adafuse_llm.text.prompt_warnings import mixed_templates
 
@@ -40,12 +41,6 @@ changes.
 
 SMALL_WINDOW = 512
 
-UNEVEN = 3
-"""How many times as many parameters a member has if a warning names the smaller one. Of the real
-members, one has 4.7 times as many as another: of 25 questions of GSM8K, it solves 24 % alone, and
-4 % together with the other one and equal weights.
-"""
-
 
 class Finding(NamedTuple):
     """A problem or a warning about one member, or about several whose names ``+`` joins.
@@ -53,7 +48,7 @@ class Finding(NamedTuple):
     A problem prevents the ensemble from working.
     """
 
-    level: Literal["problem", "warning"]
+    level: Literal["problem", "warning", "note"]
     member: str
     text: str
 
@@ -165,7 +160,7 @@ def examine(engine: AdaFuseEngine) -> list[Finding]:
 
 
 def _uneven(parameters: Mapping[str, int | None]) -> Finding | None:
-    """Return a warning if a member is much smaller than another."""
+    """Return a note if members are so uneven that the default strategy weighs them by size."""
     known = {member: number for member, number in parameters.items() if number}
     if not known:
         return None
@@ -174,11 +169,11 @@ def _uneven(parameters: Mapping[str, int | None]) -> Finding | None:
     if times < UNEVEN:
         return None
     return Finding(
-        "warning",
+        "note",
         small,
-        f"{large} has {times:.1f} times as many parameters. With equal weights, a much smaller "
-        "member can take the ensemble down where it cannot do the task. Use --strategy mixture, "
-        f"which weighs members by their size, or {large} alone, or let adafuse tune decide",
+        f"{large} has {times:.1f} times as many parameters, so the default strategy is mixture, "
+        f"which weighs members by their size. {small} changes little then; whether it helps at "
+        "all, adafuse tune finds out",
     )
 
 

@@ -193,7 +193,9 @@ def tune(
             typer.echo(f"warning: {name} alone: {warning}", err=True)
     options = found.ensemble if keep_ensemble else found.options
     with naming(output):
-        write_config(output, _file_options(setup, options), comment=_comment(found))
+        write_config(
+            output, _file_options(setup, options, engine.strategy.name), comment=_comment(found)
+        )
     if as_json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})
@@ -227,7 +229,7 @@ class _Watch:
             self._progress.console.print(f"line {record.line}: {one_line(record.error)}")
 
 
-def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
+def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[str, Any]:
     """Return the contents of the configuration file.
 
     The file lists only the models that decode. It contains the weights of the chosen setting,
@@ -236,7 +238,7 @@ def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
     found = tuning.SEARCHED if len(options["use"]) == 1 else ("weights",)
     typed = {name: value for name, value in setup.options.items() if name not in found}
     options = {**typed, **options}
-    loading: dict[str, Any] = {"strategy": setup.strategy}
+    loading: dict[str, Any] = {"strategy": strategy}
     if setup.models:
         names = member_names([as_spec(model) for model in setup.models])
         chosen = [

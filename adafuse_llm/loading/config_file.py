@@ -59,7 +59,7 @@ class ConfigFile(Options):
         "Default: the embedded members.",
     )
     strategy: str = Field(
-        default="adafuse", description="Name of the strategy that chooses the next piece of text."
+        default="auto", description="Name of the strategy that chooses the next piece of text."
     )
     dtype: str = Field(default="auto", description="Data type of the weights.")
     device_map: str | None = Field(

@@ -20,7 +20,7 @@ OF_ROUNDS = (
 
 @dataclass(frozen=True)
 class AdaFuse(Strategy):
-    """Adaptive ensembling of words (Algorithm 1 of arXiv 2601.06022), the default strategy.
+    """Adaptive ensembling of words (Algorithm 1 of arXiv 2601.06022).
 
     In a round, each member proposes up to M words. It stops at the first word of which it is not
     confident, and proposes alternatives for this word. The score is the fused score F (equation 5).

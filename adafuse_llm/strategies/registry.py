@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
+from adafuse_llm.backends.base import Backend, TellsSize
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.strategies.adafuse import AdaFuse
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.hypotheses import HypothesisSearch
@@ -23,6 +26,12 @@ from adafuse_llm.strategies.rivals.sweetspan import SweetSpan
 from adafuse_llm.strategies.rivals.unite import UniTE
 from adafuse_llm.strategies.rivals.vote import MajorityVote
 from adafuse_llm.strategies.single import Single
+
+AUTO: Final = "auto"
+"""Name of the default: `choose_strategy` chooses the strategy for the members."""
+
+UNEVEN: Final = 2.0
+"""Members are uneven if the largest has this many times the parameters of the smallest."""
 
 NAMED: Mapping[str, Callable[[], Strategy]] = {
     "adafuse": AdaFuse,
@@ -62,8 +71,34 @@ _WITH_SETTING: Mapping[str, Callable[[float], Strategy]] = {
 """Strategies whose names may end in a decimal number."""
 
 
-def find_strategy(strategy: Strategy | str) -> Strategy:
+def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strategy:
+    """Return the strategy that suits the members: `Mixture` if they are uneven, else `AdaFuse`.
+
+    `AdaFuse` gives every member the same say. That suits members of similar size, which know
+    different things, but a member that is much smaller than another takes the ensemble down
+    wherever it cannot do the task. `Mixture` weighs members by their size. It is not chosen if the
+    size of a member is not known, if a member cannot take part in it, or if `config` sets an option
+    that it does not use.
+    """
+    sizes = [each.parameters if isinstance(each, TellsSize) else None for each in members]
+    known = [size for size in sizes if size]
+    if len(known) < len(members) or len(known) < 2 or max(known) < UNEVEN * min(known):
+        return AdaFuse()
+    mixture = Mixture()
+    try:
+        mixture.check(members)
+        refuse_unused_options(mixture, config)
+    except AdaFuseError:
+        return AdaFuse()
+    return mixture
+
+
+def find_strategy(
+    strategy: Strategy | str, members: Sequence[Backend] = (), config: AdaFuseConfig | None = None
+) -> Strategy:
     """Return the strategy with a given name. Return a strategy object unchanged.
+
+    The name ``auto`` stands for the strategy that `choose_strategy` chooses for the members.
 
     The names ``fixed-N``, ``beam-N``, ``hypotheses-N`` and ``look-ahead-N`` allow any number N of
     up to three digits.
@@ -74,6 +109,8 @@ def find_strategy(strategy: Strategy | str) -> Strategy:
         InvalidOptionError: the name is unknown, or the object is not a strategy.
     """
     if isinstance(strategy, str):
+        if strategy == AUTO:
+            return choose_strategy(members, config or AdaFuseConfig())
         if match := re.fullmatch(rf"({'|'.join(_WITH_COUNT)})-(\d{{1,3}})", strategy):
             return _WITH_COUNT[match[1]](int(match[2]))
         if match := re.fullmatch(rf"({'|'.join(_WITH_SETTING)})-(\d+(?:\.\d+)?)", strategy):
@@ -83,7 +120,7 @@ def find_strategy(strategy: Strategy | str) -> Strategy:
     elif isinstance(strategy, Strategy) and not isinstance(strategy, type):
         return strategy
     raise InvalidOptionError(
-        f"strategy must be one of {', '.join(NAMED)}, or a Strategy object; "
+        f"strategy must be one of {AUTO}, {', '.join(NAMED)}, or a Strategy object; "
         f"got {short_repr(strategy)}."
         f"{nearest(str(strategy), NAMED)}"
     )

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
 from adafuse_llm.cli.common import Setup
 from adafuse_llm.cli.terminal import interruptible
+from adafuse_llm.strategies.registry import AUTO
 from adafuse_llm.text.prompt_warnings import logger as prompt_warnings
 from benchmarks.paper.layout import OF_TASKS, Suite, load_suite
 from benchmarks.paper.run import Runner, Work, load_work
@@ -72,7 +73,7 @@ def check_arguments(setup: Setup, given: Given) -> tuple[Arguments, Setup]:
                 f"--{option.replace('_', '-')} is not allowed, because the rows of a suite set it. "
                 f"To change it, write a suite file. Allowed options: {allowed}."
             )
-    if setup.strategy != "adafuse":
+    if setup.strategy != AUTO:
         raise InvalidInputError("--strategy is not allowed, because the rows of a suite set it")
     output = given["output"] or Path("results") / Path(given["suite"]).stem
     if output.exists() and not output.is_dir():

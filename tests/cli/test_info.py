@@ -53,7 +53,8 @@ def test_a_member_that_is_much_smaller_is_named(adafuse, models):
     found = [each for each in report["findings"] if "as many parameters" in each["text"]]
     assert [each["member"] for each in found] == [small["member"]]
     assert f"{large['member']} has {times:.1f} times as many parameters" in found[0]["text"]
-    assert "--strategy mixture" in found[0]["text"]
+    assert "the default strategy is mixture" in found[0]["text"]
+    assert found[0]["level"] == "note"
 
 
 def test_json(adafuse, models):

@@ -216,7 +216,7 @@ def test_a_configuration_file_says_what_flags_say(adafuse, config, fakes):
     assert result.exit_code == 0, result.output
     call = fakes[0]
     assert call["paths"] == ["org/wren", "org/heron"]
-    assert (call["dtype"], call["strategy"]) == ("float64", "adafuse")
+    assert (call["dtype"], call["strategy"]) == ("float64", "auto")
     assert (call["config"].max_words, call["config"].stop) == (2, ("\n",))
     assert call["config"].weights == {"wren": 1.0, "heron": 3.0}
 
