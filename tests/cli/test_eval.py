@@ -193,7 +193,7 @@ def test_strategies_are_compared(adafuse, job, tmp_path, fakes):
     adafuse(*job)
     refused = adafuse(*job, "--strategy", "fixed-1")
     assert refused.exit_code == 2
-    assert "strategy 'adafuse', not 'fixed-1'" in refused.stderr
+    assert "strategy 'auto', not 'fixed-1'" in refused.stderr
     other = [*job[:-1], tmp_path / "fixed.jsonl", "--strategy", "fixed-1"]
     result = adafuse(*other, "--compare", tmp_path / "out.jsonl", "--alone", "--json")
     assert result.exit_code == 0, result.output
