@@ -144,6 +144,10 @@ def test_r3_d7_the_address_to_clone_is_in_one_place() -> None:
     assert pages[0].read_text(encoding="utf-8").count("git clone ") == 1
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = {"index"}
     for page in PAGES:
