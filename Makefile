@@ -7,6 +7,7 @@ PACKAGES := -e '.[cli,client,eval,gguf,grammar,serve,tune]' $(addprefix -e ,$(IN
 GROUPS := --group dev --group docs --group cookbooks
 DEMO := $(VENV)/.demo
 SERVE := $(VENV)/.serve
+GGUF := $(VENV)/.gguf
 SETUP := $(VENV)/.set-up
 RAY := $(VENV)/.ray
 CLIENTS := .venv-clients
@@ -15,6 +16,9 @@ VLLM := .venv-vllm
 VLLM_VERSION := 0.32.0
 LOWEST_TORCH ?= 2.13.0
 QUESTION ?= Who is the director of the Kalost Bakery, who was the founder of the Kalost Bakery, and who designed the Kalost Bakery?
+REAL_QUESTION ?= Which product is the Jalith Museum known for?
+REAL := $(or $(ADAFUSE_REAL),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/adafuse-llm/real)
+REAL_MODELS := $(REAL)/SmolLM2-135M-Instruct-Q4_1.gguf $(REAL)/qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf
 CASES ?= 100000
 SEED ?= 0
 JOBS ?= 1
@@ -27,13 +31,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
+.PHONY: help demo demo-real serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 demo: $(DEMO) ## install the package, then answer a question about the shipped handbook with three small models
+	@echo 'adafuse ask "$(QUESTION)" --compare'
 	@$(BIN)/adafuse ask "$(QUESTION)" --compare
+
+demo-real: $(GGUF) ## the same with two real models, which it downloads first (0.6 GB)
+	@$(BIN)/python -m benchmarks.real.members --files smollm qwen
+	@echo 'adafuse ask "$(REAL_QUESTION)" --compare $(addprefix --model ,$(REAL_MODELS))'
+	@$(BIN)/adafuse ask "$(REAL_QUESTION)" --compare $(addprefix --model ,$(REAL_MODELS))
 
 serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a page, at port 8000 (PORT=9000 to change it)
 	@$(BIN)/adafuse serve --port $(PORT)
@@ -118,7 +128,7 @@ clean: ## remove the virtual environments, built files and caches
 
 # Steps: what the demo runs; what the server needs; what tests, linters and documentation need.
 $(DEMO): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) (once; this installs torch and transformers)"
+	@echo "setting up $(VENV) with torch and transformers: 1.2 GB, some minutes, only once"
 	@$(call new_environment,$(VENV))
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli]'
 	@touch $@
@@ -126,6 +136,11 @@ $(DEMO): pyproject.toml constraints.txt
 $(SERVE): $(DEMO)
 	@echo "adding to $(VENV) what the server needs (once)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,grammar,serve]'
+	@touch $@
+
+$(GGUF): $(DEMO)
+	@echo "adding llama.cpp to $(VENV): 0.1 GB, only once"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,gguf]'
 	@touch $@
 
 $(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))

@@ -160,9 +160,9 @@ class _Conversation:
                 alone = answers_alone(self._engine, self._messages[:-1], cancel)
             console.print(self._display.alone(alone))
         elif rest:
-            rounds = {str(each.index + 1): each for each in self._answer.rounds}
+            rounds = {str(each.index): each for each in self._answer.rounds}
             if rest[0] not in rounds:
-                raise InvalidInputError(f"the last answer has rounds 1 to {len(rounds)}")
+                raise InvalidInputError(f"the last answer has rounds 0 to {len(rounds) - 1}")
             console.print(self._display.legend(), self._display.trace(rounds[rest[0]]), sep="\n")
         else:
             console.print(self._display.rounds(self._answer.rounds))

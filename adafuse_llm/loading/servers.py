@@ -140,7 +140,7 @@ def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int
     except LoadError as error:
         if plan.spec.tokenizer:
             raise
-        hint = "Pass the folder or hub id of the model's tokenizer: tokenizer=..."
+        hint = "Pass the folder, hub id or GGUF file of the model's tokenizer: tokenizer=..."
         raise type(error)(f"{str(error).rstrip('.')}. {hint}") from error
     return text, _end_ids(source, plan.revision, text)
 

@@ -248,7 +248,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
             {
                 "reasoning": quiet,
                 "text": text[len(quiet) :],
-                "round": decided.index + 1,
+                "round": decided.index,
                 "mark": look.mark if look else joint.mark,
                 "color": look.color if look else "var(--quiet)",
                 "stroke": look.stroke if look else STROKES_OF_SHARED[joint],
@@ -314,7 +314,7 @@ def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any
     """Return a chart with a line per member: its margin at each word that it considered."""
     margins = {
         member.name: [
-            (margin, decided.index + 1)
+            (margin, decided.index)
             for decided in rounds
             for margin in decided.margins.get(member.name, ())
         ]
@@ -338,7 +338,7 @@ def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any
 
 
 def _seconds(rounds: Sequence[Round]) -> Series:
-    seconds = [(decided.elapsed, decided.index + 1) for decided in rounds]
+    seconds = [(decided.elapsed, decided.index) for decided in rounds]
     means = _means(seconds, _size(len(seconds)))
     return Series([Point(place, value, f"{where}: {value:.3f} s") for place, value, where in means])
 

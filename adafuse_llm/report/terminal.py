@@ -115,7 +115,7 @@ class Display:
             winner = decided.candidates[decided.winner]
             owner = self._owner(decided)
             table.add_row(
-                str(decided.index + 1),
+                str(decided.index),
                 self.name(owner),
                 Text(quoted(winner), self.style(owner)),
                 "" if decided.forced else styles.number(winner.score),
@@ -139,7 +139,7 @@ class Display:
         """
         marks = {member: self._looks[member].mark for member in self.members}
         table = Table(
-            title=f"round {decided.index + 1}",
+            title=f"round {decided.index}",
             title_justify="left",
             title_style="bold",
             box=None,

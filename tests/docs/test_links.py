@@ -138,6 +138,16 @@ def test_l6_links_of_an_integration_also_lead_there_from_a_package_index(readme:
     assert [link for link in found if not link.startswith(f"{REPOSITORY}/blob/main/")] == []
 
 
+def test_r3_d7_the_address_to_clone_is_in_one_place() -> None:
+    pages = [page for page in PAGES if "git clone " in page.read_text(encoding="utf-8")]
+    assert pages == [ROOT / "README.md"]
+    assert pages[0].read_text(encoding="utf-8").count("git clone ") == 1
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = {"index"}
     for page in PAGES:

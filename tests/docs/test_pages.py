@@ -45,7 +45,7 @@ SERVER = "http://127.0.0.1:8000"
 INFERENCE_SERVER = "http://127.0.0.1:8001"
 """The address of a server that runs a member in the pages."""
 
-GGUF_PAGES = {"README.md": 1, "docs/guides/models.md": 1, "docs/guides/gguf.md": 4}
+GGUF_PAGES = {"README.md": 3, "docs/guides/models.md": 1, "docs/guides/gguf.md": 4}
 """Pages with code for GGUF models, and the number of its blocks."""
 
 

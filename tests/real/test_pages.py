@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.real.members import real_folder
+from benchmarks.real.members import FOLDER_VARIABLE, real_folder
 from tests.support.paths import ROOT
 from tests.support.real_pages import SHOWN, needs_real_models
 
 pytestmark = pytest.mark.real
 
 PAGES = {
-    "README.md": 2,
+    "README.md": 3,
     "docs/guides/langchain.md": 2,
     "docs/guides/llamaindex.md": 2,
     "docs/guides/real-models.md": 1,
@@ -37,3 +40,19 @@ def test_examples_print_what_the_page_shows(
         exec(code, names)
         printed.append(capsys.readouterr().out.strip())
     assert printed == [shown.strip() for _, shown in examples]
+
+
+def test_make_demo_real_prints_what_the_readme_shows() -> None:
+    shown = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    files = [
+        f"{FOLDER_VARIABLE}={real_folder()}",
+        "VENV=none",
+        "GGUF=",
+        f"BIN={Path(sys.executable).parent}",
+    ]
+    done = subprocess.run(
+        ["make", "demo-real", *files], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    printed = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    assert shown[0] in printed

@@ -137,7 +137,7 @@ def test_a_terminal_shows_forced_text_as_such():
 def test_a_trace_shows_forced_text_without_scores():
     display = Display(MEMBERS, Console(file=io.StringIO()), forced=True)
     shown = printed(display.trace(JSON.rounds[0]))
-    assert [line.strip() for line in shown.splitlines()[:2]] == ["round 1", "forced by the grammar"]
+    assert [line.strip() for line in shown.splitlines()[:2]] == ["round 0", "forced by the grammar"]
     assert '> "{\\"name\\":"' in shown
     assert "0.000" not in shown
     assert "proposed by" not in shown

@@ -1,4 +1,9 @@
-"""Runs the cookbooks offline. ``python -m tests.support.notebooks`` stores what they print."""
+"""Runs the cookbooks offline.
+
+``python -m tests.support.notebooks`` stores what they print. Cookbooks that can use real members do
+so then, and are left as they are if ``make real`` has not fetched the members. In tests, all of
+them use the embedded members.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from benchmarks.real.members import FOLDER_VARIABLE, MEMBERS, real_files
+
 COOKBOOKS = Path(__file__).parents[2] / "cookbooks"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -18,16 +25,23 @@ METADATA = {
 NOWHERE = "http://0.0.0.0:9"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",  # tiny models are faster with one thread
     "http_proxy": NOWHERE,
     "https_proxy": NOWHERE,
     "no_proxy": "127.0.0.1",  # for servers that a notebook starts
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "PYTHONWARNINGS": "ignore:IProgress not found",  # of tqdm, which would like ipywidgets
 }
-"""Offline, with one thread, and without what would only clutter stored outputs."""
+"""Offline, and without what would only clutter stored outputs."""
+
+SMALL = {
+    FOLDER_VARIABLE: str(COOKBOOKS / "no real members"),
+    "OMP_NUM_THREADS": "1",  # tiny models are faster with one thread
+}
+"""Embedded members, also where a cookbook could use real ones."""
 
 SECONDS = 300
+REAL_SECONDS = 3600
+"""The limits for a cell."""
 
 
 def paths() -> list[Path]:
@@ -40,28 +54,48 @@ def stored(path: Path) -> NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-def executed(path: Path) -> NotebookNode:
+def can_use_real(path: Path) -> bool:
+    """Whether a cookbook uses real members if they are there."""
+    return real_files.__name__ in path.read_text(encoding="utf-8")
+
+
+def executed(path: Path, *, real: bool = False) -> NotebookNode:
     """A cookbook with the outputs of a run in a new kernel.
+
+    Args:
+        path: the cookbook.
+        real: whether it finds the real members that are there.
 
     Raises:
         CellExecutionError: a cell raised.
-        CellTimeoutError: a cell took more than `SECONDS`.
+        CellTimeoutError: a cell took more than `SECONDS`, or `REAL_SECONDS` with real members.
     """
     notebook = stored(path)
     client = NotebookClient(
         notebook,
-        timeout=SECONDS,
+        timeout=REAL_SECONDS if real else SECONDS,
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
     commands = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    client.execute(env={**os.environ, **ENVIRONMENT, "PATH": commands})
+    settings = ENVIRONMENT if real else {**ENVIRONMENT, **SMALL}
+    client.execute(env={**os.environ, **settings, "PATH": commands})
     notebook.metadata = nbformat.from_dict(METADATA)
     return notebook
 
 
+def main() -> None:
+    """Run cookbooks, all of them by default, and store their outputs."""
+    fetched = len(real_files()) == len(MEMBERS)
+    for path in [Path(name).resolve() for name in sys.argv[1:]] or paths():
+        real = can_use_real(path)
+        if real and not fetched:
+            print(f"{path.name}: its outputs are those of real members; first run: make real")
+            continue
+        nbformat.write(executed(path, real=real), path)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or paths():
-        nbformat.write(executed(Path(name).resolve()), name)
+    main()

@@ -154,7 +154,7 @@ function showPiece(turn, parent, part, text, isFirst) {
   const look = looksOfRounds.get(round), isLink = parent.closest?.("a");  // a click follows it
   if (look.stroke && !look.color) showLegend(sharedBy(round));
   parent.append(make("span", {
-    class: "span", look, "data-mark": isFirst ? look.mark : "", "data-round": part.round, title: `Round ${part.round + 1}: ${look.by}`,
+    class: "span", look, "data-mark": isFirst ? look.mark : "", "data-round": part.round, title: `Round ${part.round}: ${look.by}`,
     ...(isLink ? {} : { role: "button", tabindex: "-1" }),
   }, text));
 }

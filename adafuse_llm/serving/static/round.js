@@ -4,7 +4,7 @@ function openRound(turn, place) {
   markOpen(false);
   open = { turn, place };
   markOpen(true);
-  find("round-title").textContent = `Round ${place + 1}`;
+  find("round-title").textContent = `Round ${place}`;
   find("round-content").replaceChildren(...contentOf(turn.rounds[place]));
   find("round").hidden = false;
   find("round").scrollTop = 0;
