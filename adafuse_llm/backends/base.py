@@ -240,9 +240,8 @@ class ListsFewTokens(Protocol):
         """Maximum number of likeliest tokens in a summary, at least two."""
         ...
 
-    @property
     def tells_word_ends(self) -> bool:
-        """Whether the member sets ``Next.word_end_logprob`` if a query asks for it."""
+        """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it."""
         ...
 
 

@@ -42,7 +42,7 @@ def describe(path: str, backend: Backend) -> dict[str, Any]:
         found = read_facts(backend.path)
         return facts | _gguf(found) | {"end_tokens": _spelled(found, backend.end_ids)}
     if isinstance(backend, ListsFewTokens):
-        facts |= {"listed_tokens": backend.listed_limit, "word_ends": backend.tells_word_ends}
+        facts |= {"listed_tokens": backend.listed_limit, "word_ends": backend.tells_word_ends()}
         facts |= _server(backend)
     return facts | {"end_tokens": [str(token) for token in sorted(backend.end_ids)]}
 

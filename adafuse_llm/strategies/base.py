@@ -100,7 +100,7 @@ def check_word_ends(strategy: str, members: Sequence[Backend]) -> None:
         InvalidInputError: a member does not.
     """
     for member in members:
-        if isinstance(member, ListsFewTokens) and not member.tells_word_ends:
+        if isinstance(member, ListsFewTokens) and not member.tells_word_ends():
             raise InvalidInputError(
                 f"strategy {strategy!r} needs to know how likely a word ends, but the server of "
                 f"member {member.name!r} does not tell it. vLLM and SGLang tell it if their "

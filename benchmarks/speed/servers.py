@@ -20,6 +20,7 @@ from unittest.mock import patch
 import httpx
 
 from adafuse_llm import AdaFuseEngine, MemberSpec
+from adafuse_llm.backends import ListsFewTokens
 from benchmarks.real.members import real_files, real_folders
 from benchmarks.speed.measure import Outcome, Report, System, take_turns
 from benchmarks.speed.peers import add_up, outcome_of
@@ -69,7 +70,9 @@ def _measure(
         AdaFuseEngine.from_pretrained([MemberSpec(url=url, name="smollm")]) as far,
     ):
         for strategy, branches in WAYS:
-            if strategy == "mixture" and not getattr(far.backends[0], "tells_word_ends", False):
+            member = far.backends[0]
+            assert isinstance(member, ListsFewTokens), "it is on a server"
+            if strategy == "mixture" and not member.tells_word_ends():
                 continue
             options = {"max_new_tokens": response, "branching_factor": branches}
             systems: dict[str, System] = {

@@ -170,7 +170,7 @@ def test_64_streams_through_a_server_of_ours(
 
         def text(prompt: str) -> str:
             body = {"model": "adafuse", "prompt": prompt, "max_tokens": 6, "stream": True}
-            pieces = []
+            pieces: list[str] = []
             with httpx.stream(
                 "POST", f"{address}/v1/completions", json=body, timeout=3600
             ) as answer:
@@ -220,7 +220,7 @@ def test_a_request_survives_a_kill_of_the_server(smollm: Path) -> None:
         seen = threading.Event()
 
         def answer() -> None:
-            pieces = []
+            pieces: list[str] = []
             for event in engine.stream(PROMPTS[0], max_new_tokens=TOKENS):
                 pieces.append(event.text)
                 seen.set()

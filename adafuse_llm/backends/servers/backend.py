@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.remote import MemberText
@@ -90,6 +89,7 @@ class ServerBackend:
         self._probe = Prompt(self._probe_ids(), min(limit, PROBE_TOP))
         (self._fingerprint,) = self._known([self._probe])
         self._word_ends = frozenset[int]()
+        self._tells_word_ends: bool | None = None
         self._losses = server.losses
 
     def _renew(self) -> None:
@@ -122,10 +122,11 @@ class ServerBackend:
         """As in `ListsFewTokens`."""
         return self.facts.listed_limit
 
-    @cached_property
     def tells_word_ends(self) -> bool:
-        """As in `ListsFewTokens`. The first use asks the server."""
-        return self.facts.limits_tokens and self._find_word_ends()
+        """As in `ListsFewTokens`. The first call asks the server."""
+        if self._tells_word_ends is None:
+            self._tells_word_ends = self.facts.limits_tokens and self._find_word_ends()
+        return self._tells_word_ends
 
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         prompts: dict[tuple[int, ...], Prompt] = {}
@@ -231,7 +232,7 @@ class ServerBackend:
             return False
         self._word_ends = self._end_ids | spaces.difference(permitted) | {permitted[0]}
         sample = {*_spread(permitted), *_spread(others), *self._fingerprint.listed}
-        prompt = replace(self._probe, given=self._word_ends | sample, word_end=True)
+        prompt = replace(self._probe, given=sample | self._word_ends, word_end=True)
         try:
             (found,) = self._known([prompt])
             total = self._word_end(found)

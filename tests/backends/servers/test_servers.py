@@ -272,7 +272,7 @@ def test_the_end_of_a_word_has_the_probability_of_all_tokens_that_can_follow_it(
     tokenizer(kind).save_pretrained(tmp_path)
     server = InferenceServer(api, recipe=recipe)
     loaded = member(running(server), tmp_path)
-    assert loaded.tells_word_ends
+    assert loaded.tells_word_ends()
     texts = backend(recipe).token_texts
     ends = {token for token, text in enumerate(texts) if text[:1].isspace()} | loaded.end_ids
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
