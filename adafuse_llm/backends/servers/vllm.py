@@ -50,8 +50,8 @@ class VllmApi:
     The likeliest tokens and the log-probabilities of given tokens take one call each, with all
     prompts. The calls run one after the other, because vLLM 0.32 returns wrong likeliest tokens for
     a batch that also has requests with `logprob_token_ids`. Ends of words take a call more, at the
-    same time as the second one, with a regular expression. vLLM reports log-probabilities after the
-    mask of a regular expression, whatever its `--logprobs-mode` is.
+    same time as the second one, with a regular expression. vLLM applies its mask before it computes
+    the log-probabilities that it reports, also those that it calls raw.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
