@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 FORBIDDEN = 10_000.0
 """What a forbidden token loses, in nats. Its probability is then exactly 0 in every float format.
@@ -106,6 +107,12 @@ class Adjustment:
 
 NOTHING = Adjustment()
 """The adjustment that changes nothing."""
+
+
+def changes_of(adjustment: Adjustment) -> dict[str, Any]:
+    """Return the settings of an adjustment that change something."""
+    values = {each.name: getattr(adjustment, each.name) for each in fields(adjustment)}
+    return {name: value for name, value in values.items() if value != getattr(NOTHING, name)}
 
 
 def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:

@@ -231,13 +231,17 @@ class LimitsDrafting(Protocol):
 class ListsFewTokens(Protocol):
     """An optional extension of `Backend` for a member that does not know whole distributions.
 
-    Such a member tells the likeliest tokens and the probabilities of given tokens. It never sets
-    ``Next.word_end_logprob``, so an engine refuses strategies that need it.
+    Such a member tells the likeliest tokens and the probabilities of given tokens. An engine
+    refuses strategies that need more.
     """
 
     @property
     def listed_limit(self) -> int:
         """Maximum number of likeliest tokens in a summary, at least two."""
+        ...
+
+    def tells_word_ends(self) -> bool:
+        """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it."""
         ...
 
 

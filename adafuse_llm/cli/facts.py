@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Any
 
-from adafuse_llm.adjustment import NOTHING
+from adafuse_llm.adjustment import changes_of
 from adafuse_llm.backends.base import Backend, ListsFewTokens
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.errors import short_repr
@@ -43,7 +42,8 @@ def describe(path: str, backend: Backend) -> dict[str, Any]:
         found = read_facts(backend.path)
         return facts | _gguf(found) | {"end_tokens": _spelled(found, backend.end_ids)}
     if isinstance(backend, ListsFewTokens):
-        facts |= {"listed_tokens": backend.listed_limit, **_server(backend)}
+        facts |= {"listed_tokens": backend.listed_limit, "word_ends": backend.tells_word_ends()}
+        facts |= _server(backend)
     return facts | {"end_tokens": [str(token) for token in sorted(backend.end_ids)]}
 
 
@@ -77,9 +77,10 @@ def _server(backend: Any) -> dict[str, Any]:
 def _huggingface(backend: Any) -> dict[str, Any]:
     model, tokenizer = backend.model, backend.tokenizer
     own = backend.own_adjustment
-    followed = {each.name: getattr(own, each.name) for each in fields(own)}
-    changed = {name: each for name, each in followed.items() if each != getattr(NOTHING, name)}
-    settings = {"followed_settings": changed, "ignored_settings": backend.ignored_settings}
+    settings = {
+        "followed_settings": changes_of(own),
+        "ignored_settings": backend.ignored_settings,
+    }
     return {
         "format": "transformers",
         "architecture": type(model).__name__,

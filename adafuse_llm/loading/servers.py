@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from adafuse_llm.adjustment import changes_of
 from adafuse_llm.errors import (
     LoadError,
     MemberError,
@@ -71,8 +73,10 @@ def load_server(plan: ServerPlan) -> ServerBackend:
     try:
         api = _api(server, spec.api)
         facts = api.facts(server, spec.model)
-        text, ends = _load_text(plan, facts)
+        text, ends, config = _load_text(plan, facts)
         _check_tokens(text, server, api, facts, label)
+        if facts.parameters is None and config is not None:
+            facts = replace(facts, parameters=_parameters(config))
         return ServerBackend(plan.name, text, end_ids=ends, server=server, api=api, facts=facts)
     except MemberError as error:
         server.close()
@@ -122,8 +126,10 @@ def _api(server: Connection, name: str | None) -> ServerApi:
     )
 
 
-def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int]]:
-    """Return the tokenizer of a member, and the ids that end a response.
+def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:
+    """Return the tokenizer of a member, the ids that end a response, and the model's config.
+
+    The config is None if there is only a tokenizer.
 
     Raises:
         LoadError: the tokenizer cannot be loaded.
@@ -134,7 +140,9 @@ def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int
         if source.lower().endswith(".gguf"):
             text = load_gguf_text(plan_gguf(spec, plan.name, plan.revision))
             ends = getattr(text, "end_ids", None)
-            return text, _end_ids(source, plan.revision, text) if ends is None else ends
+            if ends is not None:
+                return text, ends, None
+            return text, *_read_configs(plan, source, text)
         setting = {"revision": plan.revision, "trust_remote_code": False}
         text = load_huggingface_text(HuggingFacePlan(spec, plan.name, setting, None))
     except LoadError as error:
@@ -142,20 +150,47 @@ def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int
             raise
         hint = "Pass the folder, hub id or GGUF file of the model's tokenizer: tokenizer=..."
         raise type(error)(f"{str(error).rstrip('.')}. {hint}") from error
-    return text, _end_ids(source, plan.revision, text)
+    return text, *_read_configs(plan, source, text)
 
 
-def _end_ids(source: str, revision: str | None, text: Any) -> frozenset[int]:
-    """Return the end-of-sequence ids of the generation config, the config and the tokenizer."""
+def _read_configs(plan: ServerPlan, source: str, text: Any) -> tuple[frozenset[int], Any]:
+    """Return the ids that end a response, and the model's config.
+
+    Warn of settings of the generation config, none of which members on servers follow.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     from adafuse_llm.backends.huggingface.architecture import eos_ids
+    from adafuse_llm.backends.huggingface.generation import ignored_settings, own_adjustment
 
-    sources = [text.tokenizer]
-    for kind in (GenerationConfig, AutoConfig):
-        with suppress(OSError, ValueError):  # a folder with a tokenizer only
-            sources.append(kind.from_pretrained(source, revision=revision))
-    return frozenset(eos_ids(sources))
+    generation, config = None, None
+    with suppress(OSError, ValueError):  # a folder with a tokenizer only
+        generation = GenerationConfig.from_pretrained(source, revision=plan.revision)
+    with suppress(OSError, ValueError):
+        config = AutoConfig.from_pretrained(source, revision=plan.revision)
+    ends = frozenset(eos_ids([text.tokenizer, generation, config]))
+    asked = SimpleNamespace(generation_config=generation)
+    settings = changes_of(own_adjustment(asked, ends)) | ignored_settings(asked)
+    if settings:
+        logger.warning(
+            "member %r: its generation config sets %s, which members on servers do not follow. "
+            "Its responses can differ from those of the same checkpoint in this program",
+            plan.name,
+            ", ".join(f"{key}={value!r}" for key, value in settings.items()),
+        )
+    return ends, config
+
+
+def _parameters(config: Any) -> int | None:
+    """Return the number of parameters of a model; None if transformers does not know the model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return int(AutoModelForCausalLM.from_config(config).num_parameters())
+    except (ValueError, ImportError, AttributeError):
+        return None
 
 
 def _check_tokens(

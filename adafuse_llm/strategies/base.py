@@ -93,8 +93,24 @@ def check_listed(members: Sequence[Backend], top: int) -> None:
             )
 
 
+def check_word_ends(strategy: str, members: Sequence[Backend]) -> None:
+    """Check that members tell how likely a word ends.
+
+    Raises:
+        InvalidInputError: a member does not.
+    """
+    for member in members:
+        if isinstance(member, ListsFewTokens) and not member.tells_word_ends():
+            raise InvalidInputError(
+                f"strategy {strategy!r} needs to know how likely a word ends, but the server of "
+                f"member {member.name!r} does not tell it. vLLM and SGLang tell it if their "
+                "structured outputs work; llama-server does not. Leave the member out with "
+                "use=[...], or choose another strategy, such as 'adafuse'."
+            )
+
+
 def check_whole(strategy: str, members: Sequence[Backend]) -> None:
-    """Check that members know whole distributions, with the probability that a word ends.
+    """Check that members know whole distributions.
 
     Raises:
         InvalidInputError: a member does not.

@@ -23,7 +23,7 @@ from adafuse_llm.decoding.rounds import (
 )
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.strategies.adafuse import branch_tokens
-from adafuse_llm.strategies.base import Strategy, StrategyContext, check_whole
+from adafuse_llm.strategies.base import Strategy, StrategyContext, check_word_ends
 from adafuse_llm.text.words import has_end
 
 
@@ -71,7 +71,7 @@ class Mixture(Strategy):
 
     @override
     def check(self, members: Sequence[Backend]) -> None:
-        check_whole(self.name, members)
+        check_word_ends(self.name, members)
 
     @override
     def weights(self, members: Sequence[Backend]) -> Sequence[float]:

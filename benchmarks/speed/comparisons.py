@@ -18,7 +18,7 @@ from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import member_paths
 from benchmarks.speed import branches as passes
-from benchmarks.speed import first_words, memory, operations, start_up
+from benchmarks.speed import first_words, memory, operations, servers, start_up
 from benchmarks.speed.first_words import Point
 from benchmarks.speed.measure import Outcome, Report, Row, System, Target, take_turns
 from benchmarks.speed.members import (
@@ -72,6 +72,7 @@ class Size:
         first_words: points at which the first span is compared with the members' prefill.
         first_memory: members and prompt of each memory measurement of the first span.
         starts: runs of each command of the measurement of start-up.
+        servers: response and timed runs of the comparison with members on servers.
     """
 
     repeats: int = 5
@@ -108,6 +109,7 @@ class Size:
         ("25M", 8000),
     )
     starts: int = 5
+    servers: tuple[int, int] = (16, 3)
 
 
 FULL: Final = Size()
@@ -131,6 +133,7 @@ QUICK: Final = Size(
     first_words=(Point("tiny", 100, 2), Point("tiny", 1000, 1, (1,), warm=False)),
     first_memory=(("tiny", 1000),),
     starts=1,
+    servers=(4, 1),
 )
 
 QUOTED: Final[tuple[Skill, ...]] = ("people", "places_products", "numbers", "dates")
@@ -384,6 +387,11 @@ def start(report: Report, size: Size) -> None:
     start_up.measure(report, size.starts)
 
 
+def on_servers(report: Report, size: Size) -> None:
+    """Compare members on inference servers with the same members in this process."""
+    servers.compare(report, *size.servers)
+
+
 def branches(report: Report, size: Size) -> None:
     """Count where forward passes and tokens go, with and without drafting. Nothing is timed."""
     prompt, response = size.base
@@ -436,6 +444,7 @@ COMPARISONS: Final[Mapping[str, Callable[[Report, Size], None]]] = {
     "operations": count_operations,
     "first_words": first_span,
     "start_up": start,
+    "servers": on_servers,
 }
 
 

@@ -44,7 +44,7 @@ TOY = comparisons.Size(
     share=(2, 20, 4),
 )
 PROMPT = prompt_of(40)
-WITHOUT_ROWS = {"branches", "memory", "growth", "operations", "start_up"}
+WITHOUT_ROWS = {"branches", "memory", "growth", "operations", "servers", "start_up"}
 """Comparisons that add only targets and figures. Most of them start processes."""
 
 

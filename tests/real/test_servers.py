@@ -17,7 +17,7 @@ from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
 from tests.support.llama_server import llama_server
 
-pytestmark = [pytest.mark.real, pytest.mark.gguf]
+pytestmark = [pytest.mark.real, pytest.mark.gguf, pytest.mark.timeout(3600)]
 
 TOLERANCE = 0.05
 """Largest difference of log-probabilities. Quantized activations depend on the shape of a pass."""

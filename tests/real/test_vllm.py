@@ -1,11 +1,13 @@
-"""A real model on a real vLLM, beside the same checkpoint in this process."""
+"""Real models on a real vLLM, beside the same checkpoints in this process."""
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,15 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec, MemberUnavailableError
 from adafuse_llm.backends import conformance
-from adafuse_llm.backends.conformance import Subject
+from adafuse_llm.backends.conformance import Check, Subject
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
 from tests.real.reference import reference_of
+from tests.support.serving import server_process
 from tests.support.vllm_server import vllm_server
 
-pytestmark = [pytest.mark.real, pytest.mark.vllm]
+pytestmark = [pytest.mark.real, pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 TOLERANCE = 2e-3
 """Largest difference of log-probabilities in float32. They are sums over passes of other shapes."""
@@ -31,8 +34,7 @@ PROMPTS = (
     "Water boils at",
     "My favourite food",
 )
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-TOKENS = 24
+TOKENS = 12
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +48,33 @@ def url(smollm: Path) -> Iterator[str]:
         yield address
 
 
-def member(url: str, **settings: Any) -> ServerBackend:
-    (loaded,), _ = load_members([MemberSpec(url=url, name="smollm", **settings)])
+def member(url: str, name: str = "smollm", **settings: Any) -> ServerBackend:
+    (loaded,), _ = load_members([MemberSpec(url=url, name=name, **settings)])
     assert isinstance(loaded, ServerBackend)
     return loaded
 
 
-def here(folders: dict[str, Path], name: str) -> HuggingFaceBackend:
-    """A member in this process, in float32."""
-    (loaded,), _ = load_members([MemberSpec(str(folders[name]), name=name, dtype="float32")])
-    assert isinstance(loaded, HuggingFaceBackend)
-    return loaded
+@pytest.fixture(scope="module")
+def here(real_folders: dict[str, Path]) -> Callable[[str], HuggingFaceBackend]:
+    """Return a member in this process, in float32."""
+    known: dict[str, HuggingFaceBackend] = {}
+
+    def load(name: str) -> HuggingFaceBackend:
+        if name not in known:
+            spec = MemberSpec(str(real_folders[name]), name=name, dtype="float32")
+            (loaded,), _ = load_members([spec])
+            assert isinstance(loaded, HuggingFaceBackend)
+            known[name] = loaded
+        return known[name]
+
+    return load
 
 
-def test_the_member_keeps_the_rules_of_backends(url: str, real_folders: dict[str, Path]) -> None:
-    near = here(real_folders, "smollm")
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
+def test_the_member_keeps_the_rules_of_backends(
+    check: Check, url: str, here: Callable[[str], HuggingFaceBackend]
+) -> None:
+    near = here("smollm")
     reference = reference_of(near, near.model, near.tokenizer)
 
     def logits(ids: Any) -> Any:
@@ -68,34 +82,107 @@ def test_the_member_keeps_the_rules_of_backends(url: str, real_folders: dict[str
         reference.forget_rows()
         return row
 
-    far = Subject(lambda: member(url), logits=logits, tolerance=TOLERANCE)
-    report = conformance.run_checks(far)
-    assert {"scores", "commits", "batches", "faults", "close"} <= {*report.passed}
+    applied = check(Subject(lambda: member(url), logits=logits, tolerance=TOLERANCE))
+    extensions = {
+        *("token_texts", "masks", "word_ends", "draws", "adjustments", "placement", "drafts"),
+        *("grammars", "anchors"),
+    }
+    assert applied == (check.name not in extensions)
 
 
-@pytest.mark.parametrize("others", [(), ("gemma",)], ids=["alone", "pair"])
-@pytest.mark.parametrize("branching", [1, 3])
+@pytest.mark.parametrize(
+    ("others", "options"),
+    [
+        ((), {"branching_factor": 1}),
+        ((), {"branching_factor": 3}),
+        (("gemma",), {"branching_factor": 1}),
+        (("gemma",), {"branching_factor": 3}),
+        ((), {"strategy": "mixture"}),
+        (("gemma",), {"strategy": "mixture"}),
+    ],
+    ids=str,
+)
 def test_texts_rounds_and_scores_equal_those_in_this_process(
     url: str,
     others: tuple[str, ...],
-    branching: int,
-    real_folders: dict[str, Path],
+    options: dict[str, Any],
+    here: Callable[[str], HuggingFaceBackend],
 ) -> None:
-    near = AdaFuseEngine([here(real_folders, name) for name in ("smollm", *others)])
-    far_member = member(url)
-    far = AdaFuseEngine([far_member, *near.backends[1:]])
-    worst = 0.0
-    for prompt in PROMPTS:
-        options: Any = {"max_new_tokens": TOKENS, "branching_factor": branching}
-        got, want = far.generate(prompt, **options), near.generate(prompt, **options)
-        assert got.text == want.text
-        for one, two in zip(got.rounds, want.rounds, strict=True):
-            assert [c.text for c in one.candidates] == [c.text for c in two.candidates]
-            for a, b in zip(one.candidates, two.candidates, strict=True):
-                assert a.score == pytest.approx(b.score, abs=TOLERANCE)
-                worst = max(worst, abs((a.score or 0) - (b.score or 0)))
-    print(f"worst difference of scores: {worst:.2g}")
-    far_member.close()
+    far = member(url)
+    compare([far, *map(here, others)], [here("smollm"), *map(here, others)], **options)
+    far.close()
+
+
+def compare(far: list[Any], near: list[Any], strategy: str = "adafuse", **options: Any) -> None:
+    """Compare texts, rounds and scores of two lists of members."""
+    one, two = (AdaFuseEngine(members, strategy=strategy) for members in (far, near))
+    options |= {"max_new_tokens": TOKENS}
+    got, want = one.generate_batch(PROMPTS, **options), two.generate_batch(PROMPTS, **options)
+    assert [each.text for each in got] == [each.text for each in want]
+    differences = [0.0]
+    for a, b in zip(got, want, strict=True):
+        for left, right in zip(a.rounds, b.rounds, strict=True):
+            assert [c.text for c in left.candidates] == [c.text for c in right.candidates]
+            for c, d in zip(left.candidates, right.candidates, strict=True):
+                assert c.score == pytest.approx(d.score, abs=TOLERANCE)
+                differences.append(abs((c.score or 0) - (d.score or 0)))
+    print(f"largest difference of scores: {max(differences):.2g}")
+
+
+def test_a_pair_of_two_servers_equals_the_same_members_in_this_process(
+    url: str, real_folders: dict[str, Path], here: Callable[[str], HuggingFaceBackend]
+) -> None:
+    with vllm_server(real_folders["gemma"], name="gemma") as address:
+        far = [member(url), member(address, "gemma")]
+        compare(far, [here("smollm"), here("gemma")])
+        for each in far:
+            each.close()
+
+
+def test_a_pair_with_a_gguf_member(
+    url: str, real_files: dict[str, Path], here: Callable[[str], HuggingFaceBackend]
+) -> None:
+    spec = MemberSpec(str(real_files["gemma"]), name="gemma", context=2048, repeatable=True)
+    (gguf,), _ = load_members([spec])
+    far = member(url)
+    compare([far, gguf], [here("smollm"), gguf])
+    far.close()
+
+
+def test_a_batch_of_16(url: str, here: Callable[[str], HuggingFaceBackend]) -> None:
+    prompts = [f"{number + 2} boats left the harbour, and" for number in range(16)]
+    far = member(url)
+    got, want = (
+        AdaFuseEngine([each]).generate_batch(prompts, max_new_tokens=8)
+        for each in (far, here("smollm"))
+    )
+    assert [each.text for each in got] == [each.text for each in want]
+    far.close()
+
+
+def test_64_streams_through_a_server_of_ours(
+    url: str, here: Callable[[str], HuggingFaceBackend]
+) -> None:
+    prompts = [f"{number % 8 + 2} boats left the harbour, and" for number in range(64)]
+    near = AdaFuseEngine([here("smollm")])
+    want = [each.text for each in near.generate_batch(prompts[:8], max_new_tokens=6)] * 8
+    with server_process("--model", f"vllm+{url}/smollm") as (address, _):
+
+        def text(prompt: str) -> str:
+            body = {"model": "adafuse", "prompt": prompt, "max_tokens": 6, "stream": True}
+            pieces: list[str] = []
+            with httpx.stream(
+                "POST", f"{address}/v1/completions", json=body, timeout=3600
+            ) as answer:
+                assert answer.status_code == 200
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        found = json.loads(line.removeprefix("data: "))
+                        pieces += (choice["text"] for choice in found["choices"])
+            return "".join(pieces)
+
+        with ThreadPoolExecutor(64) as threads:
+            assert [*threads.map(text, prompts)] == want
 
 
 def test_prefixes_stay_in_the_cache_of_the_server(url: str) -> None:
@@ -133,7 +220,7 @@ def test_a_request_survives_a_kill_of_the_server(smollm: Path) -> None:
         seen = threading.Event()
 
         def answer() -> None:
-            pieces = []
+            pieces: list[str] = []
             for event in engine.stream(PROMPTS[0], max_new_tokens=TOKENS):
                 pieces.append(event.text)
                 seen.set()

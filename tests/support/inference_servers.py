@@ -1,11 +1,12 @@
 """Inference servers for tests: a tiny real model behind the APIs of vLLM, SGLang and llama-server.
 
 They answer in the form of the real servers, with their limits and errors. The members meet a real
-llama-server in ``tests/real/test_servers.py``, and a real vLLM in ``tests/vllm``.
+llama-server in ``tests/real/test_servers.py``, and a real vLLM in ``tests/real/test_vllm.py``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 from collections import Counter
@@ -21,6 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from adafuse_llm.backends.huggingface.grammar_tokens import grammar_tokenizer
 from tests.support.models import Recipe, model, tokenizer
 
 APIS = ("vllm", "sglang", "llama-server")
@@ -49,6 +51,9 @@ class InferenceServer:
         redirect: address to which the server redirects; None for none.
         ignores_given: whether vLLM does not know `logprob_token_ids`, as old versions do.
         ignores_bias: whether llama-server does not apply biases.
+        ignores_regex: whether the server does not follow regular expressions.
+        batch_seconds: seconds for which vLLM waits for other requests of a batch. As vLLM 0.32
+            does, it lists wrong tokens for a batch that has requests with `logprob_token_ids`, too.
         counts: numbers of requests by path, and of ``prompts`` and ``tokens``.
         keys: the keys that the server has seen.
     """
@@ -65,8 +70,11 @@ class InferenceServer:
     redirect: str | None = None
     ignores_given: bool = False
     ignores_bias: bool = False
+    ignores_regex: bool = False
+    batch_seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     keys: set[str | None] = field(default_factory=set)
+    _batch: list[Any] = field(default_factory=list)
 
     def app(self) -> Starlette:
         paths: dict[str, Any] = {"/v1/models": self.models, "/tokenize": self.tokenize}
@@ -111,12 +119,24 @@ class InferenceServer:
             self.counts[path] += 1
             try:
                 body = await request.json() if request.method == "POST" else {}
-                return JSONResponse(answer(body))
+                self._batch.append(body)
+                try:
+                    await asyncio.sleep(self.batch_seconds)
+                    return JSONResponse(answer(body))
+                finally:
+                    self._batch.remove(body)
             except RefusedError as error:
                 message = {"message": str(error), "type": "BadRequestError", "code": 400}
                 return JSONResponse({"error": message}, 400)
 
         return endpoint
+
+    def _limited(self, row: torch.Tensor, regex: str | None) -> torch.Tensor:
+        """Log-probabilities relative to the tokens with which a text of `regex` can begin."""
+        if regex is None or self.ignores_regex:
+            return row
+        mask = _mask(self.recipe.kind, self.folder, regex, len(row))
+        return row.masked_fill(~mask, -math.inf).log_softmax(-1)
 
     def _rows(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         size = self.network().config.vocab_size
@@ -167,9 +187,15 @@ class InferenceServer:
         if given is not None and max(given) >= len(rows[0]):
             raise RefusedError("logprob_token_ids has an id that is out of vocabulary")
         choices = []
-        for index, row in enumerate(rows):
+        regex = body.get("structured_outputs", {}).get("regex")
+        is_mixed = any(other.get("logprob_token_ids") for other in self._batch)
+        for index, full in enumerate(rows):
+            row = self._limited(full, regex)
             first = int(row.argmax())
             ids = row.topk(body["logprobs"]).indices.tolist() if given is None else given
+            if given is None and is_mixed:  # what fills the row up to the length of the other
+                row, ids = row.clone(), [0] if first else [1]
+                row[ids] = -math.inf
             listed = {
                 f"token_id:{token}": max(float(row[token]), -9999.0)
                 for token in dict.fromkeys([first, *ids])
@@ -179,14 +205,15 @@ class InferenceServer:
         return {"choices": choices[::-1], "usage": {"prompt_tokens": 0}}
 
     def sglang(self, body: Any) -> Any:
-        assert body["sampling_params"] == {"max_new_tokens": 1, "temperature": 0}
         assert body["return_logprob"]
         answers = []
-        for ids, start, top, given, row in zip(
+        for ids, start, top, given, settings, full in zip(
             *(body["input_ids"], body["logprob_start_len"], body["top_logprobs_num"]),
-            *(body["token_ids_logprob"], self._rows(body["input_ids"])),
+            *(body["token_ids_logprob"], body["sampling_params"], self._rows(body["input_ids"])),
             strict=True,
         ):
+            assert (settings["max_new_tokens"], settings["temperature"]) == (1, 0)
+            row = self._limited(full, settings.get("regex")).clamp(min=torch.finfo().min)
             assert start == len(ids) - 1, "anything less keeps the server from its prefix cache"
             if given and max(given) >= len(row):
                 raise RefusedError("token_ids_logprob has an id that is out of vocabulary")
@@ -221,6 +248,20 @@ class InferenceServer:
             first = {"id": entries[0]["id"], "top_probs" if is_after else "top_logprobs": entries}
             answers.append({"index": index, "completion_probabilities": [first]})
         return answers[::-1] if len(answers) > 1 else answers[0]
+
+
+@functools.cache
+def _mask(kind: Any, folder: Path | None, regex: str, size: int) -> torch.Tensor:
+    """Whether each token can begin a text of a regular expression, from llguidance."""
+    from llguidance import LLMatcher
+
+    tokens = tokenizer(kind) if folder is None else _loaded(folder)[1]
+    matcher = LLMatcher(
+        grammar_tokenizer(tokenizer=tokens, size=size, end_ids={tokens.eos_token_id}),
+        LLMatcher.grammar_from_regex(regex),
+    )
+    packed = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
+    return (packed[:, None] >> torch.arange(8)).bitwise_and(1).flatten()[:size].bool()
 
 
 @functools.cache

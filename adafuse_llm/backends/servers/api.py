@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -10,6 +11,16 @@ from adafuse_llm.backends.servers.connection import Connection
 
 WANTED_TOP: Final = 100
 """Number of likeliest tokens that no strategy exceeds by default."""
+
+WORD_END: Final = r"([\t-\r\x1c-\x20](.|\n)*)?"
+"""Regular expression of what follows a word: whitespace with any text, or nothing.
+
+Its whitespace is that of ASCII. Tokens that begin with other whitespace are few, so they are asked
+for by their ids.
+"""
+
+LOWEST: Final = -9999.0
+"""The log-probability that stands for minus infinity, if a server's JSON has no infinity."""
 
 
 @dataclass(slots=True)
@@ -20,11 +31,13 @@ class Prompt:
         ids: the tokens.
         top: number of likeliest next tokens that the server lists; 0 for none.
         given: tokens whose log-probabilities the server returns.
+        word_end: whether the server also returns `Known.ends`.
     """
 
     ids: tuple[int, ...]
     top: int = 0
     given: set[int] = field(default_factory=set)
+    word_end: bool = False
 
 
 @dataclass(slots=True)
@@ -34,10 +47,13 @@ class Known:
     Attributes:
         listed: log-probabilities of at least ``Prompt.top`` likeliest tokens, by token id.
         given: log-probabilities of the tokens of ``Prompt.given``, by token id.
+        ends: the same, and that of the likeliest token, if only tokens with which `WORD_END` can
+            begin are permitted. It is minus infinity for other tokens.
     """
 
     listed: dict[int, float] = field(default_factory=dict)
     given: dict[int, float] = field(default_factory=dict)
+    ends: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,8 @@ class ServerFacts:
         window: maximum number of tokens of a prompt, for which one more token is generated.
         listed_limit: maximum number of likeliest tokens, at most `WANTED_TOP`.
         vocabulary: number of tokens of the model; None if the server does not tell.
+        parameters: number of the model's parameters; None if it is not known.
+        limits_tokens: whether the server returns `Known.ends`.
     """
 
     model: str
@@ -59,6 +77,8 @@ class ServerFacts:
     window: int | None
     listed_limit: int
     vocabulary: int | None = None
+    parameters: int | None = None
+    limits_tokens: bool = True
 
 
 class ServerApi(Protocol):
@@ -123,7 +143,7 @@ def groups(prompts: Iterable[tuple[int, Prompt]], limit: int) -> Iterator[list[t
             if group and len(tokens | part) > limit:
                 yield group
                 group, tokens = [], set()
-            group.append((number, Prompt(prompt.ids, given=part)))
+            group.append((number, Prompt(prompt.ids, given=part, word_end=prompt.word_end)))
             tokens |= part
     if group:
         yield group
@@ -132,3 +152,8 @@ def groups(prompts: Iterable[tuple[int, Prompt]], limit: int) -> Iterator[list[t
 def together(prompts: Iterable[tuple[int, Prompt]]) -> list[int]:
     """Return the different given tokens of prompts, in order."""
     return sorted({token for _, prompt in prompts for token in prompt.given})
+
+
+def finite(logprob: float | None) -> float:
+    """Return a log-probability of a server. What stands for minus infinity becomes it."""
+    return -math.inf if logprob is None or logprob <= LOWEST else float(logprob)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.remote import MemberText
 from adafuse_llm.backends.servers.api import Known, Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
-from adafuse_llm.errors import LoadError, MemberUnavailableError
+from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
+
+logger = logging.getLogger(__name__)
 
 PROBE = "The ferry leaves at nine."
 PROBE_TOP = 5
 PROBE_TOLERANCE = 0.5
 """How the model is recognized: the number of likeliest tokens after a text, and by how many nats
 their log-probabilities may differ, because numbers may depend on other requests."""
+
+SAMPLED = 40
+"""Number of tokens that end a word, and of others, for which the server is asked whether a regular
+expression permits them."""
 
 FEWEST_LISTED = 2
 """Minimum number of likeliest tokens, from which the margin follows."""
@@ -31,8 +39,9 @@ class ServerBackend:
     Every node is a prompt of its own, which the server continues by one token. All prompts of all
     queries go to the server at the same time. The server's prefix cache makes them cheap.
 
-    The member lists the likeliest tokens, and tells the probabilities of given tokens. It cannot
-    restrict or draw tokens or change its distributions, because it does not know them as a whole.
+    The member lists the likeliest tokens, and tells the probabilities of given tokens. On vLLM and
+    SGLang it also tells how likely a word ends. It cannot restrict or draw tokens or change its
+    distributions, because it does not know them as a whole.
 
     If the server stops answering, the member repeats the calls until the server is back. It then
     checks that the server still runs the same model. It checks this for every new request, too.
@@ -79,6 +88,8 @@ class ServerBackend:
             )
         self._probe = Prompt(self._probe_ids(), min(limit, PROBE_TOP))
         (self._fingerprint,) = self._known([self._probe])
+        self._word_ends = frozenset[int]()
+        self._tells_word_ends: bool | None = None
         self._losses = server.losses
 
     def _renew(self) -> None:
@@ -102,9 +113,20 @@ class ServerBackend:
         return f"server {self._server.url}"
 
     @property
+    def parameters(self) -> int | None:
+        """As in `TellsSize`."""
+        return self.facts.parameters
+
+    @property
     def listed_limit(self) -> int:
         """As in `ListsFewTokens`."""
         return self.facts.listed_limit
+
+    def tells_word_ends(self) -> bool:
+        """As in `ListsFewTokens`. The first call asks the server."""
+        if self._tells_word_ends is None:
+            self._tells_word_ends = self.facts.limits_tokens and self._find_word_ends()
+        return self._tells_word_ends
 
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         prompts: dict[tuple[int, ...], Prompt] = {}
@@ -140,6 +162,9 @@ class ServerBackend:
             prompt = _prompt_of(query.tree, node, prompts)
             prompt.top = max(prompt.top, min(query.top, self.listed_limit))
             prompt.given |= self._end_ids
+            if query.word_ends:
+                prompt.word_end = True
+                prompt.given |= self._word_ends
             mine.add(prompt.ids)
         for node in query.score:
             assert node.parent is not None, "the root has no log-probability"
@@ -157,7 +182,8 @@ class ServerBackend:
             likely = sorted(found.listed.items(), key=lambda item: (-item[1], item[0]))[: query.top]
             tokens, logprobs = zip(*likely, strict=True)
             ends = [found.given[token] for token in self._end_ids]
-            summaries.append(Next(tokens, logprobs, _log_total(ends)))
+            word_end = self._word_end(found) if query.word_ends else None
+            summaries.append(Next(tokens, logprobs, _log_total(ends), word_end_logprob=word_end))
         scores = []
         for node in query.score:
             assert node.parent is not None, "the root has no log-probability"
@@ -179,6 +205,58 @@ class ServerBackend:
             raise self._server.error(
                 f"its answer has not the expected form ({type(error).__name__}: {error})"
             ) from error
+
+    def _word_end(self, found: Known) -> float:
+        """Return the log-probability that a word ends.
+
+        A token that can end a word has the probability p, and p / total if only such tokens are
+        permitted. The likeliest of the tokens of which both are known gives the total. Tokens that
+        end a word but are not permitted are added.
+        """
+        known = {**found.listed, **found.given}
+        best = max(found.ends.keys() & known.keys(), key=found.ends.__getitem__)
+        apart = [known[t] for t in self._word_ends if found.ends[t] == -math.inf]
+        return min(0.0, _log_total([known[best] - found.ends[best], *apart]))
+
+    def _find_word_ends(self) -> bool:
+        """Find the tokens that end a word and are asked for by their ids.
+
+        Return whether the server's regular expressions permit those tokens that they should: the
+        likeliest ones after the probe, and others from all over the vocabulary.
+        """
+        texts = self._text.token_texts or ()
+        spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
+        permitted = [token for token in sorted(spaces) if texts[token][0].isascii()]
+        others = [token for token, text in enumerate(texts) if text and token not in spaces]
+        if not permitted:
+            return False
+        self._word_ends = self._end_ids | spaces.difference(permitted) | {permitted[0]}
+        sample = {*_spread(permitted), *_spread(others), *self._fingerprint.listed}
+        prompt = replace(self._probe, given=sample | self._word_ends, word_end=True)
+        try:
+            (found,) = self._known([prompt])
+            total = self._word_end(found)
+        except MemberUnavailableError:
+            raise
+        except (MemberError, KeyError, ValueError) as error:
+            problem = str(error)
+        else:
+            expected = {
+                token: found.given[token] - total if token in spaces else -math.inf
+                for token in sample - self._word_ends
+            }
+            if all(
+                math.isclose(found.ends[token], each, abs_tol=PROBE_TOLERANCE)
+                for token, each in expected.items()
+            ):
+                return True
+            problem = "its regular expressions do not permit those tokens that they should"
+        logger.warning(
+            "member %r cannot be used with strategy 'mixture', because server %s does not tell how "
+            "likely a word ends: %s",
+            *(self.name, self._server.url, problem),
+        )
+        return False
 
     def _probe_ids(self) -> tuple[int, ...]:
         ids = self.codec.encode_prompt(PROBE)
@@ -210,6 +288,11 @@ class ServerBackend:
         (found,) = self._known([self._probe])
         self._check_model(found)
         self._losses = self._server.losses
+
+
+def _spread(tokens: Sequence[int]) -> Sequence[int]:
+    """Return up to `SAMPLED` tokens, evenly from all."""
+    return tokens[:: max(1, math.ceil(len(tokens) / SAMPLED))]
 
 
 def _ids(tree: TokenTree, node: Node) -> tuple[int, ...]:

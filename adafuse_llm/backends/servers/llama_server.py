@@ -54,6 +54,8 @@ class LlamaServerApi:
             window=None if not length else length - 1,
             listed_limit=WANTED_TOP,
             vocabulary=(found.get("meta") or {}).get("n_vocab"),
+            parameters=(found.get("meta") or {}).get("n_params"),
+            limits_tokens=False,
         )
 
     def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:

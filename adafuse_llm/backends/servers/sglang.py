@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from adafuse_llm.backends.servers.api import (
     WANTED_TOP,
+    WORD_END,
     Known,
     Prompt,
     ServerFacts,
     chosen_model,
+    finite,
     tokens_of,
 )
 from adafuse_llm.backends.servers.connection import Connection
@@ -20,7 +23,8 @@ class SglangApi:
     """The API of SGLang. One call holds all prompts, each with its given tokens.
 
     Only log-probabilities after the last token of a prompt are asked for, so that the server can
-    use its prefix cache.
+    use its prefix cache. A prompt at whose end a word may end occurs a second time, with a regular
+    expression. SGLang reports log-probabilities after the mask of a regular expression.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
@@ -42,19 +46,27 @@ class SglangApi:
     def evaluate(
         self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]
     ) -> list[Known]:
+        limited = [number for number, prompt in enumerate(prompts) if prompt.word_end]
+        asked = [*prompts, *(replace(prompts[number], top=0) for number in limited)]
+        plain: dict[str, Any] = {"max_new_tokens": 1, "temperature": 0}
+        ending = {**plain, "regex": WORD_END}
         body = {
-            "input_ids": [list(prompt.ids) for prompt in prompts],
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "input_ids": [list(prompt.ids) for prompt in asked],
+            "sampling_params": [plain] * len(prompts) + [ending] * len(limited),
             "return_logprob": True,
-            "logprob_start_len": [len(prompt.ids) - 1 for prompt in prompts],
-            "top_logprobs_num": [prompt.top for prompt in prompts],
-            "token_ids_logprob": [sorted(prompt.given) for prompt in prompts],
+            "logprob_start_len": [len(prompt.ids) - 1 for prompt in asked],
+            "top_logprobs_num": [prompt.top for prompt in asked],
+            "token_ids_logprob": [sorted(prompt.given) for prompt in asked],
             "return_text_in_logprobs": False,
         }
-        return [
-            _known(each["meta_info"], prompt)
-            for each, prompt in zip(server.post("/generate", body), prompts, strict=True)
-        ]
+        answers = [each["meta_info"] for each in server.post("/generate", body)]
+        known = [_known(*each) for each in zip(answers[: len(prompts)], prompts, strict=True)]
+        for number, told in zip(limited, answers[len(prompts) :], strict=True):
+            known[number].ends = {
+                **_logprobs(told["output_token_logprobs"]),
+                **_logprobs(told["output_token_ids_logprobs"][0]),
+            }
+        return known
 
 
 def _known(told: Any, prompt: Prompt) -> Known:
@@ -65,4 +77,4 @@ def _known(told: Any, prompt: Prompt) -> Known:
 
 def _logprobs(entries: Any) -> dict[int, float]:
     """Return log-probabilities by token id. An entry is a log-probability, an id and a text."""
-    return {int(token): float(logprob) for logprob, token, *_ in entries}
+    return {int(token): finite(logprob) for logprob, token, *_ in entries}

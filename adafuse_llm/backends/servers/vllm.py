@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from adafuse_llm.backends.servers.api import (
     WANTED_TOP,
+    WORD_END,
     Known,
     Prompt,
     ServerFacts,
     chosen_model,
+    finite,
     groups,
     together,
     tokens_of,
@@ -22,9 +24,6 @@ from adafuse_llm.errors import MemberError
 
 GIVEN_LIMIT: Final = 128
 """Maximum number of given tokens in a call."""
-
-LOWEST: Final = -9999.0
-"""The log-probability that stands for minus infinity."""
 
 MIXED: Final = (
     "it returned wrong likeliest tokens, as vLLM 0.32 does if another client asks for given tokens "
@@ -39,6 +38,10 @@ _COMMON: Final = {
     "add_special_tokens": False,
     "return_tokens_as_token_ids": True,
 }
+_ENDS: Final = {"structured_outputs": {"regex": WORD_END}}
+
+Numbered: TypeAlias = Sequence[tuple[int, Prompt]]
+"""Prompts with their numbers in a pass."""
 
 
 class VllmApi:
@@ -46,7 +49,9 @@ class VllmApi:
 
     The likeliest tokens and the log-probabilities of given tokens take one call each, with all
     prompts. The calls run one after the other, because vLLM 0.32 returns wrong likeliest tokens for
-    a batch that also has requests with `logprob_token_ids`.
+    a batch that also has requests with `logprob_token_ids`. Ends of words take a call more, at the
+    same time as the second one, with a regular expression. vLLM applies its mask before it computes
+    the log-probabilities that it reports, also those that it calls raw.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
@@ -74,16 +79,21 @@ class VllmApi:
         listing = [(number, prompt) for number, prompt in numbered if prompt.top]
         giving = [*groups(numbered, GIVEN_LIMIT)]
         if listing:
-            answer = server.post("/v1/completions", _body(facts.model, listing, is_listing=True))
+            answer = server.post("/v1/completions", _listing(facts.model, listing))
             for (number, _), found in zip(listing, _distributions(answer), strict=True):
                 if -math.inf in found.values():
                     raise server.error(MIXED)
                 known[number].listed = found
-        bodies = [_body(facts.model, part, is_listing=False) for part in giving]
+        limited = [part for part in map(_with_word_end, giving) if part]
+        bodies = [_giving(facts.model, part) for part in giving]
+        bodies += ({**_giving(facts.model, part), **_ENDS} for part in limited)
         answers = server.post_all("/v1/completions", bodies)
-        for part, answer in zip(giving, answers, strict=True):
+        for place, (part, answer) in enumerate(zip((*giving, *limited), answers, strict=True)):
             for (number, prompt), found in zip(part, _distributions(answer), strict=True):
-                known[number].given |= {token: found[token] for token in prompt.given}
+                if place < len(giving):
+                    known[number].given |= {token: found[token] for token in prompt.given}
+                else:
+                    known[number].ends |= found
         return known
 
     def _listed_limit(self, server: Connection, model: str) -> int:
@@ -106,7 +116,7 @@ class VllmApi:
         Raises:
             MemberError: it does not.
         """
-        body = _body(model, [(0, Prompt((0,), given={0, 1, 2}))], is_listing=False)
+        body = _giving(model, [(0, Prompt((0,), given={0, 1, 2}))])
         (found,) = _distributions(server.post("/v1/completions", body))
         if not {0, 1, 2} <= found.keys():
             raise server.error(
@@ -115,19 +125,26 @@ class VllmApi:
             )
 
 
-def _body(model: str, part: Sequence[tuple[int, Prompt]], *, is_listing: bool) -> dict[str, Any]:
-    prompts = [prompt for _, prompt in part]
-    asked: dict[str, Any] = {"logprobs": max(prompt.top for prompt in prompts)}
-    if not is_listing:
-        asked = {"logprobs": 1, "logprob_token_ids": together(part)}
-    return {**_COMMON, "model": model, "prompt": [list(each.ids) for each in prompts], **asked}
+def _with_word_end(part: Numbered) -> Numbered:
+    return [(number, prompt) for number, prompt in part if prompt.word_end]
+
+
+def _listing(model: str, part: Numbered) -> dict[str, Any]:
+    """Return a request for the likeliest tokens."""
+    return {**_body(model, part), "logprobs": max(prompt.top for _, prompt in part)}
+
+
+def _giving(model: str, part: Numbered) -> dict[str, Any]:
+    """Return a request for given tokens."""
+    return {**_body(model, part), "logprobs": 1, "logprob_token_ids": together(part)}
+
+
+def _body(model: str, part: Numbered) -> dict[str, Any]:
+    return {**_COMMON, "model": model, "prompt": [list(prompt.ids) for _, prompt in part]}
 
 
 def _distributions(answer: Any) -> Iterator[dict[int, float]]:
     """Yield the log-probabilities after each prompt of a call, by token id."""
     for choice in sorted(answer["choices"], key=lambda each: each["index"]):
         (listed,) = choice["logprobs"]["top_logprobs"]
-        yield {
-            int(key.removeprefix("token_id:")): -math.inf if value <= LOWEST else value
-            for key, value in listed.items()
-        }
+        yield {int(key.removeprefix("token_id:")): finite(value) for key, value in listed.items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from starlette.responses import JSONResponse, PlainTextResponse
+from transformers import GenerationConfig
 
 from adafuse_llm import (
     AdaFuseEngine,
@@ -217,7 +220,8 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(
             engine.generate(PROMPT, repetition_penalty=1.2)
         with pytest.raises(GrammarError, match=r"member 'far' cannot follow.*use=.*or use choices"):
             engine.generate(PROMPT, regex="[a-z]+")
-    for strategy in ("mixture", "gac", "deepen"):
+    refused = ("mixture", "gac", "deepen") if api == "llama-server" else ("gac", "deepen")
+    for strategy in refused:
         with (
             AdaFuseEngine([loaded], strategy=strategy) as engine,
             pytest.raises(InvalidInputError, match=r"'?far'?"),
@@ -231,19 +235,107 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(
     loaded.close()
 
 
-@pytest.mark.parametrize("strategy", ["unite", "core", "sweetspan", "safe", "specem"])
+@pytest.mark.parametrize(
+    ("strategy", "api"),
+    [
+        *((each, "vllm") for each in ("unite", "core", "sweetspan", "safe", "specem", "mixture")),
+        ("mixture", "sglang"),
+    ],
+)
 def test_strategies_that_need_few_tokens_run_on_servers(
-    strategy: str, folder: Path, running: Callable[[InferenceServer], str]
+    strategy: str, api: str, folder: Path, running: Callable[[InferenceServer], str]
 ) -> None:
     here = backend(RECIPE)
-    loaded = member(running(InferenceServer("vllm")), folder, name=here.name)
+    loaded = member(running(InferenceServer(api)), folder, name=here.name)
     other = backend(Recipe("qwen2", "unigram", seed=5))
-    texts = []
-    for one in (loaded, here):
-        engine = AdaFuseEngine([one, other], strategy=strategy)
-        texts.append(engine.generate(PROMPT, max_new_tokens=8).text)
-    assert texts[0] == texts[1]
+    for others in ([], [other]):
+        options: Any = {"weights": [2, 1][: 1 + len(others)]} if strategy == "mixture" else {}
+        got, want = (
+            AdaFuseEngine([one, *others], strategy=strategy).generate(
+                PROMPT, max_new_tokens=8, **options
+            )
+            for one in (loaded, here)
+        )
+        assert got.text == want.text
+        for one, two in zip(got.rounds, want.rounds, strict=True):
+            scores = [c.score for c in one.candidates], [c.score for c in two.candidates]
+            assert scores[0] == pytest.approx(scores[1], abs=1e-4)
     loaded.close()
+
+
+@pytest.mark.parametrize("kind", ["bytelevel", "unigram"])
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_the_end_of_a_word_has_the_probability_of_all_tokens_that_can_follow_it(
+    api: str, kind: Any, tmp_path: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    recipe = replace(RECIPE, kind=kind)
+    tokenizer(kind).save_pretrained(tmp_path)
+    server = InferenceServer(api, recipe=recipe)
+    loaded = member(running(server), tmp_path)
+    assert loaded.tells_word_ends()
+    texts = backend(recipe).token_texts
+    ends = {token for token, text in enumerate(texts) if text[:1].isspace()} | loaded.end_ids
+    tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
+    nodes = [tree.root, tree.child(tree.root, 20), tree.grow([30, 31])]
+    (result,) = loaded.evaluate([NodeQuery(tree, tuple(nodes), (), 2, word_ends=True)])
+    for node, summary in zip(nodes, result.next, strict=True):
+        row = server.logprobs([*tree.ids, *tree.tokens(node)])
+        want = row[sorted(ends)].logsumexp(-1).item()
+        assert summary.word_end_logprob == pytest.approx(want, abs=1e-5)
+    loaded.close()
+
+
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_a_server_that_does_not_follow_regular_expressions_tells_no_ends_of_words(
+    api: str,
+    folder: Path,
+    running: Callable[[InferenceServer], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loaded = member(running(InferenceServer(api, ignores_regex=True)), folder, name="far")
+    with (
+        AdaFuseEngine([loaded], strategy="mixture") as engine,
+        pytest.raises(InvalidInputError, match=r"how likely a word ends.*'far' does not tell it"),
+    ):
+        engine.generate(PROMPT)
+    assert "do not permit those tokens that they should" in caplog.text
+    loaded.close()
+
+
+@pytest.mark.parametrize("strategy", ["adafuse", "mixture"])
+def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(
+    strategy: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    """vLLM 0.32 lists wrong tokens for a request if another one in its batch has given tokens."""
+    server = InferenceServer("vllm", batch_seconds=0.02)
+    loaded = member(running(server), folder, name="far")
+    prompts = (PROMPT, "In winter", "Anna counted", "The keeper said")
+    near, far = (AdaFuseEngine([each], strategy=strategy) for each in (backend(RECIPE), loaded))
+    want = [near.generate(prompt, max_new_tokens=6).text for prompt in prompts]
+    assert [each.text for each in far.generate_batch(prompts, max_new_tokens=6)] == want
+    with ThreadPoolExecutor() as threads:
+        assert [*threads.map(lambda p: far.generate(p, max_new_tokens=6).text, prompts)] == want
+    loaded.close()
+
+
+def test_settings_of_a_generation_config_that_do_not_apply_have_a_warning(
+    folder: Path,
+    tmp_path: Path,
+    running: Callable[[InferenceServer], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = running(InferenceServer("vllm"))
+    member(url, folder).close()
+    assert not caplog.text
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    asked = GenerationConfig(repetition_penalty=1.1, do_sample=True, top_k=20, eos_token_id=3)
+    asked.save_pretrained(tmp_path)
+    loaded = member(url, tmp_path, name="far")
+    assert 3 in loaded.end_ids
+    loaded.close()
+    assert "member 'far': its generation config sets" in caplog.text
+    assert "repetition_penalty=1.1, do_sample=True, " in caplog.text
+    assert "top_k=20, which members on servers do not follow" in caplog.text
 
 
 @every_api
