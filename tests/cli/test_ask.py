@@ -26,7 +26,7 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     assert lines[0] == "Ada Brook did"
     assert lines[2].startswith("Rounds: winning member")
     rounds = lines[3 : lines.index("Sources") - 1]
-    assert [line.split()[0] for line in rounds] == ["1", "2", "3"]
+    assert [line.split()[0] for line in rounds] == ["0", "1", "2"]
     assert '" Brook"' in rounds[1]
     assert 'over " Stone"' in rounds[1]
     assert lines[lines.index("Sources") + 1].startswith("[1] mill.md: The mill Ada Brook")
