@@ -41,7 +41,7 @@ def test_l2_models_that_differ_only_in_the_strategy_share_their_members() -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_l2_a_strategy_is_checked_at_once(kind: Any) -> None:
-    with pytest.raises(InvalidOptionError, match="strategy must be one of.*Did you mean 'single'"):
+    with pytest.raises(InvalidOptionError, match=r"strategy must be one of.*Did you mean 'single'"):
         kind.from_embedded(strategy="sngle")
     with (
         scripted_engine(lambda prompt: "Yes.") as engine,
