@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
+.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist release-check cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -96,11 +96,10 @@ build: dist ## sdists and wheels of the three distributions, in dist/; check the
 	$(BIN)/python .ci/try_wheels.py dist
 
 dist: $(SETUP)
-	rm -rf dist
-	for project in . $(INTEGRATIONS); do \
-		$(BIN)/python -m build --no-isolation --outdir dist $$project > /dev/null || exit 1; \
-	done
-	$(BIN)/twine check --strict dist/*
+	$(BIN)/python .ci/release.py build dist
+
+release-check: $(SETUP) ## rehearse a release in a clone, and publish nothing (PYTHONS="python3.10 python3.13" to try these)
+	$(BIN)/python .ci/release.py rehearse $(PYTHONS)
 
 cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks
