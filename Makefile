@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist release-check cookbooks bench soak clean
+.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-docker test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist release-check cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ test-ray: $(RAY) ## the tests of members and servers on several machines, which 
 
 test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK against a server
 	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q --clients -m clients
+
+test-docker: $(SETUP) ## build the image of the server, and run it; needs docker, or DOCKER=podman
+	$(BIN)/python -m pytest -q --docker -m docker
 
 test-vllm: $(SETUP) $(VLLM)/.set-up ## the tests of members on a real vLLM, on the CPU, with a real model; needs Linux
 	-@$(BIN)/python -m benchmarks.real.members
