@@ -79,8 +79,9 @@ test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters, and all cases of 
 fuzz: $(SETUP) ## check 100,000 random decodes; half an hour on one core (CASES=1000 SEED=1 JOBS=4 to change it)
 	$(BIN)/python -m benchmarks.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
 
-test-lowest: $(LOWEST)/.set-up ## the quick tests with the lowest supported versions of the dependencies
+test-lowest: $(LOWEST)/.set-up ## the quick tests and those of the integrations, with the lowest supported versions
 	$(LOWEST)/bin/python -m pytest -q -m quick $(WORKERS) 2
+	$(LOWEST)/bin/python -m pytest -q integrations $(WORKERS) 2
 
 lint: $(SETUP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
