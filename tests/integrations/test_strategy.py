@@ -64,7 +64,7 @@ def test_l2_a_configuration_file_has_the_strategy(kind: Any, tmp_path: Any) -> N
 
 @pytest.mark.quick
 def test_l2_a_strategy_without_grammars_enforces_no_calls() -> None:
-    plain, strategy = (ChatAdaFuse.from_embedded(**each) for each in ({}, {"strategy": "beam-3"}))
+    plain, strategy = ChatAdaFuse.from_embedded(), ChatAdaFuse.from_embedded(strategy="beam-3")
     plain.unload()
     for _ in range(2):
         assert plain._ensemble.can_enforce()
