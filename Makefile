@@ -31,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
+.PHONY: help demo demo-real serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-docker test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist release-check cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ test-ray: $(RAY) ## the tests of members and servers on several machines, which 
 test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK against a server
 	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q --clients -m clients
 
+test-docker: $(SETUP) ## build the image of the server, and run it; needs docker, or DOCKER=podman
+	$(BIN)/python -m pytest -q --docker -m docker
+
 test-vllm: $(SETUP) $(VLLM)/.set-up ## the tests of members on a real vLLM, on the CPU, with a real model; needs Linux
 	-@$(BIN)/python -m benchmarks.real.members
 	ADAFUSE_VLLM=$(VLLM) $(BIN)/python -m pytest -q --real --vllm -m vllm tests/real/test_vllm.py
@@ -86,8 +89,9 @@ test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters, and all cases of 
 fuzz: $(SETUP) ## check 100,000 random decodes; half an hour on one core (CASES=1000 SEED=1 JOBS=4 to change it)
 	$(BIN)/python -m benchmarks.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
 
-test-lowest: $(LOWEST)/.set-up ## the quick tests with the lowest supported versions of the dependencies
+test-lowest: $(LOWEST)/.set-up ## the quick tests and those of the integrations, with the lowest supported versions
 	$(LOWEST)/bin/python -m pytest -q -m quick $(WORKERS) 2
+	$(LOWEST)/bin/python -m pytest -q integrations $(WORKERS) 2
 
 lint: $(SETUP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
@@ -106,11 +110,10 @@ build: dist ## sdists and wheels of the three distributions, in dist/; check the
 	$(BIN)/python .ci/try_wheels.py dist
 
 dist: $(SETUP)
-	rm -rf dist
-	for project in . $(INTEGRATIONS); do \
-		$(BIN)/python -m build --no-isolation --outdir dist $$project > /dev/null || exit 1; \
-	done
-	$(BIN)/twine check --strict dist/*
+	$(BIN)/python .ci/release.py build dist
+
+release-check: $(SETUP) ## rehearse a release in a clone, and publish nothing (PYTHONS="python3.10 python3.13" to try these)
+	$(BIN)/python .ci/release.py rehearse $(PYTHONS)
 
 cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks

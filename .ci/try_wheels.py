@@ -1,18 +1,13 @@
-"""Check the wheels and sdists of `make build`, then use the wheels in an empty environment.
-
-Usage: python .ci/try_wheels.py dist [--tests]
-
-With --tests, the tests in the sdists of the integrations also run there.
-"""
+"""Check the wheels and sdists of `make build`, then use the wheels in an empty environment."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
 from pathlib import Path
 
@@ -44,15 +39,21 @@ print(llm.chat([ChatMessage(role="user", content="What is 12 + 7?")]).message.co
 }
 
 
-def main(dist: Path, *, tests: bool) -> None:
+def main() -> None:
     """Check the three distributions, then install their wheels outside the clone and use them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dist", type=Path, help="folder of the wheels and sdists")
+    parser.add_argument("--tests", action="store_true", help="run the integrations' tests, too")
+    parser.add_argument("--python", default=sys.executable, help="Python of the environment")
+    given = parser.parse_args()
+    dist: Path = given.dist
     wheels = {name: _only(dist, f"{name}-*.whl") for name in PACKAGES}
     for name, wheel in wheels.items():
         check_wheel(wheel, PACKAGES[name])
         check_sdist(_only(dist, f"{name}-*.tar.gz"), PACKAGES[name])
     with tempfile.TemporaryDirectory(prefix="adafuse-wheels-") as folder:
-        try_wheels(wheels, Path(folder))
-        for name in CALLS if tests else ():
+        try_wheels(wheels, Path(folder), given.python)
+        for name in CALLS if given.tests else ():
             run_tests(_only(dist, f"{name}-*.tar.gz"), Path(folder))
 
 
@@ -89,12 +90,12 @@ def check_sdist(sdist: Path, package: str) -> None:
         sys.exit(f"{sdist.name} must hold the folders {sorted(wanted)}; got {sorted(folders)}")
 
 
-def try_wheels(wheels: dict[str, Path], folder: Path) -> None:
+def try_wheels(wheels: dict[str, Path], folder: Path, python: str) -> None:
     """Install the wheels into an empty environment in `folder`; run the demo and the calls."""
-    venv.create(folder / "env", with_pip=False)
-    work = folder / "work"
-    work.mkdir()
-    print("installing the wheels into an empty environment")
+    subprocess.run([python, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
+    (folder / "work").mkdir()
+    version = run(folder, "python", "--version").strip()
+    print(f"installing the wheels into an empty environment of {version}", flush=True)
     install(
         folder,
         f"{wheels['adafuse_llm'].resolve()}[cli]",
@@ -125,7 +126,7 @@ def run_tests(sdist: Path, folder: Path) -> None:
         files = [file for file in archive if Path(file.name).parts[1] in needed]
         archive.extractall(folder / "work", files, filter="data")
     root = sdist.name.removesuffix(".tar.gz")
-    print(f"running the tests in {sdist.name}")
+    print(f"running the tests in {sdist.name}", flush=True)
     install(folder, "--group", f"{folder / 'work' / root / 'pyproject.toml'}:test")
     print(run(folder, "pytest", "-q", root))
 
@@ -162,4 +163,4 @@ def _only(dist: Path, pattern: str) -> Path:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), tests=sys.argv[2:] == ["--tests"])
+    main()

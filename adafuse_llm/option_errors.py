@@ -31,9 +31,9 @@ def hint(name: str, allowed: Iterable[str]) -> str:
         return " To choose among the loaded members, pass use=[...]."
     if name == "strategy":
         return (
-            " An engine has the strategy: AdaFuseEngine.from_pretrained([...], strategy='single'), "
-            "or engine.with_strategy('single'). Pass this engine to other classes as engine=. One "
-            "member alone needs no strategy: use=['name']."
+            " Pass the strategy when you create the model or the engine: strategy='single'. For a "
+            "loaded engine, use engine.with_strategy('single'). One member alone needs no "
+            "strategy: use=['name']."
         )
     if name in NOT_SUPPORTED:
         return f" This option of other libraries is not supported: {NOT_SUPPORTED[name]}."

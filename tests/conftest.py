@@ -35,6 +35,7 @@ CHROMIUM_FLAGS = (
 
 CLIENTS_NOT_RUN = "make test-clients runs it"
 COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
+DOCKER_NOT_RUN = "make test-docker runs it"
 GGUF_NOT_RUN = "make test-gguf runs it"
 RAY_NOT_RUN = "make test-ray runs it"
 REAL_NOT_RUN = "make test-real runs it"
@@ -44,6 +45,7 @@ SWEEPS_NOT_RUN = "make test-slow runs it"
 GROUPS = {
     "clients": ("--clients", CLIENTS_NOT_RUN),
     "cookbook": ("--cookbooks", COOKBOOKS_NOT_RUN),
+    "docker": ("--docker", DOCKER_NOT_RUN),
     "gguf": ("--gguf", GGUF_NOT_RUN),
     "ray": ("--ray", RAY_NOT_RUN),
     "real": ("--real", REAL_NOT_RUN),
@@ -60,6 +62,7 @@ RAY_CANNOT_RUN = "this machine allows no network namespace (unshare -rn)"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--clients", action="store_true", help="run the tests of clients, too")
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
+    parser.addoption("--docker", action="store_true", help="build and run the image, too")
     parser.addoption("--gguf", action="store_true", help="run all tests of GGUF members")
     parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
     parser.addoption("--real", action="store_true", help="run the tests of real members, too")
@@ -179,6 +182,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         (SWEEPS_NOT_RUN, "cases of sweeps"),
         (GGUF_NOT_RUN, "tests of GGUF members"),
         (CLIENTS_NOT_RUN, "tests of clients"),
+        (DOCKER_NOT_RUN, "tests of the Docker image"),
         (VLLM_NOT_RUN, "tests of vLLM"),
     ):
         if count := sum(reason in str(report.longrepr) for report in skipped):

@@ -8,22 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
-from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 import adafuse_llm
 from adafuse_llm.backends.llamacpp.declarations import BUILDS
+from tests.support.packages import INTEGRATIONS, METADATA
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.quick
 
-INTEGRATIONS = ("langchain-adafuse", "llama-index-llms-adafuse")
-METADATA = {
-    "adafuse-llm": WheelBuilder(str(ROOT)).metadata,
-    **{name: WheelBuilder(str(ROOT / "integrations" / name)).metadata for name in INTEGRATIONS},
-}
 REPOSITORY = METADATA["adafuse-llm"].core.urls["Repository"]
 """The address of the repository. All others in this repository follow it."""
 
@@ -42,17 +36,6 @@ NAMING = [
 def test_the_three_distributions_have_one_version() -> None:
     versions = {name: metadata.version for name, metadata in METADATA.items()}
     assert versions == dict.fromkeys(METADATA, adafuse_llm.__version__)
-
-
-def test_the_citation_has_the_version() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert str(citation["version"]) == adafuse_llm.__version__
-
-
-@pytest.mark.parametrize("name", INTEGRATIONS)
-def test_the_integrations_accept_later_patch_releases_of_the_core(name: str) -> None:
-    pins = [each for each in METADATA[name].core.dependencies if each.startswith("adafuse-llm")]
-    assert pins == [f"adafuse-llm~={adafuse_llm.__version__}"]
 
 
 @pytest.mark.parametrize("name", METADATA)

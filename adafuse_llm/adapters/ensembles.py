@@ -14,7 +14,7 @@ from adafuse_llm import __version__
 from adafuse_llm.adapters.options import USE_SERVER
 from adafuse_llm.backends.stored import stored_byte_tokens, stored_chat_template
 from adafuse_llm.backends.windows import stored_window
-from adafuse_llm.config import RuntimeConfig
+from adafuse_llm.config import GRAMMARS, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.forks import after_fork
@@ -22,6 +22,7 @@ from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.runtime.heap import trim_heap
+from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available
 
 if TYPE_CHECKING:
@@ -36,13 +37,14 @@ T = TypeVar("T")
 class Ensemble:
     """A description of an ensemble that is loaded on first use, or an existing engine.
 
-    Ensembles with the same arguments share one engine. Creating, copying or pickling an ensemble
-    loads nothing.
+    Ensembles with the same arguments share the loaded members. Creating, copying or pickling an
+    ensemble loads nothing.
 
     Args:
         members: what to load; empty for the members that ship with adafuse-llm.
         dtype, device_map, trust_remote_code, revision: as for `AdaFuseEngine.from_pretrained`.
         runtime: settings of the scheduler and the caches.
+        strategy: name of the strategy. Ensembles that differ only in it share the members.
         given: an existing engine to use instead; the other arguments are then ignored.
     """
 
@@ -52,6 +54,7 @@ class Ensemble:
     trust_remote_code: bool = False
     revision: str | None = None
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    strategy: str = AUTO
     given: Engine | None = None
 
     @classmethod
@@ -63,7 +66,7 @@ class Ensemble:
         Raises:
             InvalidInputError: `members` is not a list of these, or two members have the same
                 explicit name.
-            InvalidOptionError: a field is unknown or out of range.
+            InvalidOptionError: a field is unknown or out of range, or the strategy is unknown.
         """
         if isinstance(members, (str, dict, MemberSpec)):
             raise InvalidInputError(
@@ -72,6 +75,7 @@ class Ensemble:
             )
         specs = tuple(map(as_spec, members))
         member_names(specs)
+        find_strategy(loading.get("strategy", AUTO))
         return cls(specs, **loading)
 
     @property
@@ -89,6 +93,11 @@ class Ensemble:
         """
         if self.given is not None:
             return {"members": list(self.given.members), "engine": _engine_token(self.given)}
+        return {**self._loading, "strategy": self.strategy}
+
+    @property
+    def _loading(self) -> dict[str, Any]:
+        """A JSON-safe description of what is loaded."""
         if not self.members:
             return {"members": list(self.names), "embedded": __version__}
         description = {
@@ -147,9 +156,10 @@ class Ensemble:
             The answer (`AdaFuseEngine.can_enforce`). None if the ensemble is not loaded and the
             members' files do not tell.
         """
-        if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
-            return engine.can_enforce
-        return is_available() and _all(self._read(stored_byte_tokens, self.names))
+        if self.is_loaded:
+            return self.engine().can_enforce
+        follows = find_strategy(self.strategy).options.issuperset(GRAMMARS)
+        return is_available() and follows and _all(self._read(stored_byte_tokens, self.names))
 
     def engine(self) -> Engine:
         """Return the engine; load the members if they are not loaded.
@@ -164,12 +174,12 @@ class Ensemble:
             engine = _LOADED.engines.get(key)
             if engine is None or engine.closed:
                 engine = _LOADED.engines[key] = self._load()
-            return engine
+        return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
         """Cancel running requests and release the members.
 
-        This affects all ensembles with the same arguments. The next use loads the members again.
+        This affects all ensembles that share the members. The next use loads the members again.
         An engine passed as `given` stays open.
         """
         if self.given is None:
@@ -195,7 +205,7 @@ class Ensemble:
 
     @property
     def _key(self) -> str:
-        parts = [self.identity, self.trust_remote_code, self.runtime.model_dump()]
+        parts = [self._loading, self.trust_remote_code, self.runtime.model_dump()]
         return json.dumps(parts, sort_keys=True)
 
     def _load(self) -> AdaFuseEngine:
@@ -225,7 +235,8 @@ def check_engine(engine: object) -> None:
 def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a configuration file into the fields of a framework's model.
 
-    The fields are the active members, the arguments for loading them, and decoding options. If the
+    The fields are the active members, the arguments for loading them, the strategy, and decoding
+    options. If the
     file has neither `models` nor `use`, the result has no ``"members"``, and all embedded members
     are active.
 
@@ -233,14 +244,9 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
         InvalidInputError: the file cannot be read, or has unknown or invalid content.
     """
     file = read_config(path)
-    if file.strategy not in ("auto", "adafuse"):
-        raise InvalidOptionError(
-            f"configuration file {path}: strategy must be 'adafuse' here; got {file.strategy!r}. "
-            "For other strategies, pass engine=AdaFuseEngine.from_config(...)."
-        )
     options = file.config.model_dump(include=set(file.options))
     used = options.pop("use", None)
-    fields = {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
+    fields = {name: getattr(file, name) for name in ("strategy", "dtype", "device_map", "revision")}
     if file.runtime.model_fields_set:
         fields["runtime"] = file.runtime
     if file.models or used or file.processes or file.ray:

@@ -118,6 +118,7 @@ def test_what_tells_ensembles_apart():
         Ensemble.of(["a", "b"]).identity,
         Ensemble.of(["b", "a"]).identity,
         Ensemble.of(["a", "b"], revision="v1").identity,
+        Ensemble.of(["a", "b"], strategy="vote").identity,
         Ensemble.of(["a", MemberSpec(path="b", weight=2)]).identity,
         Ensemble.of(["a", {"path": "b", "quantization_config": {"bits": 4}}]).identity,
         *(Ensemble(given=engine).identity for engine in engines),
@@ -223,6 +224,7 @@ def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_pa
     assert found == {
         "weights": {"one": 1.0, "three": 3.0},
         "max_words": 2,
+        "strategy": "adafuse",
         "dtype": "bfloat16",
         "device_map": None,
         "revision": None,
@@ -270,5 +272,4 @@ def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) ->
     with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
         fields_from_config(path)
     path.write_text("strategy: unite\n")
-    with pytest.raises(InvalidOptionError, match=r"engine=AdaFuseEngine.from_config"):
-        fields_from_config(path)
+    assert fields_from_config(path)["strategy"] == "unite"

@@ -98,6 +98,7 @@ class ModelFields(TypedDict, total=False):
     revision: str | None
     trust_remote_code: bool
     runtime: RuntimeConfig | None
+    strategy: str
     model: str | list[str] | None
     max_tokens: int | None
     max_completion_tokens: int | None
@@ -149,6 +150,9 @@ class EnsembleModel(Serializable):
     """Whether to run code from model repositories."""
     runtime: RuntimeConfig | None = None
     """Settings of the engine's scheduler and caches."""
+    strategy: str = "adafuse"
+    """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
+    differ only in it share their weights. With `engine`, the engine has the strategy."""
 
     use: str | list[str] | None = None
     """Names of the active members, a subset of `members`. Default: all."""
@@ -276,6 +280,11 @@ class EnsembleModel(Serializable):
                 f"{type(self).__name__}.from_embedded() uses the small models that ship with "
                 "adafuse-llm"
             )
+        if self.engine is not None and "strategy" in self.model_fields_set:
+            raise InvalidOptionError(
+                "engine= and strategy= cannot be combined. Pass "
+                f"engine=engine.with_strategy({self.strategy!r})"
+            )
         self._check_options()
         return self
 
@@ -379,6 +388,7 @@ class EnsembleModel(Serializable):
             trust_remote_code=self.trust_remote_code,
             revision=self.revision,
             runtime=self.runtime or RuntimeConfig(),
+            strategy=self.strategy,
         )
 
     @property

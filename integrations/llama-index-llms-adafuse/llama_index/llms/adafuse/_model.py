@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
-_LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
+_LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
 _OTHER_NAMES_OF_MEMBERS = ("member", "model", "models", "model_id", "model_name", "model_path")
 
 
@@ -58,6 +58,7 @@ class LLMOptions(DecodeOptions, total=False):
     revision: str | None
     trust_remote_code: bool
     runtime: RuntimeConfig
+    strategy: str
     context_window: int | None
     is_chat_model: bool | None
     emit_events: bool
@@ -102,6 +103,11 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
     runtime: RuntimeConfig = Field(
         default_factory=RuntimeConfig,
         description="Settings of the engine's scheduler and caches.",
+    )
+    strategy: str = Field(
+        default="adafuse",
+        description="Name of the strategy that chooses the next piece of text. LLMs that differ "
+        "only in it share their members.",
     )
     context_window: int | None = Field(
         default=None,
@@ -211,14 +217,17 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         if engine is not None and (loading := [key for key in _LOADING if key in base]):
             raise InvalidInputError(
                 f"engine= cannot be combined with {', '.join(loading)}, because the engine is "
-                "already loaded; pass loading options when you create the engine"
+                "already loaded; pass these options when you create the engine"
             )
         if (mode := base.get("pydantic_program_mode")) not in (None, *_PROGRAM_MODES):
             raise InvalidInputError(
                 f"pydantic_program_mode must be 'default' or 'llm'; got {mode!r}. With both, "
                 "structured prediction enforces the schema of the object where it can"
             )
-        ensemble = Ensemble(given=engine) if members is None else Ensemble.of(members)
+        if members is None:
+            ensemble = Ensemble(given=engine)
+        else:
+            ensemble = Ensemble.of(members, strategy=base.get("strategy", "adafuse"))
         if isinstance(base.get("query_wrapper_prompt"), str):
             base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
         super().__init__(
