@@ -891,25 +891,23 @@ class WordMixture:
         tokens = candidate.tokens[member.name]
         limits = [math.exp(log_sum([member.logprobs(ids)[end] for end in member.end_ids]))]
         for at in range(len(tokens) + 1):
-            reached = math.exp(
-                sum(member.logprobs([*ids, *tokens[:i]])[tokens[i]] for i in range(at))
-            )
             here = [*ids, *tokens[:at]]
+            reached = math.exp(-sum(terms_of(member, ids, tokens[:at], stops=False)))
             chances = np.exp(member.logprobs(here))
+            text = member.text(ids, tokens[:at])
+            has_end = not text[-1:].isspace() and not any(unspaced(letter) for letter in text)
             end = math.exp(member.word_end(here))
             if at == len(tokens):
                 few = member.likeliest(here, 8)
                 blank = [chances[token] for token in few if member.text(here, [token]).isspace()]
                 rest = min(chances[few[-1]], 1 - sum(chances[few]))
-                leaves = max(min(chances[few[0]], 1 - end), rest, *blank)
-                limits.append(reached * leaves)
-                break
-            limits.append(reached * np.delete(chances, tokens[at]).max())
-            text = member.text(ids, tokens[:at])
-            is_open = text[-1:].isspace() or any(unspaced(letter) for letter in text)
-            if at:
-                is_long = len(text.encode()) >= options.max_word_tokens
-                limits.append(reached * (1.0 if is_open or is_long else end))
+                inside = min(chances[few[0]], 1 - end if has_end else 1.0)
+                limits.append(reached * max(inside, rest, *blank))
+            else:
+                limits.append(reached * np.delete(chances, tokens[at]).max())
+                if at:
+                    is_counted = has_end and len(text.encode()) < options.max_word_tokens
+                    limits.append(reached * (end if is_counted else 1.0))
         return float(max(limits))
 
     def nll(

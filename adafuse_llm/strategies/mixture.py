@@ -108,9 +108,7 @@ def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
 class _Rounds:
     """The rounds of one request."""
 
-    def __init__(
-        self, members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting
-    ) -> None:
+    def __init__(self, members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting) -> None:
         self._members = members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
@@ -216,16 +214,18 @@ class _Rounds:
 def _longer(member: Member, node: Node) -> float:
     """Return the highest probability that a longer word goes on after a node.
 
-    It goes on with a token that does not begin with whitespace, or it ends with whitespace.
+    If text stands before the node, a longer word goes on with a token that does not begin with
+    whitespace, or it ends with whitespace.
     """
-    after = member.next(node)
+    after, text = member.next(node), member.text(node)
     chances = [math.exp(each) for each in after.logprobs[:LISTED]]
     blank = [
         chance
         for token, chance in zip(after.tokens, chances, strict=False)
         if member.added_text(node, token).isspace()
     ]
-    inside = min(chances[0], 1 - math.exp(after.word_end_logprob or 0.0))
+    end = math.exp(after.word_end_logprob or 0.0) if has_end(text) else 0.0
+    inside = min(chances[0], 1 - end)
     return max(inside, *blank, min(chances[-1], 1 - math.fsum(chances)))
 
 
