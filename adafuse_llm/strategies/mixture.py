@@ -27,7 +27,6 @@ from adafuse_llm.strategies.base import Strategy, StrategyContext, check_whole
 from adafuse_llm.text.words import has_end
 from adafuse_llm.tree import Node
 
-
 LISTED = 8
 """Number of likeliest tokens that limit the probabilities of other words."""
 

@@ -50,16 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
     import transformers
 
-    from benchmarks.speed.comparisons import COMPARISONS, FULL, QUICK
     from benchmarks.speed import real
+    from benchmarks.speed.comparisons import COMPARISONS, FULL, QUICK
     from benchmarks.speed.measure import Report, as_markdown, machine
 
     args = _arguments(argv)
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     if args.suite == "real":
-        size = real.QUICK if args.quick else real.Size()
-        table = real.measure(args.only, size, args.output, machine())
+        sizes = real.QUICK if args.quick else real.Size()
+        table = real.measure(args.only, sizes, args.output, machine())
         print(table)
         if args.markdown:
             args.markdown.write_text(table + "\n", encoding="utf-8")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,13 +52,16 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """The ensembles' strategies and options."""
 
+SUM_AIMS: Final = {"mixture": 1.0, "adafuse, B = 1": 0.85}
+"""The highest ratio to the sum of the members alone."""
+
 
 class Line(NamedTuple):
-    """A line of the table. The aim is an upper limit, or a lower one if the name says `at least`."""
+    """A line of the table. The aim is an upper limit, or a lower limit if `at_least` is true."""
 
     what: str
     system: str
-    values: tuple[float, ...]
+    values: Sequence[float]
     aim: float | None = None
     at_least: bool = False
 
@@ -75,6 +79,10 @@ class Size:
 QUICK: Final = Size(8, CHATS[:1], 4, (500,))
 
 
+Counts = tuple[int, int, int]
+"""Bytes of text, and passes and tokens of the largest member."""
+
+
 class Run(NamedTuple):
     """A run: CPU and wall-clock seconds, bytes of text, and the passes and tokens of the largest
     member."""
@@ -86,7 +94,7 @@ class Run(NamedTuple):
     tokens: int = 1
 
 
-def timed(work: Callable[[], tuple[int, int, int]]) -> Run:
+def timed(work: Callable[[], Counts]) -> Run:
     """Run a function that returns bytes, passes and tokens."""
     cpu, wall = cpu_seconds(), time.perf_counter()
     found = work()
@@ -118,12 +126,12 @@ def gguf(name: str, kind: str) -> Path:
 
 def answering(
     engine: AdaFuseEngine, texts: Sequence[str], new: int, strategy: str, **options: Any
-) -> Callable[[], tuple[int, int, int]]:
+) -> Callable[[], Counts]:
     """Return a function that answers all texts at once."""
     asked = engine.with_strategy(strategy)
     largest = engine.members[-1]
 
-    def run() -> tuple[int, int, int]:
+    def run() -> Counts:
         found = asked.generate_batch(messages=[*map(chat, texts)], max_new_tokens=new, **options)
         return (
             sum(len(each.text.encode()) for each in found),
@@ -135,14 +143,15 @@ def answering(
 
 
 @torch.inference_mode()
-def generate(backend: Any, text: str, new: int) -> tuple[int, int, int]:
+def generate(backend: Any, text: str, new: int) -> Counts:
     """Run the greedy ``generate()`` of a member."""
     ids = torch.tensor([backend.codec.encode_messages(chat(text))])
     output = backend.model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new
     )
     written = output[0, ids.shape[1] :]
-    return len(backend.tokenizer.decode(written, skip_special_tokens=True).encode()), 0, len(written)
+    text = backend.tokenizer.decode(written, skip_special_tokens=True)
+    return len(text.encode()), 0, len(written)
 
 
 class LlamaCpp:
@@ -156,7 +165,7 @@ class LlamaCpp:
         self._context = self._library.llama_init_from_model(self._model.pointer, params)
         self._batch = self._library.llama_batch_init(2048, 0, 1)
 
-    def answer(self, text: str, new: int) -> tuple[int, int, int]:
+    def answer(self, text: str, new: int) -> Counts:
         """Answer a chat."""
         codec = self._backend.codec
         prompt = codec.encode_messages(chat(text))
@@ -180,35 +189,29 @@ class LlamaCpp:
 
 
 def ratios(
-    alone: Sequence[Callable[[str], Run]], systems: Mapping[str, Callable[[str], Run]], size: Size
+    engine: AdaFuseEngine, alone: Sequence[Callable[[str, int], Counts]], size: Size
 ) -> Iterator[tuple[str, list[Run], list[float], list[float]]]:
-    """Run all systems on each chat in turns, after a first chat that is not timed.
+    """Run the members alone and the ensembles on each chat in turns, after an untimed chat.
 
     Args:
-        alone: the members alone. The last one is the largest.
-        systems: the ensembles.
-        size: the chats.
+        engine: the ensemble.
+        alone: functions that answer with one member. The last one is the largest.
+        size: the chats, and tokens of the responses.
 
     Yields:
         The name of each ensemble, its runs, and the CPU seconds per byte of each chat, relative to
         the sum of all members alone and to the largest member.
     """
-    runs: dict[str, list[Run]] = {name: [] for name in systems}
-    sums, largest = [], []
+    runs: dict[str, list[Run]] = {name: [] for name in SYSTEMS}
+    bases: list[list[float]] = []
     for text in (size.chats[0], *size.chats):
-        each = [per_byte(member(text)) for member in alone]
-        sums.append(sum(each))
-        largest.append(each[-1])
-        for name, system in systems.items():
-            runs[name].append(system(text))
+        bases.append([per_byte(timed(partial(each, text, size.response))) for each in alone])
+        for name, options in SYSTEMS.items():
+            runs[name].append(asked(engine, size.response, options, text))
     for name, found in runs.items():
-        costs = [per_byte(run) for run in found]
-        yield (
-            name,
-            found[1:],
-            [one / base for one, base in zip(costs, sums, strict=True)][1:],
-            [one / base for one, base in zip(costs, largest, strict=True)][1:],
-        )
+        pairs = list(zip(map(per_byte, found), bases, strict=True))[1:]
+        sums = [cost / sum(base) for cost, base in pairs]
+        yield name, found[1:], sums, [cost / base[-1] for cost, base in pairs]
 
 
 def per_byte(run: Run) -> float:
@@ -219,41 +222,25 @@ def asked(engine: AdaFuseEngine, new: int, options: Mapping[str, Any], text: str
     return timed(answering(engine, [text], new, **options))
 
 
-def float32(names: Sequence[str], size: Size) -> Iterator[Line]:
+def against_generate(names: Sequence[str], size: Size) -> Iterator[Line]:
     """Compare ensembles in float32 with ``generate()`` of their members."""
     what = " + ".join(names)
     with ensemble(names) as engine:
-        alone = [
-            lambda text, backend=backend: timed(partial(generate, backend, text, size.response))
-            for backend in engine.backends
-        ]
-        systems = {
-            name: partial(asked, engine, size.response, options)
-            for name, options in SYSTEMS.items()
-        }
-        for name, runs, sums, larger in ratios(alone, systems, size):
-            aim = {"mixture": 1.0, "adafuse, B = 1": 0.85}.get(name)
-            yield Line(f"{what}: CPU time / sum of `generate()`", name, tuple(sums), aim)
-            yield Line(f"{what}: CPU time / larger member alone", name, tuple(larger), 1.25)
-            passes = tuple(run.passes / max(1, run.tokens) for run in runs)
+        alone = [partial(generate, backend) for backend in engine.backends]
+        for name, runs, sums, larger in ratios(engine, alone, size):
+            yield Line(f"{what}: CPU time / sum of `generate()`", name, sums, SUM_AIMS.get(name))
+            yield Line(f"{what}: CPU time / larger member alone", name, larger, 1.25)
+            passes = [run.passes / max(1, run.tokens) for run in runs]
             yield Line(f"{what}: passes of the larger member per token", name, passes, 0.7)
 
 
-def quantized(kind: str, size: Size) -> Iterator[Line]:
+def against_llamacpp(kind: str, size: Size) -> Iterator[Line]:
     """Compare an ensemble of GGUF members with llama.cpp's own greedy decoding of each."""
     with ensemble(PAIR, kind) as engine:
-        own = [LlamaCpp(backend) for backend in engine.backends]
-        alone = [
-            lambda text, each=each: timed(partial(each.answer, text, size.response))
-            for each in own
-        ]
-        systems = {
-            name: partial(asked, engine, size.response, options)
-            for name, options in SYSTEMS.items()
-        }
-        for name, _, sums, _ in ratios(alone, systems, size):
+        alone = [LlamaCpp(backend).answer for backend in engine.backends]
+        for name, _, sums, _ in ratios(engine, alone, size):
             what = f"GGUF {kind.upper()}: CPU time / sum of llama.cpp's own decoding"
-            yield Line(what, name, tuple(sums), 1.1)
+            yield Line(what, name, sums, 1.1)
 
 
 def processes(size: Size) -> Iterator[Line]:
@@ -267,10 +254,9 @@ def processes(size: Size) -> Iterator[Line]:
                     for backend in inside.backends
                 ]
                 run = asked(outside, size.response, options, text)
-                found.append(
-                    (run.wall / run.bytes) / sum(each.wall / max(1, each.bytes) for each in own)
-                )
-            yield Line("two processes: time / sum of `generate()`", name, tuple(found[1:]), 0.7)
+                base = sum(each.wall / max(1, each.bytes) for each in own)
+                found.append(run.wall / max(1, run.bytes) / base)
+            yield Line("two processes: time / sum of `generate()`", name, found[1:], 0.7)
 
 
 def many(kind: str, size: Size) -> Iterator[Line]:
@@ -286,7 +272,7 @@ def many(kind: str, size: Size) -> Iterator[Line]:
             one = sum(run.cpu for run in single) / sum(run.bytes for run in single)
             what = f"{size.requests} requests at once, {kind.upper()}: throughput / one at a time"
             aim = 3.0 if kind == "f32" else 4.0
-            yield Line(what, name, (one / per_byte(batch),), aim, at_least=True)
+            yield Line(what, name, [one / per_byte(batch)], aim, at_least=True)
 
 
 def prompts(size: Size) -> Iterator[Line]:
@@ -298,11 +284,11 @@ def prompts(size: Size) -> Iterator[Line]:
                 own = timed(partial(prefill, engine, words)).cpu
                 first = timed(partial(first_span, engine, words, **options)).cpu
                 what = f"prompt of {length:,} tokens: CPU time to the first span / prefill"
-                yield Line(what, name, (first / own,), 1.05)
+                yield Line(what, name, [first / own], 1.05)
 
 
 @torch.inference_mode()
-def prefill(engine: AdaFuseEngine, text: str) -> tuple[int, int, int]:
+def prefill(engine: AdaFuseEngine, text: str) -> Counts:
     """Run a pass of each model over a prompt."""
     for backend in engine.backends:
         ids = torch.tensor([backend.codec.encode_messages(chat(text))])
@@ -310,9 +296,7 @@ def prefill(engine: AdaFuseEngine, text: str) -> tuple[int, int, int]:
     return 0, 0, 0
 
 
-def first_span(
-    engine: AdaFuseEngine, text: str, strategy: str, **options: Any
-) -> tuple[int, int, int]:
+def first_span(engine: AdaFuseEngine, text: str, strategy: str, **options: Any) -> Counts:
     """Run an ensemble until its first span."""
     cancel = threading.Event()
     events = engine.with_strategy(strategy).stream(
@@ -322,10 +306,10 @@ def first_span(
 
 
 PARTS: Final[Mapping[str, Callable[[Size], Iterator[Line]]]] = {
-    "pair": partial(float32, PAIR),
-    "triple": partial(float32, TRIPLE),
-    "q4": partial(quantized, "q4"),
-    "q8": partial(quantized, "q8_0"),
+    "pair": partial(against_generate, PAIR),
+    "triple": partial(against_generate, TRIPLE),
+    "q4": partial(against_llamacpp, "q4"),
+    "q8": partial(against_llamacpp, "q8_0"),
     "processes": processes,
     "many": partial(many, "f32"),
     "many-q8": partial(many, "q8_0"),
@@ -339,11 +323,11 @@ def measure(only: Sequence[str], size: Size, output: Path | None, header: Mappin
     if output is not None and output.is_file():
         stored = json.loads(output.read_text(encoding="utf-8"))
     for name in only:
+        print(name, file=sys.stderr, flush=True)
         start = time.perf_counter()
         lines = [each._asdict() for each in PARTS[name](size)]
         taken = f"{time.perf_counter() - start:.0f} s"
         stored[name] = {**header, "took": taken, "lines": lines}
-        print(table({name: stored[name]}), flush=True)
         if output is not None:
             output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return table(stored)
