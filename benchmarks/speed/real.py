@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from adafuse_llm import AdaFuseEngine, MemberSpec
+from adafuse_llm import AdaFuseEngine, MemberSpec, RuntimeConfig
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.backends.llamacpp.model import Model
 from benchmarks.real.members import real_files, real_folders
@@ -49,6 +49,8 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mixture": {"strategy": "mixture"},
     "adafuse, B = 1": {"strategy": "adafuse", "branching_factor": 1},
     "adafuse, B = 3": {"strategy": "adafuse", "branching_factor": 3},
+    "mixture, no drafts": {"strategy": "mixture", "drafting": False},
+    "adafuse, B = 1, no drafts": {"strategy": "adafuse", "branching_factor": 1, "drafting": False},
 }
 """The ensembles' strategies and options."""
 
@@ -115,7 +117,17 @@ def ensemble(names: Sequence[str], kind: str = "f32", **options: Any) -> Iterato
         options = {"threads": 1, "context": 2048, **options}
     specs = [MemberSpec(str(path), prefix_cache_bytes=0, **options) for path in paths]
     with AdaFuseEngine.from_pretrained(specs, dtype="float32") as engine:
-        yield engine
+        try:
+            yield engine
+        finally:
+            sharing.cache_clear()
+
+
+@cache
+def sharing(engine: AdaFuseEngine, strategy: str, drafting: bool) -> AdaFuseEngine:
+    """Return an ensemble of the same members. It knows what their passes cost from its own runs."""
+    runtime = RuntimeConfig(drafting=drafting)
+    return AdaFuseEngine(engine.backends, strategy=strategy, runtime=runtime)
 
 
 def gguf(name: str, kind: str) -> Path:
@@ -125,14 +137,20 @@ def gguf(name: str, kind: str) -> Path:
 
 
 def answering(
-    engine: AdaFuseEngine, texts: Sequence[str], new: int, strategy: str, **options: Any
+    engine: AdaFuseEngine,
+    texts: Sequence[str],
+    new: int,
+    strategy: str,
+    *,
+    drafting: bool = True,
+    **options: Any,
 ) -> Callable[[], Counts]:
     """Return a function that answers all texts at once."""
-    asked = engine.with_strategy(strategy)
+    answers = sharing(engine, strategy, drafting)
     largest = engine.members[-1]
 
     def run() -> Counts:
-        found = asked.generate_batch(messages=[*map(chat, texts)], max_new_tokens=new, **options)
+        found = answers.generate_batch(messages=[*map(chat, texts)], max_new_tokens=new, **options)
         return (
             sum(len(each.text.encode()) for each in found),
             sum(each.usage.forward_passes[largest] for each in found),
@@ -246,17 +264,15 @@ def against_llamacpp(kind: str, size: Size) -> Iterator[Line]:
 def processes(size: Size) -> Iterator[Line]:
     """Compare the time of members in two processes with the sum of ``generate()``."""
     with ensemble(PAIR) as inside, ensemble(PAIR, process=True, threads=1) as outside:
-        for name, options in SYSTEMS.items():
-            found = []
-            for text in (size.chats[0], *size.chats):
-                own = [
-                    timed(partial(generate, backend, text, size.response))
-                    for backend in inside.backends
-                ]
-                run = asked(outside, size.response, options, text)
-                base = sum(each.wall / max(1, each.bytes) for each in own)
-                found.append(run.wall / max(1, run.bytes) / base)
-            yield Line("two processes: time / sum of `generate()`", name, found[1:], 0.7)
+        runs: dict[str, list[float]] = {name: [] for name in list(SYSTEMS)[:3]}
+        for text in (size.chats[0], *size.chats):
+            own = [timed(partial(generate, each, text, size.response)) for each in inside.backends]
+            base = sum(each.wall / max(1, each.bytes) for each in own)
+            for name, ratio in runs.items():
+                run = asked(outside, size.response, SYSTEMS[name], text)
+                ratio.append(run.wall / max(1, run.bytes) / base)
+        for name, ratio in runs.items():
+            yield Line("two processes: time / sum of `generate()`", name, ratio[1:], 0.7)
 
 
 def many(kind: str, size: Size) -> Iterator[Line]:
@@ -279,9 +295,9 @@ def prompts(size: Size) -> Iterator[Line]:
     """Compare the time until the first span of long prompts with the members' own prefill."""
     with ensemble(PAIR) as engine:
         for length in size.prompts:
+            words = f"{PASSAGE} " * (length // 50)
+            own = timed(partial(prefill, engine, words)).cpu
             for name, options in list(SYSTEMS.items())[:2]:
-                words = f"{PASSAGE} " * (length // 50)
-                own = timed(partial(prefill, engine, words)).cpu
                 first = timed(partial(first_span, engine, words, **options)).cpu
                 what = f"prompt of {length:,} tokens: CPU time to the first span / prefill"
                 yield Line(what, name, [first / own], 1.05)
