@@ -306,7 +306,8 @@ def prompts(size: Size) -> Iterator[Line]:
 @torch.inference_mode()
 def prefill(engine: AdaFuseEngine, text: str) -> Counts:
     """Run a pass of each model over a prompt."""
-    for backend in engine.backends:
+    backends: Sequence[Any] = engine.backends
+    for backend in backends:
         ids = torch.tensor([backend.codec.encode_messages(chat(text))])
         backend.model(input_ids=ids, use_cache=True, logits_to_keep=1)
     return 0, 0, 0
