@@ -96,9 +96,9 @@ def test_a_word_with_more_than_half_of_the_weight_wins_without_the_others() -> N
     [
         ({" a": 0.6, " b": 0.1, " c": 0.1, " d": 0.1, " e": 0.1}, {END: 1.0}, False),
         ({" a": 0.6, " b": 0.4}, {END: 1.0}, True),  # another word
-        ({" a": 0.9, " b": 0.1}, {"x": 0.7, END: 0.3}, True),  # a longer word is likelier
+        ({" a": 0.9, " b": 0.1}, {END: 0.6, "x": 0.4}, True),  # a longer word
         ({" a": 0.9, " b": 0.1}, {END: 0.2, "\n": 0.8}, True),  # a word that ends in a new line
-        ({" a": 0.6, END: 0.4}, {END: 1.0}, True),  # the end of the response
+        ({" a": 0.6, END: 0.3, " b": 0.1}, {END: 1.0}, True),  # the end of the response
     ],
 )
 def test_others_are_asked_only_if_another_word_can_win(
