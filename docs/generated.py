@@ -9,6 +9,7 @@ older text. Charts are not in the pages, because they need HTML. Only the site h
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -20,6 +21,8 @@ from pydantic import BaseModel
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 REPOSITORY = re.findall('^Repository = "(.+)"$', PYPROJECT.read_text("utf-8"), re.MULTILINE)[0]
 """The address of the repository."""
+
+RESULTS = Path(__file__).parent / "results"
 
 PLACE = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 """A generated text in a page, between its markers."""
@@ -137,7 +140,7 @@ def _suite(name: str) -> Any:
     """Return stored results of ``python -m benchmarks.paper`` on the embedded members."""
     from benchmarks.paper.report import Report
 
-    stored = Path(__file__).parent / "results" / f"{name}-suite.json"
+    stored = RESULTS / f"{name}-suite.json"
     return Report.model_validate_json(stored.read_text(encoding="utf-8"))
 
 
@@ -225,6 +228,20 @@ def pairs() -> str:
         (cell,) = line.cells.values()
         rows.append(f"| {line.name} | {cell.score.shown()} | {cell.tokens:.0f} |")
     return "\n".join(rows)
+
+
+def real_speed() -> str:
+    """Return the costs of ensembles of real members, and how they were measured."""
+    from benchmarks.speed.real import PARTS, table
+
+    stored = json.loads((RESULTS / "real-speed.json").read_text(encoding="utf-8"))
+    missing = [f"`{name}`" for name in PARTS if name not in stored]
+    made = "; ".join(
+        f"`{name}` on {part['date']}, {part['processor']}, load average {part['load']}"
+        for name, part in stored.items()
+    )
+    rest = f" Not measured yet: {', '.join(missing)}." if missing else ""
+    return f"{table(stored)}\n\nMeasured: {made}.{rest}"
 
 
 LONG_TASKS = {
@@ -315,6 +332,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "model_card": model_card,
     "pairs": pairs,
     "rules": rules,
+    "real_speed": real_speed,
     **{
         name: generator
         for word, suite in SUITES.items()

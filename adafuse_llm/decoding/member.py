@@ -412,7 +412,7 @@ class Member:
         summary = self.next(parent)
         known = zip(summary.tokens[:count], summary.logprobs, strict=False)
         top = tuple(
-            TopToken(text=self._added_text(parent, token), logprob=value)
+            TopToken(text=self.added_text(parent, token), logprob=value)
             for token, value in known
             if isfinite(value)
         )
@@ -436,7 +436,7 @@ class Member:
             start = end
         return texts
 
-    def _added_text(self, node: Node, token: int) -> str:
+    def added_text(self, node: Node, token: int) -> str:
         """Return the text that a token adds to the text of `node`."""
         with self._tokenizer_errors:
             tokens = [*self.tree.tokens(node), token]

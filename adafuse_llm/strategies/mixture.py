@@ -11,7 +11,7 @@ from typing_extensions import override
 from adafuse_llm import results
 from adafuse_llm.backends.base import Backend, TellsSize
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.draft import NoDrafts
+from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import (
@@ -25,6 +25,10 @@ from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext, check_word_ends
 from adafuse_llm.text.words import has_end
+from adafuse_llm.tree import Node
+
+LISTED = 8
+"""Number of likeliest tokens that limit the probabilities of other words."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,15 @@ class Mixture(Strategy):
     The score is -log of the pooled probability, and the NLL is -log of P_k, both in nats. Under a
     grammar, probabilities are relative to all that the grammar permits at the start of the word.
 
-    The member with the highest weight proposes first. Its word wins at once if more than half of
-    the weight is on it, because no other word can then have more. The other members read the word
-    one after another, the one with the highest weight first, until this is certain. A round that
-    ends in this way has one candidate, the NLL of the members that read it, and the score that it
-    has if the other members give it a probability of 0. Otherwise all members propose. They always
-    do so for the first word of a reply to messages, and for spaces at the end of a prompt.
+    The member with the highest weight proposes first. Its word wins at once if no other word can
+    have a higher pooled probability. The distributions along the word limit what a member can give
+    to another word, which begins with another token, leaves the word at a later token, ends before
+    it or goes on after it. The other members read the word one after another, the one with the
+    highest weight first, until this is certain. Members that have not read it could give it a
+    probability of 0, and another word one of 1. A round that ends in this way has one candidate,
+    the NLL of the members that read it, and the score that it has if the other members give it a
+    probability of 0. Otherwise all members propose. They always do so for the first word of a reply
+    to messages, and for spaces at the end of a prompt.
 
     Cost: one pass per token for the member with the highest weight. Other members read only the
     words that it cannot decide, and propose their own if they cannot decide them together.
@@ -81,7 +88,7 @@ class Mixture(Strategy):
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
-        return max(2, _one_word(config).branches)
+        return max(LISTED, _one_word(config).branches)
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
@@ -89,7 +96,7 @@ class Mixture(Strategy):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        return _Rounds(context.members, _one_word(context.config)).play
+        return _Rounds(context.members, _one_word(context.config), context.drafting).play
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
@@ -100,11 +107,11 @@ def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
 class _Rounds:
     """The rounds of one request."""
 
-    def __init__(self, members: Sequence[Member], config: AdaFuseConfig) -> None:
+    def __init__(self, members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting) -> None:
         self._members = members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
-        self._drafts = NoDrafts()
+        self._drafts = drafts
         for member in members:
             member.word_ends = True
 
@@ -120,22 +127,24 @@ class _Rounds:
     def _majority(self) -> Steps[RoundOutcome | None]:
         """Return the word of the member with the highest weight, if no other word can win.
 
-        Members read the word one after another, and stop when its pooled probability is above 1/2.
+        Members read the word one after another, until no other word can have more.
         """
         members = self._by_weight
         lead = members[0]
+        self._drafts.begin(self._config)
         proposal = yield from propose(lead, self._config)
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)
-        total = math.fsum(member.weight for member in members)
+        left = total = math.fsum(member.weight for member in members)
         logprobs: list[float] = []
+        pooled = rivals = 0.0
         for member in members:
             yield from pool.read(member, lambda _: True)
             logprobs.append(self._logprob(candidate, member))
-            pooled = math.fsum(
-                m.weight * math.exp(p) for m, p in zip(members, logprobs, strict=False)
-            )
-            if 2 * pooled > total:
+            pooled += member.weight * math.exp(logprobs[-1])
+            rivals += member.weight * self._rival(candidate, member, logprobs[-1])
+            left -= member.weight
+            if pooled > rivals + max(left, 0.0):
                 break
         else:
             return None
@@ -166,10 +175,57 @@ class _Rounds:
         assert known is not None, "the query asks for it"
         return word + known
 
+    def _rival(self, candidate: PoolCandidate, member: Member, logprob: float) -> float:
+        """Return the highest probability that a member may give to any word but a candidate.
+
+        Under a grammar, and if the candidate ends the response, it is 1 - P(candidate). Otherwise
+        it follows from the distributions before, along and after the candidate.
+        """
+        if member not in candidate.exact or member.grammar is not None or candidate.stops:
+            return 1 - math.exp(logprob)
+        node = member.tree.root
+        reached, highest = 1.0, math.exp(member.next(node).end_logprob)
+        for step in candidate.path(member):
+            after = member.next(node)
+            if node is not member.tree.root:
+                highest = max(highest, reached * self._end(member, node))
+            others = zip(after.tokens, after.logprobs, strict=True)
+            other = max((p for token, p in others if token != step.token), default=-math.inf)
+            highest = max(highest, reached * math.exp(other))
+            assert step.logprob is not None, "the candidate is evaluated"
+            reached *= math.exp(step.logprob)
+            node = step
+        return max(highest, reached * _longer(member, node))
+
+    def _end(self, member: Member, node: Node) -> float:
+        """Return the highest probability of an end of the word up to a node."""
+        text = member.text(node)
+        if not has_end(text) or len(text.encode()) >= self._config.max_word_tokens:
+            return 1.0  # no end is counted
+        return math.exp(member.next(node).word_end_logprob or 0.0)
+
     def _is_cut(self, candidate: PoolCandidate) -> bool:
         """Return whether a word has ended at the limit of tokens."""
         proposer = candidate.proposers[0]
         return len(candidate.path(proposer)) >= self._config.max_word_tokens
+
+
+def _longer(member: Member, node: Node) -> float:
+    """Return the highest probability that a longer word goes on after a node.
+
+    If text stands before the node, a longer word goes on with a token that does not begin with
+    whitespace, or it ends with whitespace.
+    """
+    after, text = member.next(node), member.text(node)
+    chances = [math.exp(each) for each in after.logprobs[:LISTED]]
+    blank = [
+        chance
+        for token, chance in zip(after.tokens, chances, strict=False)
+        if member.added_text(node, token).isspace()
+    ]
+    end = math.exp(after.word_end_logprob or 0.0) if has_end(text) else 0.0
+    inside = min(chances[0], 1 - end)
+    return max(inside, *blank, min(chances[-1], 1 - math.fsum(chances)))
 
 
 def _pooled(weights: Sequence[float], logprobs: Sequence[float]) -> float | None:

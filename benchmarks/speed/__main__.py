@@ -17,18 +17,32 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     from benchmarks.speed.comparisons import COMPARISONS
+    from benchmarks.speed.real import PARTS
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed", description="Measure what the ensemble costs."
     )
     parser.add_argument("--quick", action="store_true", help="use toy sizes; takes about a minute")
     parser.add_argument(
-        "--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS), metavar="NAME",
-        help=f"run only these comparisons: {', '.join(COMPARISONS)}",
+        "--suite", choices=("embedded", "real"), default="embedded",
+        help="which members to measure: small ones, or the real ones that `make real` fetches",
     )  # fmt: skip
-    parser.add_argument("--output", type=Path, help="write all measurements to this file, as JSON")
+    parser.add_argument(
+        "--only", nargs="+", choices=(*COMPARISONS, *PARTS), metavar="NAME",
+        help=f"run only these comparisons: {', '.join(COMPARISONS)}; or parts of the real suite: "
+        f"{', '.join(PARTS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=Path,
+        help="write all measurements to this file, as JSON; the real suite keeps other parts in it",
+    )  # fmt: skip
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    known = PARTS if args.suite == "real" else COMPARISONS
+    args.only = args.only or list(known)
+    if wrong := [name for name in args.only if name not in known]:
+        parser.error(f"--suite {args.suite} has no {', '.join(wrong)}; it has {', '.join(known)}")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,12 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
     import transformers
 
+    from benchmarks.speed import real
     from benchmarks.speed.comparisons import COMPARISONS, FULL, QUICK
     from benchmarks.speed.measure import Report, as_markdown, machine
 
     args = _arguments(argv)
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
+    if args.suite == "real":
+        sizes = real.QUICK if args.quick else real.Size()
+        table = real.measure(args.only, sizes, args.output, machine())
+        print(table)
+        if args.markdown:
+            args.markdown.write_text(table + "\n", encoding="utf-8")
+        return 0
     size = QUICK if args.quick else FULL
     header = {**machine(), "size": f"{'quick' if args.quick else 'full'}, {size}"}
     report = Report()

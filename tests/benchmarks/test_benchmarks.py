@@ -16,7 +16,7 @@ from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded import heldout_questions
 from benchmarks import embedded_skills, gpu, soak
 from benchmarks.speed import branches as passes
-from benchmarks.speed import comparisons, first_words, memory, start_up
+from benchmarks.speed import comparisons, first_words, memory, real, start_up
 from benchmarks.speed.__main__ import main as speed
 from benchmarks.speed.measure import Outcome, Report, Row, Target, as_markdown, take_turns
 from benchmarks.speed.members import embedded, make_engine, prompt_of, random_weights
@@ -235,6 +235,28 @@ def test_the_command_writes_json_and_markdown(tmp_path, capsys, monkeypatch):
     assert speed([*arguments, "--markdown", str(markdown)]) == 0
     assert {"header", "targets", "figures", "rows"} == set(json.loads(output.read_text()))
     assert markdown.read_text().strip() in capsys.readouterr().out
+
+
+def test_parts_of_the_real_suite_are_kept(tmp_path, capsys, monkeypatch):
+    """The file keeps the parts of earlier runs, and a missed aim is bold."""
+    parts = {
+        "pair": lambda size: [real.Line("time / sum", "mixture", [0.5, 0.7, 1.6], 0.6)],
+        "many": lambda size: [real.Line("throughput", "mixture", [3.0], 3.0, at_least=True)],
+    }
+    monkeypatch.setattr(real, "PARTS", parts)
+    output = tmp_path / "real.json"
+    for name in parts:
+        assert speed(["--suite", "real", "--only", name, "--output", str(output)]) == 0
+    shown = capsys.readouterr().out
+    assert "| time / sum | mixture | **0.70** | 0.50 to 1.60 | ≤ 0.6 |" in shown.splitlines()
+    assert "| throughput | mixture | 3.00 |  | ≥ 3 |" in shown.splitlines()
+    assert set(json.loads(output.read_text())) == set(parts)
+
+
+def test_a_part_of_another_suite_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        speed(["--suite", "real", "--only", "base"])
+    assert "--suite real has no base; it has pair, triple" in capsys.readouterr().err
 
 
 def test_the_gpu_benchmark_runs_with_toy_members(capsys):
