@@ -292,8 +292,11 @@ REAL_LONG = REAL.model_copy(
         "with_peers": (),
     }
 )
-"""The suite ``real-long``: questions with longer answers. Each system needs up to half a minute of a
-core for an answer of GSM8K, so the suite has only the two rules that ``auto`` chooses from."""
+"""The suite ``real-long``: questions with longer answers.
+
+Each system needs up to half a minute of a core for an answer of GSM8K, so the suite has only the
+two rules that ``auto`` chooses from.
+"""
 
 SUITES: Mapping[str, Suite] = {
     "paper": Suite(peers=TUNED),

@@ -224,7 +224,7 @@ def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_pa
     assert found == {
         "weights": {"one": 1.0, "three": 3.0},
         "max_words": 2,
-        "strategy": "adafuse",
+        "strategy": "auto",
         "dtype": "bfloat16",
         "device_map": None,
         "revision": None,

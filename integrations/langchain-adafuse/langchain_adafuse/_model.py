@@ -150,7 +150,7 @@ class EnsembleModel(Serializable):
     """Whether to run code from model repositories."""
     runtime: RuntimeConfig | None = None
     """Settings of the engine's scheduler and caches."""
-    strategy: str = "adafuse"
+    strategy: str = "auto"
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
     differ only in it share their weights. With `engine`, the engine has the strategy."""
 

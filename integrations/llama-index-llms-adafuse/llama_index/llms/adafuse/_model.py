@@ -105,7 +105,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         description="Settings of the engine's scheduler and caches.",
     )
     strategy: str = Field(
-        default="adafuse",
+        default="auto",
         description="Name of the strategy that chooses the next piece of text. LLMs that differ "
         "only in it share their members.",
     )
@@ -227,7 +227,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         if members is None:
             ensemble = Ensemble(given=engine)
         else:
-            ensemble = Ensemble.of(members, strategy=base.get("strategy", "adafuse"))
+            ensemble = Ensemble.of(members, strategy=base.get("strategy", "auto"))
         if isinstance(base.get("query_wrapper_prompt"), str):
             base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
         super().__init__(
