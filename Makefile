@@ -42,8 +42,8 @@ demo: $(DEMO) ## install the package, then answer a question about the shipped h
 
 demo-real: $(GGUF) ## the same with two real models, which it downloads first (0.6 GB)
 	@$(BIN)/python -m benchmarks.real.members --files smollm qwen
-	@echo 'adafuse ask "$(REAL_QUESTION)" --compare $(addprefix --model ,$(REAL_MODELS))'
-	@$(BIN)/adafuse ask "$(REAL_QUESTION)" --compare $(addprefix --model ,$(REAL_MODELS))
+	@echo 'adafuse ask "$(REAL_QUESTION)" --strategy adafuse --compare $(addprefix --model ,$(REAL_MODELS))'
+	@$(BIN)/adafuse ask "$(REAL_QUESTION)" --strategy adafuse --compare $(addprefix --model ,$(REAL_MODELS))
 
 serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a page, at port 8000 (PORT=9000 to change it)
 	@$(BIN)/adafuse serve --port $(PORT)

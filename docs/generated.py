@@ -147,9 +147,10 @@ def _suite(name: str) -> Any:
 def suite_run(suite: str) -> str:
     """Return the command, date, version and machine of the results."""
     report = _suite(suite)
+    took = f"; decoding took {report.time}" if report.processor_seconds else ""
     return (
         f"Made on {report.date[:10]} with adafuse-llm {report.version} on a machine with "
-        f"{report.machine}; decoding took {report.time}."
+        f"{report.machine}{took}."
     )
 
 

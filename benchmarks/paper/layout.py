@@ -288,14 +288,16 @@ REAL_LONG = REAL.model_copy(
         },
         "tasks": ("gsm8k", "embedded", "embedded_summary"),
         "metrics": {"embedded": ("contains", "f1"), "embedded_summary": ("f1",)},
+        "ensembles": {name: REAL.ensembles[name] for name in ("smollm+qwen", "gemma+qwen")},
+        "parts": ("smollm+qwen", "gemma+qwen"),
         "without": (*(row.name for row in PEERS), PLAIN.name),
         "with_peers": (),
     }
 )
 """The suite ``real-long``: questions with longer answers.
 
-Each system needs up to half a minute of a core for an answer of GSM8K, so the suite has only the
-two rules that ``auto`` chooses from.
+Each system needs up to half a minute of a core for an answer of GSM8K, so the suite has only
+pairs, and only the two rules that ``auto`` chooses from.
 """
 
 SUITES: Mapping[str, Suite] = {
