@@ -384,6 +384,7 @@ def reference(recipe: Recipe) -> ReferenceMember:
 
 @functools.cache
 def engine(*recipes: Recipe, drafting: bool = True) -> AdaFuseEngine:
-    """The ensemble of `recipes`."""
+    """The ensemble of `recipes`, with the paper's rule."""
     members = [backend(recipe) for recipe in recipes]
-    return AdaFuseEngine(members, runtime=RuntimeConfig(drafting=drafting))
+    runtime = RuntimeConfig(drafting=drafting)
+    return AdaFuseEngine(members, strategy="adafuse", runtime=runtime)

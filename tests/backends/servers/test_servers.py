@@ -489,7 +489,7 @@ def test_wrong_tokenizers_models_and_addresses_are_refused(
         member(url, tmp_path)
     with pytest.raises(LoadError, match="it has no model 'other'; its models are: tiny"):
         member(url, folder, model="other")
-    with pytest.raises(LoadError, match=r"Pass the folder or hub id .*tokenizer=\.\.\."):
+    with pytest.raises(LoadError, match=r"Pass the folder, hub id or GGUF file .*tokenizer=\.\.\."):
         load_members([MemberSpec(url)])
     with pytest.raises(LoadError, match="does not answer"):
         member("http://127.0.0.1:9", folder, api=api)

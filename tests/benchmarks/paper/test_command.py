@@ -510,7 +510,7 @@ def test_the_suites_of_real_members_ask_different_questions(name, peers):
 def test_the_real_members_are_found(paper, tmp_path, monkeypatch):
     """The embedded members stand where the real ones are expected."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "real"))
-    refused = paper("--suite", "real", "--output", tmp_path / "out")
+    refused = paper("--suite", "real-long", "--output", tmp_path / "out")
     assert refused.exit_code == 2
     assert f"smollm, gemma, qwen are not in {tmp_path / 'real'}. Run `make real`" in refused.stderr
     (tmp_path / "real").mkdir()

@@ -248,7 +248,7 @@ def test_a_click_opens_a_round(visit, engine) -> None:
         (place, each) for place, each in enumerate(rounds) if len(each.candidates) > 1
     )
     tab.spans.nth(place).click()
-    panel = tab.page.get_by_role("dialog", name=f"Round {place + 1}")
+    panel = tab.page.get_by_role("dialog", name=f"Round {place}")
     marks = {look.name: look.mark for look in looks(MEMBERS).values()}
     shown = panel.locator(".candidate").all_inner_texts()
     order = sorted(done.candidates, key=lambda each: each.score or 0.0)
