@@ -82,10 +82,6 @@ class Drafting(Protocol):
         """Yield the steps of a request, and add drafts to its queries."""
         ...
 
-    def begin(self, config: AdaFuseConfig) -> None:
-        """Begin a round in which `together` is perhaps not called."""
-        ...
-
     def together(
         self, proposals: Mapping[Member, Steps[Proposal]], config: AdaFuseConfig
     ) -> Steps[list[Proposal]]:
@@ -114,10 +110,6 @@ class NoDrafts(Drafting):
         return steps
 
     @override
-    def begin(self, config: AdaFuseConfig) -> None:
-        pass
-
-    @override
     def together(
         self, proposals: Mapping[Member, Steps[Proposal]], config: AdaFuseConfig
     ) -> Steps[list[Proposal]]:
@@ -141,8 +133,8 @@ class Drafts:
     While many requests are being decoded, all members propose at the same time. One pass of a
     member then serves several requests, which saves more than drafts do.
 
-    Passes carry drafts from the first call of `begin` or `together` on, so there are none in
-    strategies that call neither. A member whose drafts have failed drafts no more.
+    Passes carry drafts from the first call of `together` on, so there are none in strategies that
+    do not call it. A member whose drafts have failed drafts no more.
 
     Args:
         members: the request's members.
@@ -200,18 +192,14 @@ class Drafts:
 
         The lead of each lane proposes first.
         """
-        self.begin(config)
+        self._is_used = True
+        self._start(config)
         if self._crowded():
             orders = [[member] for member in self._members]
         else:
             orders = [lead.order() for lead in self._leads]
         yield from in_lockstep([self._in_turn(order, proposals, config) for order in orders])
         return [self._proposals[member] for member in proposals]
-
-    def begin(self, config: AdaFuseConfig) -> None:
-        """Begin a round. Passes carry drafts from now on."""
-        self._is_used = True
-        self._start(config)
 
     def _start(self, config: AdaFuseConfig) -> None:
         self._pool = Pool(self._members[0].opening)

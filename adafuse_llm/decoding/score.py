@@ -187,7 +187,7 @@ class Pool:
         """Score every candidate of the pool with a member, in one pass.
 
         The pass also evaluates the last node of each candidate that is `likely` to win, because the
-        next round begins after the winner, and of all candidates if the ends of words count.
+        next round begins after the winner.
         """
         nodes: list[Node] = []
         ends: list[Node] = []
@@ -195,7 +195,7 @@ class Pool:
             end = self.encode(member, candidate)
             if end is not None:
                 line = [self._start(member), *candidate.path(member)]
-                needed = candidate.stops or member.word_ends or likely(candidate)
+                needed = candidate.stops or likely(candidate)
                 nodes += line if needed else line[:-1]
                 ends.append(end)
         yield from member.evaluate(nodes, ends)

@@ -11,7 +11,7 @@ from typing_extensions import override
 from adafuse_llm import results
 from adafuse_llm.backends.base import Backend, TellsSize
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.draft import Drafting
+from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import (
@@ -96,7 +96,7 @@ class Mixture(Strategy):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        return _Rounds(context.members, _one_word(context.config), context.drafting).play
+        return _Rounds(context.members, _one_word(context.config)).play
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
@@ -107,11 +107,11 @@ def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
 class _Rounds:
     """The rounds of one request."""
 
-    def __init__(self, members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting) -> None:
+    def __init__(self, members: Sequence[Member], config: AdaFuseConfig) -> None:
         self._members = members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
-        self._drafts = drafts
+        self._drafts = NoDrafts()
         for member in members:
             member.word_ends = True
 
@@ -131,7 +131,6 @@ class _Rounds:
         """
         members = self._by_weight
         lead = members[0]
-        self._drafts.begin(self._config)
         proposal = yield from propose(lead, self._config)
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)

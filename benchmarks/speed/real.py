@@ -49,7 +49,6 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mixture": {"strategy": "mixture"},
     "adafuse, B = 1": {"strategy": "adafuse", "branching_factor": 1},
     "adafuse, B = 3": {"strategy": "adafuse", "branching_factor": 3},
-    "mixture, no drafts": {"strategy": "mixture", "drafting": False},
     "adafuse, B = 1, no drafts": {"strategy": "adafuse", "branching_factor": 1, "drafting": False},
 }
 """The ensembles' strategies and options."""

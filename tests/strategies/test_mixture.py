@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, MemberError, RuntimeConfig
+from adafuse_llm import AdaFuseEngine, MemberError
 from adafuse_llm.backends import FakeBackend, NodeQuery, NodeResult
 from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import Mixture
@@ -110,30 +110,6 @@ def test_others_are_asked_only_if_another_word_can_win(
     assert bool("small" in first.candidates[0].nll) is asked
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("branches", [1, 3])
-def test_the_member_with_the_highest_weight_copies_earlier_text(branches: int) -> None:
-    """Words after an earlier occurrence of the last words need no passes of their own."""
-    words = [f" w{number}" for number in range(30)]
-
-    def quoting(text: str) -> dict[str, float]:
-        count = text.partition(" :")[2].count(" w")
-        return {words[count % 30]: 0.9, " x": 0.1}
-
-    passes, texts = [], []
-    for drafting in (False, True):
-        members = [Counted(name, quoting, [*words, " x", " :"]) for name in ("large", "small")]
-        runtime = RuntimeConfig(drafting=drafting)
-        with AdaFuseEngine(members, strategy=Mixture(), runtime=runtime) as engine:
-            found = engine.generate(
-                "".join(words) + " :", weights=(3, 1), max_new_tokens=25, branching_factor=branches
-            )
-        passes.append(members[0].calls)
-        texts.append([(each.text, each.candidates) for each in found.rounds])
-    assert texts[0] == texts[1]
-    assert passes[1] < 0.7 * passes[0]
-
-
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=["pair", "triple"])
 def test_responses_are_those_without_any_cache(recipes: Sequence[Recipe], branches: int) -> None:
@@ -168,24 +144,12 @@ def check(recipes: Sequence[Recipe], **options: Any) -> list[int]:
             )
             for early in (True, False)
         )
-        for drafting in (False, True):
-            runtime = RuntimeConfig(drafting=drafting)
-            with AdaFuseEngine(members, strategy=Mixture(), runtime=runtime) as engine:
-                result = engine.generate(prompt, **options)
-            assert_same(result, expected, TOLERANCE)
+        with AdaFuseEngine(members, strategy=Mixture()) as engine:
+            result = engine.generate(prompt, **options)
+        assert_same(result, expected, TOLERANCE)
         assert result.text == whole.text
         counts += [len(each.candidates) for each in result.rounds if not each.forced]
     return counts
-
-
-class Counted(FakeBackend):
-    """A backend that counts its passes."""
-
-    calls = 0
-
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        self.calls += 1
-        return super().evaluate(queries)
 
 
 class Endless(FakeBackend):
