@@ -236,9 +236,8 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a configuration file into the fields of a framework's model.
 
     The fields are the active members, the arguments for loading them, the strategy, and decoding
-    options. If the
-    file has neither `models` nor `use`, the result has no ``"members"``, and all embedded members
-    are active.
+    options. If the file has neither `models` nor `use`, the result has no ``"members"``, and all
+    embedded members are active.
 
     Raises:
         InvalidInputError: the file cannot be read, or has unknown or invalid content.

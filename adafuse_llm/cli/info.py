@@ -162,7 +162,7 @@ def examine(engine: AdaFuseEngine) -> list[Finding]:
 def _uneven(parameters: Mapping[str, int | None]) -> Finding | None:
     """Return a note if members are so uneven that the default strategy weighs them by size."""
     known = {member: number for member, number in parameters.items() if number}
-    if not known:
+    if not known or len(known) < len(parameters):
         return None
     large, small = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
     times = known[large] / known[small]

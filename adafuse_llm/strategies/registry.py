@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from adafuse_llm.backends.base import Backend, TellsSize
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.beam import BeamSearch
@@ -80,15 +80,14 @@ def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strate
     size of a member is not known, if a member cannot take part in it, or if `config` sets an option
     that it does not use.
     """
-    sizes = [each.parameters if isinstance(each, TellsSize) else None for each in members]
-    known = [size for size in sizes if size]
-    if len(known) < len(members) or len(known) < 2 or max(known) < UNEVEN * min(known):
-        return AdaFuse()
     mixture = Mixture()
+    sizes = mixture.weights(members)  # all equal if one is not known
+    if not sizes or max(sizes) < UNEVEN * min(sizes):
+        return AdaFuse()
     try:
         mixture.check(members)
         refuse_unused_options(mixture, config)
-    except AdaFuseError:
+    except InvalidInputError:
         return AdaFuse()
     return mixture
 

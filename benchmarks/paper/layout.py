@@ -461,7 +461,7 @@ def paper(
             name="table-1",
             title="Table 1: members, peers and AdaFuse",
             about="B = 1 is the setting of the paper's Table 1 (§3.3 off). B = 3 is the default of "
-            "this package.",
+            "the strategy `adafuse`.",
             rows=(*alone, *PEERS, *peers, *OURS),
             size="table",
             absent={RANKER: NO_RANKER},

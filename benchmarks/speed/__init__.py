@@ -18,7 +18,7 @@ members and prompts.
 ``memory``       memory measurements, each in a separate process
 ``first_words``  time and memory until the first words
 ``start_up``     the time from a command to its first words, by parts
-``servers``      members on inference servers, beside the same members in this process
+``servers``      members on inference servers, compared with the same members in this process
 
 ``kinds`` and ``actors`` are commands of their own. They measure GGUF members and members in
 processes, and members in Ray actors.

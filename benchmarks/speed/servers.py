@@ -1,4 +1,4 @@
-"""Members on real inference servers, beside the same checkpoints in this process.
+"""Compare members on real inference servers with the same checkpoints in this process.
 
 The servers are vLLM, from the environment of ``make test-vllm``, and the llama-server in the
 package xllamacpp. They run on this machine, one after the other. What is not installed is not
@@ -88,12 +88,12 @@ def _measure(
             computed = _computed(url) - before
             committed = sum(outcome.tokens.values())
             per_token = [counts[each] / committed for each in ("calls", "prompts", "tokens")]
-            told = "{:.2f} calls, {:.2f} prompts, {:.1f} tokens in them".format(*per_token)
+            figure = "{:.2f} calls, {:.2f} prompts, {:.1f} tokens in them".format(*per_token)
             if computed:
-                told += f", {computed / committed:.1f} of them computed"
+                figure += f", {computed / committed:.1f} of them computed"
             same = rows["in this process"].outcome.text == rows[server].outcome.text
-            told += f"; {'equal' if same else 'other'} texts"
-            report.figures.append((f"{server}, {point}, per committed token", told))
+            figure += f"; {'the same' if same else 'other'} texts"
+            report.figures.append((f"{server}, {point}, per committed token", figure))
 
 
 def _answering(engine: AdaFuseEngine, options: Any) -> Callable[[], Outcome]:
@@ -106,10 +106,8 @@ def _answering(engine: AdaFuseEngine, options: Any) -> Callable[[], Outcome]:
 def _computed(url: str) -> float:
     """Return how many tokens a vLLM has read that were not in its prefix cache; 0 for others."""
     answer = httpx.get(f"{url}/metrics")
-    found = Counter[str]()
-    for name, value in _CACHE.findall(answer.text if answer.status_code == 200 else ""):
-        found[name] += float(value)  # type: ignore[assignment]
-    return float(found["queries"] - found["hits"])
+    found = _CACHE.findall(answer.text if answer.status_code == 200 else "")
+    return sum(float(value) * (1 if name == "queries" else -1) for name, value in found)
 
 
 @contextmanager

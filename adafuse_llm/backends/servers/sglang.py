@@ -61,10 +61,10 @@ class SglangApi:
         }
         answers = [each["meta_info"] for each in server.post("/generate", body)]
         known = [_known(*each) for each in zip(answers[: len(prompts)], prompts, strict=True)]
-        for number, told in zip(limited, answers[len(prompts) :], strict=True):
+        for number, answer in zip(limited, answers[len(prompts) :], strict=True):
             known[number].ends = {
-                **_logprobs(told["output_token_logprobs"]),
-                **_logprobs(told["output_token_ids_logprobs"][0]),
+                **_logprobs(answer["output_token_logprobs"]),
+                **_logprobs(answer["output_token_ids_logprobs"][0]),
             }
         return known
 
