@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from adafuse_llm.backends.huggingface.architecture import rotary_positions
+from adafuse_llm.backends.huggingface.few_rows import FewRows
 from adafuse_llm.backends.logits.rows import check_tokens, to_device
 
 
@@ -25,6 +26,7 @@ class Decoder:
         self.device = torch.device(model.get_input_embeddings().weight.device)
         if self.device.type == "meta":  # offloaded weights: accelerate moves the inputs
             self.device = torch.device("cpu")
+        self._few_rows = FewRows(model)
         self._spread = len({parameter.device for parameter in model.parameters()}) > 1
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
         parameters = inspect.signature(inner.forward).parameters
@@ -89,7 +91,8 @@ class Decoder:
             kept = to_device(torch.tensor(keep), self.device)
         if self._takes_keep:
             inputs["logits_to_keep"] = kept
-        output = self.model(**inputs, return_dict=True)
+        with self._few_rows.during(len(tokens)):
+            output = self.model(**inputs, return_dict=True)
         logits = output.logits[0]  # [n, v], or only the kept rows
         if not self._takes_keep:
             logits = logits[-kept:] if isinstance(kept, int) else logits[kept]

@@ -1,0 +1,67 @@
+"""Linear layers of passes over a few tokens, on a CPU.
+
+PyTorch's ``linear`` computes x Wᵀ. In float32, it reads or repacks the weights W several times if
+x has a few rows, so a pass over two tokens takes as long as two passes. As (W xᵀ)ᵀ, the same
+product reads the weights once, and a pass over four tokens takes little longer than one over a
+single token.
+
+Shapes: n tokens, i input features, o output features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+MAX_ROWS = 8
+"""Largest number of rows for which this form is faster."""
+
+MIN_WEIGHTS = 100_000
+"""Weights of the smallest layer for which this form is faster."""
+
+
+class FewRows:
+    """The linear layers of a model that compute (W xᵀ)ᵀ in passes over a few tokens.
+
+    Args:
+        model: the model. It changes only during such passes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [layer for layer in model.modules() if _is_slow(layer)]
+
+    @contextmanager
+    def during(self, tokens: int) -> Iterator[None]:
+        """Change the layers during a pass over `tokens` tokens, if it is one over a few tokens."""
+        layers = self._layers if 1 < tokens <= MAX_ROWS else []
+        for layer in layers:
+            layer.__dict__["forward"] = partial(_forward, layer)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.__dict__.pop("forward", None)
+
+
+def _is_slow(layer: Any) -> bool:
+    """Return whether a layer is a linear one in float32 on the CPU, without hooks of accelerate."""
+    if type(layer) is not nn.Linear or "forward" in layer.__dict__:
+        return False
+    weight = layer.weight
+    is_large = weight.numel() >= MIN_WEIGHTS
+    return is_large and weight.dtype == torch.float32 and weight.device.type == "cpu"
+
+
+def _forward(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """Return the outputs [..., n, o] of a layer for inputs [..., n, i]."""
+    rows = x.flatten(0, -2)
+    if not 1 < len(rows) <= MAX_ROWS:
+        return functional.linear(x, layer.weight, layer.bias)
+    product = (layer.weight @ rows.t()).t().contiguous().view(*x.shape[:-1], -1)
+    return product if layer.bias is None else product + layer.bias
