@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 DRAFT_CHANCE = 0.3
 """A token is drafted if the chance that it is needed is at least this high, and at least as high as
 its price (`adafuse_llm.decoding.costs`). The limit rises while a member processes many tokens
@@ -14,9 +12,6 @@ MAX_DRAFT_TOKENS = 16
 
 PRIOR_OBSERVATIONS, MAX_OBSERVATIONS = 4, 20
 """Weight of the initial value in observations, and maximum number of observations in an average."""
-
-PRIOR_CHANCE = 0.5
-"""Initial hit rate before any observation."""
 
 
 class HitRate:
@@ -36,14 +31,3 @@ class HitRate:
         """Record whether a guess was right."""
         self._seen = min(self._seen + 1, MAX_OBSERVATIONS)
         self.value += (right - self.value) / self._seen
-
-    def length(self, threshold: float) -> int:
-        """Return how many guesses to make in a row.
-
-        The chance that all these guesses are right is at least `threshold`.
-        """
-        if self.value < threshold:
-            return 0
-        if self.value**MAX_DRAFT_TOKENS >= threshold:
-            return MAX_DRAFT_TOKENS
-        return int(math.log(threshold) / math.log(self.value))

@@ -25,9 +25,6 @@ from adafuse_llm.tree import Next, Node, TokenTree
 
 T = TypeVar("T")
 
-RECENT_WEIGHT = 0.2
-"""Weight of the latest observation in a moving average."""
-
 
 @dataclass(frozen=True, slots=True)
 class MemberQuery:
@@ -137,8 +134,6 @@ class Member:
         passes: number of forward passes for the request so far.
         tokens: number of tokens processed for the request so far.
         reused: number of prompt tokens that an earlier request had already processed.
-        pass_seconds: average seconds per pass. The first pass does not count, because it reads the
-            prompt. None before the second pass.
         word_ends: whether the strategy needs ``Next.word_end_logprob``. The strategy sets it before
             the first query.
     """
@@ -175,7 +170,6 @@ class Member:
         self.passes = 0
         self.tokens = 0
         self.reused = 0
-        self.pass_seconds: float | None = None
         self.word_ends = False
         self.pass_times = pass_times or PassTimes()
         self._tokenizer_errors = TokenizerErrors(self.name)
@@ -302,21 +296,17 @@ class Member:
         )
         return NodeQuery(self.tree, tuple(nodes), tuple(unknown), self._top, self.word_ends)
 
-    def learn(self, query: NodeQuery, result: NodeResult, seconds: float = 0.0) -> None:
+    def learn(self, query: NodeQuery, result: NodeResult) -> None:
         """Write a result into the tree, and add the cost of the query to the member's counts.
 
         Args:
             query: the query.
             result: the backend's result for the query, checked by `check_results`.
-            seconds: wall-clock seconds that the query took.
         """
         for node, summary in zip(query.evaluate, result.next, strict=True):
             node.next = summary
         for node, logprob in zip(query.score, result.logprobs, strict=True):
             node.logprob = logprob
-        if self.passes and result.passes:
-            known, new = self.pass_seconds, seconds / result.passes
-            self.pass_seconds = new if known is None else known + RECENT_WEIGHT * (new - known)
         self.passes += result.passes
         self.tokens += result.tokens
         self.reused += result.reused

@@ -621,7 +621,7 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
         seconds = time.perf_counter() - started
         _learn_cost([each.member for each in queries], results, seconds)
         for member_query, result in zip(queries, results, strict=True):
-            member_query.member.learn(member_query.query, result, seconds / len(queries))
+            member_query.member.learn(member_query.query, result)
     except BaseException as error:  # some libraries raise BaseException; the thread must not end
         traceback.clear_frames(error.__traceback__)  # the frames keep tensors of the pass alive
         failure = error

@@ -6,7 +6,6 @@ first     the first tokens of alternatives, or the first token of a later word
 grow      further tokens of a word
 reread    the last token of a winner that was unlikely
 score     spans of other members
-ahead     the lead runs ahead of the others
 
 A processed token is committed, asked for (a proposal or a score needed it) or never needed. The
 prompts' own passes do not count. The clock stands still, so the same member always leads.
@@ -29,7 +28,7 @@ from adafuse_llm.decoding.score import Pool
 from adafuse_llm.tree import Node
 from benchmarks.speed.members import embedded, make_engine, prompt_of
 
-CAUSES: Final = ("first", "grow", "reread", "score", "ahead")
+CAUSES: Final = ("first", "grow", "reread", "score")
 USES: Final = ("committed", "asked for", "never needed")
 
 
@@ -145,7 +144,6 @@ def recording() -> Iterator[_Recorder]:
         (propose, "finish_words", recorder.name("grow", propose.finish_words)),
         (draft.Drafts, "together", proposed),
         (Pool, "read", recorder.name("score", Pool.read)),
-        (draft.Drafts, "_run_ahead", recorder.name("ahead", draft.Drafts._run_ahead)),
         (time, "perf_counter", lambda: 0.0),
     ]
     with ExitStack() as stack:

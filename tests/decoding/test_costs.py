@@ -20,9 +20,6 @@ from adafuse_llm.decoding.costs import (
     UPDATE_INTERVAL,
     PassTimes,
 )
-from adafuse_llm.decoding.lead import Lead
-from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.score import PoolCandidate
 from tests.support.compare import as_data
 
 pytestmark = pytest.mark.quick
@@ -206,7 +203,7 @@ def test_passes_that_read_a_prompt_are_not_measured(monkeypatch: pytest.MonkeyPa
         assert engine.pass_costs == {}
 
 
-def test_the_lead_does_not_run_ahead_of_expensive_tokens_with_alternatives(
+def test_expensive_tokens_are_not_drafted_with_alternatives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unsure(text: str) -> dict[str, float]:
@@ -219,17 +216,3 @@ def test_the_lead_does_not_run_ahead_of_expensive_tokens_with_alternatives(
     assert data(drafted) == data(plain)
     assert seconds <= 1.01 * without
     assert sum(sum(m.sizes) for m in members) <= 1.01 * sum(sum(m.sizes) for m in needed)
-
-
-def test_the_lead_is_the_member_whose_tokens_are_expensive_to_check() -> None:
-    clock = [0.0]
-    members = [Member(Priced(name, partly(name), clock, 0.0), [1], 2, 1.0) for name in "ab"]
-    same = PoolCandidate(" w", " w", stops=False)
-    lead = Lead(members)
-    for member in members:
-        member.pass_seconds = PASS_SECONDS
-        lead.learn(dict.fromkeys(members, same), dict.fromkeys(members, 4))
-    assert lead.order() == members
-    for each in linear(1.0, (1, 3)):
-        members[1].pass_times.learn(*each)
-    assert lead.order() == members[::-1]

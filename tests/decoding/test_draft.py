@@ -19,11 +19,9 @@ from adafuse_llm.backends.base import LimitsDrafting, NodeQuery, NodeResult
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts
 from adafuse_llm.decoding.hit_rate import MAX_DRAFT_TOKENS
-from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lookup import Lookup
 from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.decoding.propose import propose
-from adafuse_llm.decoding.score import PoolCandidate
 from adafuse_llm.tree import Node
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, backend, engine
@@ -96,18 +94,6 @@ def passes(members: Sequence[Bulk]) -> list[int]:
     return [len(member.sizes) for member in members]
 
 
-@pytest.mark.quick
-def test_members_that_agree_check_several_rounds_in_one_pass():
-    members = [Bulk("a", counting), *(Bulk(name, counting, pause=0.003) for name in "bc")]
-    plain = [Bulk(name, counting) for name in "abc"]
-    generation = decode(members, max_new_tokens=150)
-    assert as_data(decode(plain, drafting=False, max_new_tokens=150)) == as_data(generation)
-    rounds = len(generation.rounds)
-    assert rounds == 50
-    lead, *others = passes(members)
-    assert lead <= 151
-    assert all(count < 0.5 * rounds for count in others)
-    assert all(count >= 150 for count in passes(plain))
 
 
 @pytest.mark.quick
@@ -229,35 +215,8 @@ def test_a_token_that_ends_a_response_needs_no_text():
     assert AdaFuseEngine([two, one]).generate(">").finish_reason == "stop"
 
 
-def test_who_leads_follows_from_cost_and_agreement():
-    members = [Member(Bulk(name, counting), [1], 2, 1.0) for name in "ab"]
-    same, other = PoolCandidate(" w", " w", stops=False), PoolCandidate(" v", " v", stops=False)
-    lead = Lead(members)
-
-    def after(rounds: int, seconds: Sequence[float], said: Sequence[PoolCandidate]) -> Member:
-        for member, each in zip(members, seconds, strict=True):
-            member.pass_seconds = each
-        for _ in range(rounds):
-            lead.learn(
-                dict(zip(members, said, strict=True)), dict(zip(members, (4, 4), strict=True))
-            )
-        return lead.order()[0]
-
-    one, two = members
-    assert lead.order() == [one, two]
-    assert after(1, (1.0, 1.0), (same, same)) is one
-    assert after(30, (1.1, 1.0), (same, same)) is one  # not worth a change
-    assert after(1, (5.0, 1.0), (same, same)) is two
-    assert lead.order() == [two, one]
-    assert after(1, (1.0, 5.0), (same, same)) is one
-    assert after(60, (1.0, 1.1), (same, other)) is one
 
 
-def test_a_member_that_turns_out_slow_does_not_stay_the_lead():
-    members = [Bulk("slow", counting, pause=0.01), Bulk("fast", counting)]
-    decode(members, max_new_tokens=150)
-    slow, fast = passes(members)
-    assert slow < 40 < fast
 
 
 def test_nothing_of_the_drafts_piles_up():
@@ -376,23 +335,3 @@ def test_without_its_drafts_a_question_still_asks_for_every_score():
     assert plain.query.evaluate == (member.tree.root,)
     assert plain.query.score == (end,)
     assert plain.drafts == 0
-
-
-def test_a_lead_that_fails_while_it_runs_ahead_fails_nobody():
-    """Nobody has asked for what it would say next."""
-    far = []
-
-    class Short(Bulk):
-        def evaluate(self, asks):
-            for ask in asks:
-                for node in ask.evaluate:
-                    if " w24" in self.codec.decode([*ask.tree.ids, *ask.tree.tokens(node)]):
-                        far.append(node)
-                        raise RuntimeError("too far")
-            return super().evaluate(asks)
-
-    options: dict[str, Any] = {"max_new_tokens": 100, "max_words": 1, "stop": " w20"}
-    expected = decode([Bulk(name, counting) for name in "abc"], drafting=False, **options)
-    members = [Short("a", counting), *(Short(name, counting, pause=0.003) for name in "bc")]
-    assert as_data(decode(members, **options)) == approximately(as_data(expected))
-    assert far
