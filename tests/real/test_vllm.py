@@ -139,14 +139,12 @@ def test_a_pair_of_two_servers_equals_the_same_members_in_this_process(
             each.close()
 
 
-def test_two_members_on_one_server(url: str, here: Callable[[str], HuggingFaceBackend]) -> None:
+def test_two_members_on_one_server(url: str, smollm: Path) -> None:
     """Both ask it at the same time. A mixed batch would have wrong likeliest tokens."""
-    far = [member(url, "one"), member(url, "two")]
-    got, want = (
-        AdaFuseEngine(members).generate_batch(PROMPTS, max_new_tokens=TOKENS)
-        for members in (far, [here("smollm")])
-    )
-    assert [each.text for each in got] == [each.text for each in want]
+    names = ("one", "two")
+    far = [member(url, name) for name in names]
+    near, _ = load_members([MemberSpec(str(smollm), name=name, dtype="float32") for name in names])
+    compare(far, near)
     for each in far:
         each.close()
 
