@@ -245,6 +245,19 @@ def real_speed() -> str:
     return f"{table(stored)}\n\nMeasured: {made}.{rest}"
 
 
+def server_counts() -> str:
+    """Return what members on servers ask and what the servers compute, per committed token."""
+    stored = json.loads((RESULTS / "servers.json").read_text(encoding="utf-8"))
+    points: dict[str, dict[str, str]] = {}
+    for name, value in stored["figures"].items():
+        point, what = name.split(": ")
+        points.setdefault(point, {})[what] = value
+    heads = list(next(iter(points.values())))
+    rows = [f"| server, strategy | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    rows += (f"| {point} | {' | '.join(counts.values())} |" for point, counts in points.items())
+    return "\n".join(rows)
+
+
 LONG_TASKS = {
     "embedded_parts": "questions of several parts",
     "embedded_summary": "summaries of what passages say about a subject",
@@ -334,6 +347,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "pairs": pairs,
     "rules": rules,
     "real_speed": real_speed,
+    "server_counts": server_counts,
     **{
         name: generator
         for word, suite in SUITES.items()

@@ -139,6 +139,16 @@ def test_a_pair_of_two_servers_equals_the_same_members_in_this_process(
             each.close()
 
 
+def test_two_members_on_one_server(url: str, smollm: Path) -> None:
+    """Both ask it at the same time. A mixed batch would have wrong likeliest tokens."""
+    names = ("one", "two")
+    far = [member(url, name) for name in names]
+    near, _ = load_members([MemberSpec(str(smollm), name=name, dtype="float32") for name in names])
+    compare(far, near)
+    for each in far:
+        each.close()
+
+
 def test_a_pair_with_a_gguf_member(
     url: str, real_files: dict[str, Path], here: Callable[[str], HuggingFaceBackend]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from adafuse_llm.backends.remote import MemberText
 from adafuse_llm.backends.servers.api import Known, Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
 
@@ -31,6 +29,9 @@ expression permits them."""
 
 FEWEST_LISTED = 2
 """Minimum number of likeliest tokens, from which the margin follows."""
+
+UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+"""Errors from reading an answer that has not the expected form."""
 
 
 class ServerBackend:
@@ -78,7 +79,6 @@ class ServerBackend:
         self._end_ids = end_ids
         self._server = server
         self._api = api
-        after_fork(self._renew)
         limit = facts.listed_limit
         if limit < FEWEST_LISTED:
             raise LoadError(
@@ -91,9 +91,6 @@ class ServerBackend:
         self._word_ends = frozenset[int]()
         self._tells_word_ends: bool | None = None
         self._losses = server.losses
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
 
     @property
     def codec(self) -> TextCodec:
@@ -135,12 +132,17 @@ class ServerBackend:
         if new:
             probe = prompts.setdefault(self._probe.ids, Prompt(self._probe.ids))
             probe.top = max(probe.top, self._probe.top)
-        with self._lock:
+        try:
             known = dict(zip(prompts, self._known(list(prompts.values())), strict=True))
             if new:
                 self._check_model(known[self._probe.ids])
             if self._losses < self._server.losses:
                 self._check_restarted()
+        except MemberUnavailableError:
+            raise
+        except MemberError:
+            self._check_source()
+            raise
         results = [
             self._result(query, known, count) for query, count in zip(queries, asked, strict=True)
         ]
@@ -201,7 +203,7 @@ class ServerBackend:
             return []
         try:
             return self._api.evaluate(self._server, self.facts, prompts)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except UNEXPECTED as error:
             raise self._server.error(
                 f"its answer has not the expected form ({type(error).__name__}: {error})"
             ) from error
@@ -273,11 +275,29 @@ class ServerBackend:
         if 2 * len(shared) < len(before) or any(
             abs(before[token] - found.listed[token]) > PROBE_TOLERANCE for token in shared
         ):
-            raise MemberUnavailableError(
-                self.name,
-                f"server {self._server.url} runs another model under the name "
-                f"{self.facts.model!r} now. Load the ensemble again",
-            )
+            raise self._another_model()
+
+    def _check_source(self) -> None:
+        """Check, after the server has refused a request, that it says to run the same model.
+
+        Another model can have fewer tokens, a smaller window or a lower limit.
+
+        Raises:
+            MemberUnavailableError: it says to run another one.
+        """
+        try:
+            source = self._api.facts(self._server, self.facts.model).source
+        except (MemberError, *UNEXPECTED):
+            return  # the first error says more
+        if source != self.facts.source:
+            raise self._another_model()
+
+    def _another_model(self) -> MemberUnavailableError:
+        return MemberUnavailableError(
+            self.name,
+            f"server {self._server.url} runs another model under the name "
+            f"{self.facts.model!r} now. Load the ensemble again",
+        )
 
     def _check_restarted(self) -> None:
         """Check the model of a server that has answered again after a loss.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -39,6 +40,9 @@ PARALLEL: Final = 16
 MAX_REASON: Final = 300
 """Maximum number of characters of a server's message in an error."""
 
+_TURNS: dict[tuple[int, str], threading.Lock] = {}
+"""`Connection.turn` of every process and address."""
+
 
 class Connection:
     """The connections to one server. Any thread can use them.
@@ -56,7 +60,10 @@ class Connection:
         url: the address.
         calls: number of answered calls.
         losses: number of times that the server has stopped answering.
+        turn: a lock that all connections of this process to the same address share.
     """
+
+    turn: threading.Lock
 
     def __init__(
         self,
@@ -81,6 +88,7 @@ class Connection:
         self._client = httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout)
         self._threads = ThreadPoolExecutor(PARALLEL, "server")
         self._lock = threading.Lock()
+        self.turn = _TURNS.setdefault((os.getpid(), self.url), threading.Lock())
 
     def close(self) -> None:
         """Close all connections. Calls that wait for the server fail."""

@@ -27,7 +27,7 @@ GIVEN_LIMIT: Final = 128
 
 MIXED: Final = (
     "it returned wrong likeliest tokens, as vLLM 0.32 does if another client asks for given tokens "
-    "(logprob_token_ids) at the same time. Use a server of its own for every engine"
+    "(logprob_token_ids) at the same time. Use a server of its own for every program"
 )
 
 _LIMIT = re.compile(r"max allowed: (\d+)")
@@ -49,9 +49,10 @@ class VllmApi:
 
     The likeliest tokens and the log-probabilities of given tokens take one call each, with all
     prompts. The calls run one after the other, because vLLM 0.32 returns wrong likeliest tokens for
-    a batch that also has requests with `logprob_token_ids`. Ends of words take a call more, at the
-    same time as the second one, with a regular expression. vLLM applies its mask before it computes
-    the log-probabilities that it reports, also those that it calls raw.
+    a batch that also has requests with `logprob_token_ids`. For the same reason, the members of a
+    process on the same server take turns. Ends of words take a call more, at the same time as the
+    second one, with a regular expression. vLLM applies its mask before it computes the
+    log-probabilities that it reports, also those that it calls raw.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
@@ -59,13 +60,15 @@ class VllmApi:
         length = found.get("max_model_len")
         version = (server.find("/version") or {}).get("version", "of unknown version")
         name = found["id"]
-        self._check_given(server, name, version)
+        with server.turn:
+            self._check_given(server, name, version)
+            limit = self._listed_limit(server, name)
         return ServerFacts(
             model=name,
             source=found.get("root"),
             version=f"vLLM {version}",
             window=None if length is None else length - 1,
-            listed_limit=self._listed_limit(server, name),
+            listed_limit=limit,
         )
 
     def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
@@ -78,16 +81,17 @@ class VllmApi:
         numbered = list(enumerate(prompts))
         listing = [(number, prompt) for number, prompt in numbered if prompt.top]
         giving = [*groups(numbered, GIVEN_LIMIT)]
-        if listing:
-            answer = server.post("/v1/completions", _listing(facts.model, listing))
-            for (number, _), found in zip(listing, _distributions(answer), strict=True):
-                if -math.inf in found.values():
-                    raise server.error(MIXED)
-                known[number].listed = found
         limited = [part for part in map(_with_word_end, giving) if part]
         bodies = [_giving(facts.model, part) for part in giving]
         bodies += ({**_giving(facts.model, part), **_ENDS} for part in limited)
-        answers = server.post_all("/v1/completions", bodies)
+        with server.turn:
+            if listing:
+                answer = server.post("/v1/completions", _listing(facts.model, listing))
+                for (number, prompt), found in zip(listing, _distributions(answer), strict=True):
+                    if -math.inf in found.values() or len(found) < prompt.top:
+                        raise server.error(MIXED)
+                    known[number].listed = found
+            answers = server.post_all("/v1/completions", bodies)
         for place, (part, answer) in enumerate(zip((*giving, *limited), answers, strict=True)):
             for (number, prompt), found in zip(part, _distributions(answer), strict=True):
                 if place < len(giving):

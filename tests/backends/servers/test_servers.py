@@ -318,6 +318,21 @@ def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(
     loaded.close()
 
 
+def test_the_members_of_a_program_on_one_vllm_server_take_turns(
+    folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    url = running(InferenceServer("vllm", batch_seconds=0.02))
+    one, two = (member(url, folder, name=name) for name in ("one", "two"))
+    want = AdaFuseEngine([backend(RECIPE)]).generate(PROMPT, max_new_tokens=6).text
+    assert AdaFuseEngine([one, two]).generate(PROMPT, max_new_tokens=6).text == want
+    with ThreadPoolExecutor() as threads:
+        engines = [AdaFuseEngine([each]) for each in (one, two)]
+        for found in threads.map(lambda e: e.generate(PROMPT, max_new_tokens=6), engines):
+            assert found.text == want
+    one.close()
+    two.close()
+
+
 def test_settings_of_a_generation_config_that_do_not_apply_have_a_warning(
     folder: Path,
     tmp_path: Path,
@@ -464,6 +479,21 @@ def test_another_model_behind_the_same_name_is_noticed(
         loaded.evaluate([query])  # one that goes on after a loss
     server.recipe = RECIPE
     assert loaded.evaluate([query])[0].next == before[0].next
+    loaded.close()
+
+
+@every_api
+def test_another_model_that_refuses_the_requests_is_noticed(
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    server = InferenceServer(api, source="models/one")
+    loaded = member(running(server), folder, name="far")
+    server.window = 4
+    with pytest.raises(MemberError, match="context length is 4 tokens"):
+        ask(loaded)
+    server.source = "models/two"
+    with pytest.raises(MemberUnavailableError, match="runs another model under the name 'tiny'"):
+        ask(loaded)
     loaded.close()
 
 
