@@ -94,8 +94,6 @@ def passes(members: Sequence[Bulk]) -> list[int]:
     return [len(member.sizes) for member in members]
 
 
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("branches", [1, 3])
 def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches: int):
@@ -213,10 +211,6 @@ def test_a_token_that_ends_a_response_needs_no_text():
 
     one.codec.decode_continuation = words_only  # type: ignore[method-assign]
     assert AdaFuseEngine([two, one]).generate(">").finish_reason == "stop"
-
-
-
-
 
 
 def test_nothing_of_the_drafts_piles_up():

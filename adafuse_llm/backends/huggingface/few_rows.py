@@ -34,7 +34,7 @@ class FewRows:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._layers = [layer for layer in model.modules() if _is_slow(layer)]
+        self._layers: list[Any] = [layer for layer in model.modules() if _is_slow(layer)]
 
     @contextmanager
     def during(self, tokens: int) -> Iterator[None]:
