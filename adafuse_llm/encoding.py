@@ -20,9 +20,10 @@ from adafuse_llm.errors import (
     MemberError,
     short_repr,
 )
+from adafuse_llm.reasoning import CLOSING
 from adafuse_llm.request import Checked
 from adafuse_llm.runtime.vocabularies import Vocabularies
-from adafuse_llm.sampling import Sampling
+from adafuse_llm.sampling import Sampling, derived_seed
 from adafuse_llm.strategies.base import check_listed
 from adafuse_llm.text.chat import as_plain_text
 from adafuse_llm.text.codec import encode_conversation
@@ -130,7 +131,11 @@ class Encoder:
                     pass_times=self.pass_times[backend.name],
                 )
             )
+            if start is not None and start.thinks and config.private_reasoning is not None:
+                members[-1].thinker = _thinker(members[-1], config.private_reasoning)
         _check_windows(members)
+        if _is_private(checked, to_score=to_score):
+            self._warnings.check_thinkers([each.name for each in members if each.thinker])
         return members
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
@@ -153,7 +158,10 @@ class Encoder:
         permits: Callable[[str], bool] | None = None if response is None else response.holds
         if checked.config.choices is not None and not to_score:
             permits = _permits_nothing
-        return start_replies(codecs, checked.conversation, given, self._names, permits)
+        private = _is_private(checked, to_score=to_score)
+        return start_replies(
+            codecs, checked.conversation, given, self._names, permits, private=private
+        )
 
     def _form(
         self,
@@ -255,6 +263,42 @@ def _check_minimum(
                 f"{what} has {minimum}; its context window holds {member.window}. Shorten the "
                 "prompt, or leave this member out."
             )
+
+
+def _is_private(checked: Checked, *, to_score: bool) -> bool:
+    """Return whether members reason alone. Texts are scored without any reasoning."""
+    return checked.config.private_reasoning is not None and not to_score
+
+
+def _thinker(member: Member, limit: int) -> Member:
+    """Return what reasons alone in a member's tree, with at most `limit` tokens.
+
+    Raises:
+        ContextWindowError: the context window has no room for reasoning.
+    """
+    if member.window is not None:
+        left = member.window - member.prompt_tokens - len(CLOSING) - member.limit
+        if left < 1:
+            raise ContextWindowError(
+                f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and the "
+                f"answer may have {member.limit} (max_new_tokens); its context window holds "
+                f"{member.window} tokens, which leaves no room for private_reasoning. Shorten the "
+                "prompt, lower max_new_tokens, or leave private_reasoning or this member out."
+            )
+        limit = min(limit, left)
+    sampling = member.sampling
+    if sampling is not None:  # members of the same model think differently
+        seed = derived_seed(sampling.seed, f"thoughts of {member.name}")
+        sampling = replace(sampling, seed=seed)
+    return Member(
+        member.backend,
+        member.tree,
+        2,
+        1.0,
+        limit=limit,
+        sampling=sampling,
+        pass_times=member.pass_times,
+    )
 
 
 def _permits_nothing(_: str) -> bool:

@@ -51,6 +51,14 @@ class PromptWarnings:
                 _names(others),
             )
 
+    def check_thinkers(self, names: Sequence[str]) -> None:
+        """Log a warning if no member reasons, although each should do so alone."""
+        if not names and self._is_new("thinkers"):
+            logger.warning(
+                "the option private_reasoning has no effect, because no member reasons: the chat "
+                "templates contain no </think>, or reasoning is switched off"
+            )
+
     def check_prompt(self, name: str, codec: TextCodec, ids: Sequence[int], prompt: str) -> None:
         """Log a warning if a prompt spells out a token of the chat template, or is changed.
 
