@@ -57,10 +57,11 @@ class Encoder:
         self._names = members
         self._warnings = PromptWarnings()
 
-    def warn_of_members(self, active: Active, given: Mapping[str, Any] | None) -> None:
-        """Warn of members that do not fit together. `given` has the variables for templates."""
+    def warn_of_members(self, active: Active, config: AdaFuseConfig) -> None:
+        """Warn of members that do not fit together."""
         codecs = {backend.name: backend.codec for backend, _ in active}
-        self._warnings.check_members(codecs, given, self._names)
+        given, private = config.chat_template_kwargs, config.private_reasoning is not None
+        self._warnings.check_members(codecs, given, self._names, private=private)
 
     def members(
         self, checked: Checked, active: Active, top: int, *, to_score: bool = False

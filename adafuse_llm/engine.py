@@ -128,7 +128,7 @@ class AdaFuseEngine(Engine):
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
-        self._encoder.warn_of_members(active, self.config.chat_template_kwargs)
+        self._encoder.warn_of_members(active, self.config)
 
     @classmethod
     def from_pretrained(
