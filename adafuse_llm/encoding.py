@@ -132,11 +132,8 @@ class Encoder:
                     pass_times=self.pass_times[backend.name],
                 )
             )
-            if start is not None and start.thinks and config.private_reasoning is not None:
-                members[-1].thinker = _thinker(members[-1], config.private_reasoning)
         _check_windows(members)
-        if _is_private(checked, to_score=to_score):
-            self._warnings.check_thinkers([each.name for each in members if each.thinker])
+        self._add_thinkers(members, starts, _private_limit(checked, to_score=to_score))
         return members
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
@@ -146,6 +143,16 @@ class Encoder:
             backend.name: _encode(backend, checked, starts.get(backend.name), bare=False)
             for backend, _ in active
         }
+
+    def _add_thinkers(
+        self, members: Sequence[Member], starts: Mapping[str, ReplyStart], limit: int | None
+    ) -> None:
+        """Let the members that reason do so alone, with at most `limit` tokens; None for none."""
+        if limit is not None:
+            thinking = [member for member in members if starts[member.name].thinks]
+            self._warnings.check_thinkers(thinking)
+            for member in thinking:
+                member.thinker = _thinker(member, limit)
 
     def _reply_starts(
         self, checked: Checked, active: Active, response: GrammarText | None, *, to_score: bool
@@ -159,7 +166,7 @@ class Encoder:
         permits: Callable[[str], bool] | None = None if response is None else response.holds
         if checked.config.choices is not None and not to_score:
             permits = _permits_nothing
-        private = _is_private(checked, to_score=to_score)
+        private = _private_limit(checked, to_score=to_score) is not None
         return start_replies(
             codecs, checked.conversation, given, self._names, permits, private=private
         )
@@ -266,9 +273,9 @@ def _check_minimum(
             )
 
 
-def _is_private(checked: Checked, *, to_score: bool) -> bool:
-    """Return whether members reason alone. Texts are scored without any reasoning."""
-    return checked.config.private_reasoning is not None and not to_score
+def _private_limit(checked: Checked, *, to_score: bool) -> int | None:
+    """Return the most tokens that members reason alone; None if they do not, or score texts."""
+    return None if to_score else checked.config.private_reasoning
 
 
 def _thinker(member: Member, limit: int) -> Member:

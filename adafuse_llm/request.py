@@ -219,8 +219,8 @@ def _check_private(conversation: Conversation | None, given: int) -> None:
     if conversation is None or conversation.continues:
         got = "a prompt" if conversation is None else "continue_final_message"
         raise InvalidInputError(
-            "option 'private_reasoning' needs messages and a reply that begins anew, because members"
-            f" reason as their chat templates say; got {given}, and {got}. Pass messages=[...], or "
+            "option 'private_reasoning' needs messages and a reply that begins anew, because chat "
+            f"templates say how members reason; got {given}, and {got}. Pass messages=[...], or "
             "private_reasoning=None."
         )
 

@@ -8,8 +8,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,15 +29,16 @@ from adafuse_llm import (
     RuntimeConfig,
 )
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.runtime.job import Job
 from adafuse_llm.strategies.registry import NAMED
 from adafuse_llm.thinking import _closing
 from adafuse_llm.tree import TokenTree
 from tests.reference import Options, ReferenceMember, WordMixture, decode
 from tests.support.compare import assert_same
-from tests.support.models import Recipe, backend, reference
+from tests.support.models import CHATML, Recipe, backend, reference
 from tests.support.remote import MemoryHosts
 from tests.support.scripted import Script, scripted
-from tests.support.thinkers import CHATML, DEEPSEEK, QWEN, decoded
+from tests.support.thinkers import DEEPSEEK, QWEN, decoded
 
 ASKED = [{"role": "user", "content": "The capital?"}]
 ANSWER = "Paris is it."
@@ -77,17 +80,13 @@ def engine_of(*members: HuggingFaceBackend, **options: Any) -> AdaFuseEngine:
 
 def prompts_of(engine: AdaFuseEngine, **options: Any) -> tuple[dict[str, str], Generation]:
     """Every member's prompt of the answer, as text, and the response."""
-    jobs, make = [], engine._decoding
-
-    def recorded(*given: Any) -> Any:
-        jobs.append(make(*given))
-        return jobs[-1]
-
-    engine._decoding = recorded  # type: ignore[method-assign]
-    generation = engine.generate(messages=ASKED, **options)
-    engine._decoding = make  # type: ignore[method-assign]
+    jobs: list[Job] = []
+    with patch.object(engine.scheduler, "submit", wraps=engine.scheduler.submit) as submit:
+        generation = engine.generate(messages=ASKED, **options)
+        jobs += [job for job, _ in submit.call_args.args]
     (job,) = jobs
-    return {m.name: decoded(m.codec, m.tree.ids[: m.prompt_tokens]) for m in job.members}, generation
+    members = {m.name: decoded(m.codec, m.tree.ids[: m.prompt_tokens]) for m in job.members}
+    return members, generation
 
 
 # Against the reference --------------------------------------------------------------------------
@@ -142,7 +141,7 @@ def test_the_answer_is_that_of_the_reference_after_the_private_thoughts(
     expected = decode(
         thinkers,
         None,
-        Options(**options, **({"max_words": 1} if rule else {})),
+        replace(Options(**options), max_words=1 if rule else 3),
         messages=ASKED,
         rule=rule() if rule else None,
     )
@@ -280,8 +279,7 @@ def test_draws_depend_on_the_seed_and_on_the_member() -> None:
     recipes = [Recipe(seed=1, template=DEEPSEEK)] * 2
     known = backend(recipes[0])
     members = [
-        HuggingFaceBackend(known.model, known.codec._tokenizer, name)  # type: ignore[attr-defined]
-        for name in ("one", "two")
+        HuggingFaceBackend(known.model, known.codec._tokenizer, name) for name in ("one", "two")
     ]
     engine = AdaFuseEngine(members)
     options: dict[str, Any] = {"messages": ASKED, "private_reasoning": 12, "max_new_tokens": 8}
@@ -311,9 +309,9 @@ def test_the_answer_has_the_form_and_the_thoughts_are_free() -> None:
 def test_members_elsewhere_and_clients_give_the_same(kind: str) -> None:
     expected = engine_of(deep(), wide()).generate(messages=ASKED)
     if kind == "process":
-        members = [MemoryHosts(lambda own=own: own).member(own) for own in (deep(), wide())]
-        engine = AdaFuseEngine(members)
-        assert _same(engine.generate(messages=ASKED, private_reasoning=100), expected)
+        members = [MemoryHosts(partial(_itself, own)).member(own) for own in (deep(), wide())]
+        hosted = AdaFuseEngine(members)
+        assert _same(hosted.generate(messages=ASKED, private_reasoning=100), expected)
         return
     pytest.importorskip("starlette")
     httpx = pytest.importorskip("httpx")
@@ -334,6 +332,10 @@ def test_members_elsewhere_and_clients_give_the_same(kind: str) -> None:
         refused = httpx.post(f"{url}/v1/chat/completions", json=body)
         assert refused.status_code == 400
         assert "private_reasoning must be at most 120" in refused.text
+
+
+def _itself(own: HuggingFaceBackend) -> HuggingFaceBackend:
+    return own
 
 
 def _same(one: Generation, other: Generation) -> bool:
@@ -370,7 +372,7 @@ async def test_leaving_a_call_stops_the_thinking() -> None:
     engine = engine_of(deep("word " * 400), short(), private_reasoning=6000)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(engine.agenerate(messages=ASKED), 0.5)
-    with pytest.raises(RequestTimeoutError, match="stopped after timeout=0.3"):
+    with pytest.raises(RequestTimeoutError, match=r"stopped after timeout=0\.3"):
         engine.generate(messages=ASKED, timeout=0.3)
     assert engine.generate(messages=ASKED, private_reasoning=3).text == ANSWER
 

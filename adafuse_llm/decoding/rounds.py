@@ -399,12 +399,16 @@ def summarize(
 def usage(members: Sequence[Member]) -> Usage:
     """Return the members' token and pass counts so far, those of private reasoning included."""
     first = {member: member.thinker or member for member in members}
+
+    def total(count: Callable[[Member], int]) -> dict[str, int]:
+        return {member.name: sum(map(count, {member, one})) for member, one in first.items()}
+
     return Usage(
         prompt_tokens={m.name: one.prompt_tokens for m, one in first.items()},
         completion_tokens={m.name: len(m.tree.ids) - one.prompt_tokens for m, one in first.items()},
-        forward_passes={m.name: sum(each.passes for each in {m, one}) for m, one in first.items()},
-        tokens_processed={m.name: sum(each.tokens for each in {m, one}) for m, one in first.items()},
-        cached_tokens={m.name: sum(each.reused for each in {m, one}) for m, one in first.items()},
+        forward_passes=total(lambda member: member.passes),
+        tokens_processed=total(lambda member: member.tokens),
+        cached_tokens=total(lambda member: member.reused),
     )
 
 

@@ -261,7 +261,9 @@ class Service:
                 continue
             if name in options:
                 shown = length_option if name == "max_new_tokens" else name
-                raise invalid(f"{shown} must be at most {highest} on this server; got {asked}", shown)
+                raise invalid(
+                    f"{shown} must be at most {highest} on this server; got {asked}", shown
+                )
             limited[name] = highest
         return limited
 

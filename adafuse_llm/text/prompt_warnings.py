@@ -54,9 +54,9 @@ class PromptWarnings:
                 _names(others),
             )
 
-    def check_thinkers(self, names: Sequence[str]) -> None:
+    def check_thinkers(self, thinking: Sequence[object]) -> None:
         """Log a warning if no member reasons, although each should do so alone."""
-        if not names and self._is_new("thinkers"):
+        if not thinking and self._is_new("thinkers"):
             logger.warning(
                 "the option private_reasoning has no effect, because no member reasons: the chat "
                 "templates contain no </think>, or reasoning is switched off"

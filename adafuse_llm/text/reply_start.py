@@ -1,12 +1,13 @@
 """Where a reply begins, the same for all members: in reasoning, or at the answer.
 
-Members share one text, so they must begin it at the same place. Only with the option
-``private_reasoning``, each member that reasons does so alone, and the shared text is the answer. Some chat templates open reasoning
+Members share one text, so they must begin it at the same place. Some chat templates open reasoning
 at the end of the prompt, some leave it to the member, and others know no reasoning:
 
 * If all members reason, reasoning is opened for all of them if a template opens it for one.
 * Otherwise, and if the required form of the response permits no reasoning, it is switched off in
   the templates that have a variable for this, and closed where it is still open.
+* With the option ``private_reasoning``, each member that reasons does so alone, in its own prompt,
+  and the text that all members share is the answer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llama_index.core.bridge.pydantic import BaseModel, ConfigDict
+from llama_index.core.bridge.pydantic import BaseModel, ConfigDict, Field
 
 from adafuse_llm import Generation, Round, StreamEvent, Usage
 from adafuse_llm.results import FinishReason
@@ -58,7 +58,7 @@ class AdaFuseRaw(BaseModel):
     usage: TokenUsage | None = None
     summary: Summary | None = None
     seed: int | None = None
-    thoughts: dict[str, str] = {}
+    thoughts: dict[str, str] = Field(default_factory=dict)
     alternatives: tuple[Generation, ...] = ()
 
     def __repr__(self) -> str:
