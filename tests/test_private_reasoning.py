@@ -111,7 +111,9 @@ class Fixed:
         return self._ids
 
 
-def thought_about(member: ReferenceMember, recipe: Recipe, limit: int) -> ReferenceMember:
+def thought_about(
+    member: ReferenceMember, recipe: Recipe, limit: int, *, closes: bool = True
+) -> ReferenceMember:
     """The same member behind its prompt and its own greedy reasoning, which is closed."""
     ids = list(member.codec.encode_messages(ASKED))
     if recipe.template == DEEPSEEK:
@@ -123,7 +125,7 @@ def thought_about(member: ReferenceMember, recipe: Recipe, limit: int) -> Refere
             ids.append(token)
         text = member.codec.decode_continuation(ids[:prompt], ids[prompt:])
         closing = "</think>\n\n" if text.endswith("\n") else "\n</think>\n\n"
-        ids += member.codec.encode_continuation(ids, closing)[0]
+        ids += member.codec.encode_continuation(ids, closing)[0] if closes else []
     return replace(member, codec=Fixed(member.codec, ids))
 
 
@@ -162,6 +164,22 @@ def test_the_answer_is_that_of_the_reference_after_the_private_thoughts(
         }
     )
     assert_same(actual.model_copy(update={"usage": counted}), expected, 1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["adafuse", "mixture"])
+def test_nothing_known_from_thinking_is_used_in_the_answer(strategy: str) -> None:
+    """Where the last token of a thought closes it, the answer begins at an evaluated node."""
+    engine = AdaFuseEngine([backend(recipe) for recipe in RECIPES], strategy=strategy)
+    thinkers = [thought_about(reference(each), each, 5, closes=False) for each in RECIPES]
+    options: dict[str, Any] = {"max_new_tokens": 12, "weights": (2.0, 1.0, 1.0)}
+    options |= {"branching_factor": 3, "temperature": 0.0}
+    rule = WordMixture() if strategy == "mixture" else None
+    asked = replace(Options(**options), max_words=1 if rule else 3)
+    expected = decode(thinkers, None, asked, messages=ASKED, rule=rule)
+    with patch("adafuse_llm.thinking._closing", lambda _: ""):
+        actual = engine.generate(messages=ASKED, private_reasoning=5, **options)
+    assert actual.text == expected.text
+    assert len(actual.rounds) == len(expected.rounds)
 
 
 # What members read and say ----------------------------------------------------------------------

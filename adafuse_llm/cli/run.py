@@ -233,6 +233,8 @@ def _fields(generation: Generation, rounds: bool) -> dict[str, Any]:
         fields["reasoning"] = generation.reasoning
     if generation.seed is not None:
         fields["seed"] = generation.seed
+    if generation.thoughts:
+        fields["thoughts"] = generation.thoughts
     if rounds:
         fields |= generation.model_dump(mode="json", include={"rounds", "usage"})
     return fields
