@@ -21,12 +21,8 @@ from adafuse_llm.serving.openai_requests import ServedRequest
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""
 
-
-def ending(generation: Generation) -> dict[str, Any]:
-    """Return what the extension tells at the end of a response."""
-    thoughts = {"thoughts"} if generation.thoughts else set()
-    return generation.model_dump(include={"finish_reason", "seed", *thoughts})
-
+ENDING = {"finish_reason", "seed", "thoughts"}
+"""What the extension tells about the end of a response."""
 
 CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
 TEXT_KINDS = ("text_completion", "text_completion")
@@ -105,7 +101,7 @@ class CompletionWriter:
         total = total_usage(generations, self._prompts)
         written = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            extension = ending(generation)
+            extension = generation.model_dump(include=ENDING)
             if self._asked.rounds:
                 extension["rounds"] = [r.model_dump(mode="json") for r in generation.rounds]
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
@@ -121,7 +117,7 @@ class CompletionWriter:
         if self._asked.rounds and part.done is not None:
             extension["round"] = part.done.model_dump(mode="json")
         if part.end is not None:
-            extension |= ending(part.end)
+            extension |= part.end.model_dump(include=ENDING)
             if warnings := [*self._warnings, *part.warnings]:
                 extension["warnings"] = warnings
         return self._frame([part.choice], extension, is_chunk=True)

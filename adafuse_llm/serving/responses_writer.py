@@ -14,7 +14,7 @@ from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.errors import BUSY, ApiError
 from adafuse_llm.serving.http import to_json
 from adafuse_llm.serving.openai_completions import (
-    ending,
+    ENDING,
     largest_member,
     spelled,
     total_usage,
@@ -126,7 +126,7 @@ class ResponseWriter:
         is_cut = generation.finish_reason in CUT
         extension = {
             "usage": generation.usage.model_dump(),
-            **ending(generation),
+            **generation.model_dump(include=ENDING),
         }
         if self._asked.rounds:
             extension["rounds"] = [done.model_dump(mode="json") for done in generation.rounds]
