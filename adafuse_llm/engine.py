@@ -15,6 +15,7 @@ from typing_extensions import Unpack, override
 from adafuse_llm.backends.base import Backend, FollowsGrammars, RunsElsewhere, SupportsClose
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
+from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import (
     PlayRound,
     cancelled,
@@ -52,6 +53,7 @@ from adafuse_llm.text.grammar import NO_LEAD, Grammar
 from adafuse_llm.text.isolation import check_isolation, isolated
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
+from adafuse_llm.thinking import thoughts_first
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +128,7 @@ class AdaFuseEngine(Engine):
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
-        self._encoder.warn_of_members(active, self.config.chat_template_kwargs)
+        self._encoder.warn_of_members(active, self.config)
 
     @classmethod
     def from_pretrained(
@@ -397,9 +399,7 @@ class AdaFuseEngine(Engine):
         has_plain = not all(member.codec.has_chat_template for member in members)
         turns = TURNS if is_free and checked.conversation is not None and has_plain else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
-        drafts: Drafting = (
-            Drafts(members, self._is_crowded) if self.runtime.drafting else NoDrafts()
-        )
+        drafts = self._drafting(members)
         if config.choices is not None:
             spare = check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
@@ -413,10 +413,11 @@ class AdaFuseEngine(Engine):
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
         rounds: list[Round] = []
+        steps = drafts.around(decode(members, play, transcript, rounds, config.counted_logprobs))
         return Job(
             members,
             needs,
-            drafts.around(decode(members, play, transcript, rounds, config.counted_logprobs)),
+            thoughts_first(members, steps, self._drafting) if config.private_reasoning else steps,
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=request.cancel,
             timeout=request.timeout,
@@ -443,6 +444,9 @@ class AdaFuseEngine(Engine):
         chosen = self.config.member_weights(self.members)
         members = [backend for backend in self._backends if backend.name in chosen]
         return find_strategy(strategy, members, self.config)
+
+    def _drafting(self, members: Sequence[Member]) -> Drafting:
+        return Drafts(members, self._is_crowded) if self.runtime.drafting else NoDrafts()
 
     def _is_crowded(self) -> bool:
         return self._scheduler.running > CROWD * len(self._backends)

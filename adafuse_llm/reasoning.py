@@ -8,6 +8,9 @@ from __future__ import annotations
 
 REASONING_OPENS, REASONING_CLOSES = "<think>", "</think>"
 
+CLOSING = f"\n{REASONING_CLOSES}\n\n"
+"""Text that ends reasoning that a member has not ended itself."""
+
 
 def open_reasoning(text: str) -> str:
     """Return the end of `text` from the last opening marker, or "" if reasoning is not open."""

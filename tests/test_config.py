@@ -46,6 +46,7 @@ def test_defaults() -> None:
         "logit_bias": None,
         "logprobs": False,
         "top_logprobs": 0,
+        "private_reasoning": None,
         "chat_template_kwargs": None,
         "continue_final_message": False,
     }

@@ -222,7 +222,7 @@ class Service:
             length_option: the client's name for ``max_new_tokens``.
 
         Returns:
-            The options, with the server's limit of tokens if they have none.
+            The options, with the server's limits of tokens if they have none.
 
         Raises:
             ApiError: a limit is exceeded.
@@ -252,16 +252,20 @@ class Service:
                 f"{limits.max_choices}. Send several requests.",
                 "n",
             )
-        highest = limits.max_output_tokens
-        if highest is None or config.max_new_tokens <= highest:
-            return {**options}
-        if "max_new_tokens" in options:
-            raise invalid(
-                f"{length_option} must be at most {highest} on this server; got "
-                f"{config.max_new_tokens}",
-                length_option,
-            )
-        return {**options, "max_new_tokens": highest}
+        highest, limited = limits.max_output_tokens, {**options}
+        for name, asked in (
+            ("max_new_tokens", config.max_new_tokens),
+            ("private_reasoning", config.private_reasoning or 0),
+        ):
+            if highest is None or asked <= highest:
+                continue
+            if name in options:
+                shown = length_option if name == "max_new_tokens" else name
+                raise invalid(
+                    f"{shown} must be at most {highest} on this server; got {asked}", shown
+                )
+            limited[name] = highest
+        return limited
 
     def time_limit(self, timeout: float | None = None) -> float | None:
         """Return the seconds that a request may take: its own limit, but at most the server's."""

@@ -25,6 +25,8 @@ class PromptWarnings:
         codecs: Mapping[str, TextCodec],
         given: Mapping[str, Any] | None,
         members: Sequence[str],
+        *,
+        private: bool = False,
     ) -> None:
         """Log a warning if only some members have a chat template, or reason before they answer.
 
@@ -32,6 +34,7 @@ class PromptWarnings:
             codecs: the codecs of the active members, by name.
             given: the option ``chat_template_kwargs``.
             members: names of all members of the engine.
+            private: whether each member that reasons does so alone.
 
         Raises:
             InvalidOptionError: `given` has invalid variables.
@@ -41,7 +44,7 @@ class PromptWarnings:
         ):
             logger.warning("%s", mixture)
         reasoning, others = mixed_reasoning(codecs, given, members)
-        if reasoning:
+        if reasoning and not private:
             logger.warning(
                 "only some members reason before they answer: %s, but not %s. All members write "
                 "the same text. So reasoning that a chat template opens is closed before the "
@@ -49,6 +52,14 @@ class PromptWarnings:
                 "members that do not",
                 _names(reasoning),
                 _names(others),
+            )
+
+    def check_thinkers(self, thinking: Sequence[object]) -> None:
+        """Log a warning if no member reasons, although each should do so alone."""
+        if not thinking and self._is_new("thinkers"):
+            logger.warning(
+                "the option private_reasoning has no effect, because no member reasons: the chat "
+                "templates contain no </think>, or reasoning is switched off"
             )
 
     def check_prompt(self, name: str, codec: TextCodec, ids: Sequence[int], prompt: str) -> None:
