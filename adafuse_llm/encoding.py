@@ -235,7 +235,7 @@ def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
     return sum(sizes)
 
 
-def check_room(members: Sequence[Member], config: AdaFuseConfig) -> None:
+def check_closing(members: Sequence[Member], config: AdaFuseConfig) -> None:
     """Check that the members have room for a short response that fits the grammar."""
     grammar = members[0].grammar
     if grammar is None:

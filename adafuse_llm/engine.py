@@ -28,7 +28,7 @@ from adafuse_llm.encoding import (
     Active,
     Encoder,
     check_choices,
-    check_room,
+    check_closing,
     prepare_draws,
     text_tokens,
 )
@@ -371,7 +371,7 @@ class AdaFuseEngine(Engine):
     def _jobs(self, request: Request) -> list[Job]:
         """Check and encode a request, without computing anything. Return a job per response."""
         checked = request.checked(self.config)
-        self._scheduler.check_room()
+        self._scheduler.check_accepts()
         if request.texts is not None:
             return [self._scoring(request, checked, request.texts)]
         config = checked.config
@@ -404,7 +404,7 @@ class AdaFuseEngine(Engine):
             spare = check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
         else:
-            check_room(members, config)
+            check_closing(members, config)
             stops = {"stop": (*config.stop, *turns)} if turns else {}
             context = StrategyContext(members, config.override(stops), drafts)
             play = self.strategy.begin(context)

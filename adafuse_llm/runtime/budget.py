@@ -50,7 +50,7 @@ class CacheBudget:
                 needed = backend.cache_bytes(longest + spare)
                 if isinstance(backend, LimitsCache):
                     limit, cache = backend.cache_limit, f"member {member.name}"
-                    _check_room(member.name, backend.cache_bytes(longest), limit, config)
+                    _check_cache(member.name, backend.cache_bytes(longest), limit, config)
                     needs[cache], self._limits[cache] = min(needed, limit), limit
                     continue
                 needs[backend.device] += needed
@@ -79,7 +79,7 @@ class CacheBudget:
         return {device: (total[device], limit) for device, limit in self._limits.copy().items()}
 
 
-def _check_room(name: str, needed: int, limit: int, config: AdaFuseConfig) -> None:
+def _check_cache(name: str, needed: int, limit: int, config: AdaFuseConfig) -> None:
     """Raise an error if a request needs more bytes than the cache of a member has."""
     if needed > limit:
         raise CacheMemoryError(

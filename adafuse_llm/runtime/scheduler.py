@@ -261,7 +261,7 @@ class Scheduler:
         """Whether the scheduler is closed and accepts no more jobs."""
         return self._closed
 
-    def check_room(self) -> None:
+    def check_accepts(self) -> None:
         """Raise an error if `submit` would not accept a job now.
 
         Raises:
@@ -292,7 +292,7 @@ class Scheduler:
             QueueFullError: too many jobs wait.
         """
         with self._lock:
-            self.check_room()
+            self.check_accepts()
             for job, _ in submissions:
                 job.start_clock()
             coordinator = self._coordinator
