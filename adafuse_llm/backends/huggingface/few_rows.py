@@ -2,8 +2,8 @@
 
 PyTorch's ``linear`` computes x Wᵀ. In float32, it reads or repacks the weights W several times if
 x has a few rows, so a pass over two tokens takes as long as two passes. As (W xᵀ)ᵀ, the same
-product reads the weights once, and a pass over four tokens takes little longer than one over a
-single token.
+product reads the weights once. A pass of a model with 0.5 B parameters over four tokens then takes
+1.6 times as long as one over a single token, instead of 2.4 times (docs/speed.md).
 
 Shapes: n tokens, i input features, o output features.
 """
