@@ -133,7 +133,9 @@ class ServerBackend:
             probe = prompts.setdefault(self._probe.ids, Prompt(self._probe.ids))
             probe.top = max(probe.top, self._probe.top)
         try:
-            known = dict(zip(prompts, self._known(list(prompts.values())), strict=True))
+            with self._server.turn:
+                answers = self._known(list(prompts.values()))
+            known = dict(zip(prompts, answers, strict=True))
             if new:
                 self._check_model(known[self._probe.ids])
             if self._losses < self._server.losses:

@@ -40,7 +40,7 @@ PARALLEL: Final = 16
 MAX_REASON: Final = 300
 """Maximum number of characters of a server's message in an error."""
 
-_TURNS: dict[tuple[int, str], threading.Lock] = {}
+_TURNS: dict[tuple[int, str], threading.RLock] = {}
 """`Connection.turn` of every process and address."""
 
 
@@ -63,7 +63,7 @@ class Connection:
         turn: a lock that all connections of this process to the same address share.
     """
 
-    turn: threading.Lock
+    turn: threading.RLock
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Connection:
         timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
         self._client = httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout)
         self._threads = ThreadPoolExecutor(PARALLEL, "server")
-        self._lock = threading.Lock()
-        self.turn = _TURNS.setdefault((os.getpid(), self.url), threading.Lock())
+        self._lock = threading.RLock()
+        self.turn = _TURNS.setdefault((os.getpid(), self.url), threading.RLock())
 
     def close(self) -> None:
         """Close all connections. Calls that wait for the server fail."""
