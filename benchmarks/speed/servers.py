@@ -133,12 +133,12 @@ def _calls() -> Iterator[Counter[str]]:
     def counted(server: Connection, path: str, body: Any) -> Any:
         prompts: Sequence[Sequence[int]] = body["prompt"]
         answer = post(server, path, body)
-        told = answer if isinstance(answer, list) else [answer]
+        answers = answer if isinstance(answer, list) else [answer]
         with lock:
             counts.update({"calls": 1, "prompts": len(prompts)})
             counts["tokens in prompts"] += sum(map(len, prompts))
             counts["tokens computed"] += sum(
-                each.get("timings", {}).get("prompt_n", 0) for each in told
+                each.get("timings", {}).get("prompt_n", 0) for each in answers
             )
         return answer
 

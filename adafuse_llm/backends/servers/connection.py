@@ -40,7 +40,7 @@ PARALLEL: Final = 16
 MAX_REASON: Final = 300
 """Maximum number of characters of a server's message in an error."""
 
-_TURNS: dict[tuple[int, str], threading.RLock] = {}
+_TURNS: dict[tuple[int, str], threading.Lock] = {}
 """`Connection.turn` of every process and address."""
 
 
@@ -60,10 +60,11 @@ class Connection:
         url: the address.
         calls: number of answered calls.
         losses: number of times that the server has stopped answering.
-        turn: a lock that all connections of this process to the same address share.
+        turn: a lock that all connections of this process to the same address share. A member holds
+            it during an evaluation.
     """
 
-    turn: threading.RLock
+    turn: threading.Lock
 
     def __init__(
         self,
@@ -87,8 +88,8 @@ class Connection:
         timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
         self._client = httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout)
         self._threads = ThreadPoolExecutor(PARALLEL, "server")
-        self._lock = threading.RLock()
-        self.turn = _TURNS.setdefault((os.getpid(), self.url), threading.RLock())
+        self._lock = threading.Lock()
+        self.turn = _TURNS.setdefault((os.getpid(), self.url), threading.Lock())
 
     def close(self) -> None:
         """Close all connections. Calls that wait for the server fail."""

@@ -50,9 +50,9 @@ class VllmApi:
     The likeliest tokens and the log-probabilities of given tokens take one call each, with all
     prompts. The calls run one after the other, because vLLM 0.32 returns wrong likeliest tokens for
     a batch that also has requests with `logprob_token_ids`. For the same reason, the members of a
-    process on the same server take turns. Ends of words take a call more, at the same time as the
-    second one, with a regular expression. vLLM applies its mask before it computes the
-    log-probabilities that it reports, also those that it calls raw.
+    process on the same server take turns (`Connection.turn`). Ends of words take a call more, at
+    the same time as the second one, with a regular expression. vLLM applies its mask before it
+    computes the log-probabilities that it reports, also those that it calls raw.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
@@ -84,14 +84,13 @@ class VllmApi:
         limited = [part for part in map(_with_word_end, giving) if part]
         bodies = [_giving(facts.model, part) for part in giving]
         bodies += ({**_giving(facts.model, part), **_ENDS} for part in limited)
-        with server.turn:
-            if listing:
-                answer = server.post("/v1/completions", _listing(facts.model, listing))
-                for (number, prompt), found in zip(listing, _distributions(answer), strict=True):
-                    if -math.inf in found.values() or len(found) < prompt.top:
-                        raise server.error(MIXED)
-                    known[number].listed = found
-            answers = server.post_all("/v1/completions", bodies)
+        if listing:
+            answer = server.post("/v1/completions", _listing(facts.model, listing))
+            for (number, prompt), found in zip(listing, _distributions(answer), strict=True):
+                if -math.inf in found.values() or len(found) < prompt.top:
+                    raise server.error(MIXED)
+                known[number].listed = found
+        answers = server.post_all("/v1/completions", bodies)
         for place, (part, answer) in enumerate(zip((*giving, *limited), answers, strict=True)):
             for (number, prompt), found in zip(part, _distributions(answer), strict=True):
                 if place < len(giving):
