@@ -322,7 +322,9 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
 
 
 def _free_bytes(device: torch.device) -> int:
+    """Return the bytes that this process can allocate, with those that PyTorch keeps for reuse."""
     module = torch.get_device_module(device)
     if hasattr(module, "mem_get_info"):  # creates no context on another GPU
-        return int(module.mem_get_info(device)[0])
+        kept = module.memory_reserved(device) - module.memory_allocated(device)
+        return int(module.mem_get_info(device)[0] + kept)
     return int(psutil.virtual_memory().available)

@@ -136,9 +136,12 @@ def test_free_memory_is_asked_of_the_members_device_only(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: asked.append(d) or (7, 9))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("looks at every GPU"))
+    # what PyTorch keeps for reuse is free, too
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: {torch.device("cuda:1"): 50}[d])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: {torch.device("cuda:1"): 30}[d])
     assert 0 < member.free_bytes() <= psutil.virtual_memory().total
     monkeypatch.setattr(member, "_shares", {torch.device("cuda:1"): 1.0})
-    assert member.free_bytes() == 7
+    assert member.free_bytes() == 7 + 50 - 30
     assert asked == [torch.device("cuda:1")]
 
 
