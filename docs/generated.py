@@ -313,9 +313,9 @@ REAL_TASKS = {
     "gsm8k": "GSM8K",
     "embedded_summary": "summaries",
 }
-"""Headings of the tasks of the suites ``real`` and ``real-long``."""
+"""Headings of the tasks of the suites ``real`` and ``real-pairs``."""
 
-SUITES = {"suite": "embedded", "long": "long", "real": "real", "real_long": "real-long"}
+SUITES = {"suite": "embedded", "long": "long", "real": "real", "real_pairs": "real-pairs"}
 """Names of stored results, by the first word of their generators."""
 
 SUITE_PARTS = (

@@ -283,8 +283,11 @@ def _now() -> str:
 
 
 def _machine() -> str:
+    import torch
+
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
     return (
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"{platform.machine()}, {os.cpu_count()} cores, {gpu}Python {platform.python_version()}, "
         f"torch {version('torch')}, transformers {version('transformers')}"
     )
 

@@ -487,7 +487,7 @@ def test_files_of_tasks_that_are_not_given_are_left_out(paper, tmp_path):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("name", "peers"), [("real", ["smollm+qwen"]), ("real-long", [])])
+@pytest.mark.parametrize(("name", "peers"), [("real", ["smollm+qwen"]), ("real-pairs", [])])
 def test_the_suites_of_real_members_ask_different_questions(name, peers):
     final, development = load_suite(name), load_suite(f"{name}-development")
     assert final.real == tuple(member.name for member in MEMBERS)
@@ -510,7 +510,7 @@ def test_the_suites_of_real_members_ask_different_questions(name, peers):
 def test_the_real_members_are_found(paper, tmp_path, monkeypatch):
     """The embedded members stand where the real ones are expected."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "real"))
-    refused = paper("--suite", "real-long", "--output", tmp_path / "out")
+    refused = paper("--suite", "real-pairs", "--output", tmp_path / "out")
     assert refused.exit_code == 2
     assert f"smollm, gemma, qwen are not in {tmp_path / 'real'}. Run `make real`" in refused.stderr
     (tmp_path / "real").mkdir()
