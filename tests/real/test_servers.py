@@ -19,9 +19,8 @@ from tests.support.llama_server import llama_server
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf, pytest.mark.timeout(3600)]
 
-TOLERANCE = 0.05
-"""Largest difference of log-probabilities between the server and the file in this process, whose
-kernels are of other builds or settings."""
+TOLERANCE = 1e-3
+"""Largest difference of log-probabilities."""
 
 PROMPT = "The old lighthouse keeper climbed the stairs and"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -45,7 +44,7 @@ def member(url: str, **settings: Any) -> ServerBackend:
 
 
 def test_the_member_keeps_the_rules_of_backends(url: str) -> None:
-    report = conformance.run_checks(Subject(lambda: member(url), tolerance=1e-3))
+    report = conformance.run_checks(Subject(lambda: member(url), tolerance=TOLERANCE))
     assert {"scores", "commits", "batches", "faults", "close"} <= {*report.passed}
 
 
