@@ -530,9 +530,11 @@ def test_servers_with_faults_are_refused(
 ) -> None:
     with pytest.raises(LoadError, match=r"logprob_token_ids.*Use vLLM 0.32 or newer"):
         member(running(InferenceServer("vllm", ignores_given=True)), folder)
-    for fault in ({"ignores_bias": True}, {"leaks_bias": True}):
+    for fault in ("ignores_bias", "leaks_bias"):
+        server = InferenceServer("llama-server")
+        setattr(server, fault, True)
         with pytest.raises(LoadError, match=r"logit_bias.*Use another version of llama.cpp"):
-            member(running(InferenceServer("llama-server", **fault)), folder)
+            member(running(server), folder)
     with pytest.raises(LoadError, match="neither vLLM, SGLang nor llama-server"):
         member(running(InferenceServer("another")), folder)
 
