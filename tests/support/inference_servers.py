@@ -51,6 +51,7 @@ class InferenceServer:
         redirect: address to which the server redirects; None for none.
         ignores_given: whether vLLM does not know `logprob_token_ids`, as old versions do.
         ignores_bias: whether llama-server does not apply biases.
+        leaks_bias: whether biases change what llama-server lists as before sampling.
         ignores_regex: whether the server does not follow regular expressions.
         batch_seconds: seconds for which vLLM waits for other requests of a batch. As vLLM 0.32
             does, it lists wrong tokens for a batch that has requests with `logprob_token_ids`, too.
@@ -70,6 +71,7 @@ class InferenceServer:
     redirect: str | None = None
     ignores_given: bool = False
     ignores_bias: bool = False
+    leaks_bias: bool = False
     ignores_regex: bool = False
     batch_seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
@@ -228,25 +230,27 @@ class InferenceServer:
     def llama_server(self, body: Any) -> Any:
         assert body["n_predict"] == 1
         assert body["samplers"] == []
-        prompts = body["prompt"]
+        is_after = body["post_sampling_probs"]
         answers = []
-        for index, plain in enumerate(self._rows(prompts)):
-            is_after = body["post_sampling_probs"]
+        for index, plain in enumerate(self._rows(body["prompt"])):
             row = plain.clone()
-            if is_after and not self.ignores_bias:
-                for token, bias in body.get("logit_bias", ()):
-                    if token >= len(row):
-                        raise RefusedError("logit_bias has an id that is out of vocabulary")
-                    row[token] += bias
-            found = row.log_softmax(-1)
+            for token, bias in body.get("logit_bias", ()):
+                if token >= len(row):
+                    raise RefusedError("logit_bias has an id that is out of vocabulary")
+                row[token] += 0.0 if self.ignores_bias else bias
+            drawn = int(row.argmax())  # a real server draws at random
+            found = row.log_softmax(-1) if is_after or self.leaks_bias else plain
             entries = [
                 {"id": token, "prob": math.exp(found[token])}
                 if is_after
                 else {"id": token, "logprob": float(found[token])}
                 for token in found.topk(min(body["n_probs"], len(found))).indices.tolist()
             ]
-            first = {"id": entries[0]["id"], "top_probs" if is_after else "top_logprobs": entries}
-            answers.append({"index": index, "completion_probabilities": [first]})
+            first = {"id": drawn, "top_probs" if is_after else "top_logprobs": entries}
+            answer = {"index": index, "completion_probabilities": [first]}
+            if self.tokens().decode([drawn]).endswith("\ufffd"):  # it ends within a character
+                del answer["completion_probabilities"]
+            answers.append(answer)
         return answers[::-1] if len(answers) > 1 else answers[0]
 
 

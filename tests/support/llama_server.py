@@ -37,6 +37,7 @@ def main() -> None:
     params.hostnames, params.port = ["127.0.0.1"], int(port)
     params.api_keys = [key] if key else []
     params.n_ctx, params.n_parallel = 8192, 4
+    params.n_ubatch = 32  # numbers do not depend on what is computed together: see the guide
     params.no_extra_bufts = True  # llama.cpp crashes with them on some processors
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(params)

@@ -69,6 +69,7 @@ class ServerFacts:
         vocabulary: number of tokens of the model; None if the server does not tell.
         parameters: number of the model's parameters; None if it is not known.
         limits_tokens: whether the server returns `Known.ends`.
+        drawn: token that llama-server draws in every call.
     """
 
     model: str
@@ -79,6 +80,7 @@ class ServerFacts:
     vocabulary: int | None = None
     parameters: int | None = None
     limits_tokens: bool = True
+    drawn: int = 0
 
 
 class ServerApi(Protocol):

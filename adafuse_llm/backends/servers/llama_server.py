@@ -22,6 +22,12 @@ BIAS: Final = 40.0
 It is below the logarithm of the largest float32, which is 88.
 """
 
+DRAWN_TEXT: Final = " the"
+DRAWN_BIAS: Final = 75.0
+"""What the server draws: the last token of this text, because it is likely in most places, and
+because of what is added to its logit. It remains the likeliest token beside those with `BIAS`, and
+tokens without a bias keep probabilities that a float32 can represent."""
+
 WHOLE: Final = 2**20
 """Number of likeliest tokens that no vocabulary exceeds."""
 
@@ -40,13 +46,18 @@ class LlamaServerApi:
     after this change. The likeliest token without a bias is in both lists, so that the ratio of the
     probabilities in the second list gives the probabilities without a bias. Tokens that are too
     unlikely for the second list are read from a list of the whole vocabulary.
+
+    The server draws a token at random, and returns no list if this token ends within a character.
+    So all calls have a bias by which it draws a token of whole characters. The first list does not
+    show it, because it is that before sampling.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
         found = chosen_model(server, (server.find("/v1/models") or {}).get("data", ()), model)
         told = server.find("/props") or {}
         length = told.get("default_generation_settings", {}).get("n_ctx")
-        self._check_biases(server)
+        drawn = self.tokenize(server, found["id"], DRAWN_TEXT)[-1]
+        self._check_biases(server, drawn)
         return ServerFacts(
             model=found["id"],
             source=told.get("model_path"),
@@ -56,9 +67,10 @@ class LlamaServerApi:
             vocabulary=(found.get("meta") or {}).get("n_vocab"),
             parameters=(found.get("meta") or {}).get("n_params"),
             limits_tokens=False,
+            drawn=drawn,
         )
 
-    def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
+    def tokenize(self, server: Connection, model: str, text: str) -> list[int]:
         body = {"content": text, "add_special": False, "parse_special": False}
         return [int(token) for token in server.post("/tokenize", body)["tokens"]]
 
@@ -66,37 +78,42 @@ class LlamaServerApi:
         self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]
     ) -> list[Known]:
         asking = [(number, prompt) for number, prompt in enumerate(prompts) if prompt.given]
-        given = together(asking)
-        top = max(2, *(prompt.top for prompt in prompts)) + len(given)
-        bodies = [_listing(prompts, top)]
+        biases = _biases(facts.drawn, together(asking))
+        top = max(2, *(prompt.top for prompt in prompts)) + len(biases)
+        bodies = [_listing(prompts, top, facts.drawn)]
         if asking:
-            bodies.append(_biased([prompt for _, prompt in asking], given))
+            bodies.append(_biased([prompt for _, prompt in asking], biases))
         plain, *biased = server.post_all("/completion", bodies)
         known = [Known(_listed(each)) for each in _ordered(plain)]
         if biased:
             for (number, prompt), answer in zip(asking, _ordered(biased[0]), strict=True):
-                changed = _changed(answer, set(given), known[number].listed)
+                changed = _changed(answer, biases, known[number].listed)
                 known[number].given = {t: changed[t] for t in prompt.given if t in changed}
         lacking = [(n, prompt) for n, prompt in asking if prompt.given - known[n].given.keys()]
         if lacking:
             size = facts.vocabulary or WHOLE
-            answer = server.post("/completion", _listing([prompt for _, prompt in lacking], size))
+            body = _listing([prompt for _, prompt in lacking], size, facts.drawn)
+            answer = server.post("/completion", body)
             for (number, prompt), each in zip(lacking, _ordered(answer), strict=True):
                 every = _listed(each)
                 known[number].given = {t: every.get(t, -math.inf) for t in prompt.given}
         return known
 
-    def _check_biases(self, server: Connection) -> None:
-        """Check that a bias changes the logits in its own call, and in no other call.
+    def _check_biases(self, server: Connection, drawn: int) -> None:
+        """Check that a bias changes the probabilities in its own call, and in no other call.
+
+        It must not change the likeliest tokens before sampling either.
 
         Raises:
             MemberError: it does not. Some versions of llama.cpp have such faults.
         """
         prompt = Prompt((1, 2, 3))
-        plain = _listed(server.post("/completion", _listing([prompt], PROBED)))
-        given = sorted(plain)[:2]
-        changed = _changed(server.post("/completion", _biased([prompt], given)), {*given}, plain)
-        again = _listed(server.post("/completion", _listing([prompt], PROBED)))
+        listing = _listing([prompt], PROBED, drawn)
+        plain = _listed(server.post("/completion", listing))
+        given = list(plain)[:2]
+        biases = _biases(drawn, given)
+        changed = _changed(server.post("/completion", _biased([prompt], biases)), biases, plain)
+        again = _listed(server.post("/completion", listing))
         if not all(
             math.isclose(found.get(token, math.inf), plain[token], abs_tol=BIAS_TOLERANCE)
             for found, tokens in ((changed, given), (again, list(plain)[: PROBED // 2]))
@@ -108,20 +125,30 @@ class LlamaServerApi:
             )
 
 
-def _listing(prompts: Sequence[Prompt], top: int) -> dict[str, Any]:
+def _biases(drawn: int, given: Sequence[int]) -> dict[int, float]:
+    """Return what is added to the logits of given tokens and of the token to draw."""
+    return {**dict.fromkeys(given, BIAS), drawn: DRAWN_BIAS}
+
+
+def _listing(prompts: Sequence[Prompt], top: int, drawn: int) -> dict[str, Any]:
     """Return a request for the likeliest tokens, from the logits as they are."""
-    ids = [list(prompt.ids) for prompt in prompts]
-    return {**_COMMON, "prompt": ids, "n_probs": top, "post_sampling_probs": False}
-
-
-def _biased(prompts: Sequence[Prompt], given: Sequence[int]) -> dict[str, Any]:
-    """Return a request for the likeliest tokens after a bias for the given ones."""
     return {
         **_COMMON,
         "prompt": [list(prompt.ids) for prompt in prompts],
-        "n_probs": len(given) + 1,
+        "n_probs": top,
+        "post_sampling_probs": False,
+        "logit_bias": [[drawn, DRAWN_BIAS]],
+    }
+
+
+def _biased(prompts: Sequence[Prompt], biases: dict[int, float]) -> dict[str, Any]:
+    """Return a request for the likeliest tokens after biases."""
+    return {
+        **_COMMON,
+        "prompt": [list(prompt.ids) for prompt in prompts],
+        "n_probs": len(biases) + 1,
         "post_sampling_probs": True,
-        "logit_bias": [[token, BIAS] for token in given],
+        "logit_bias": [list(bias) for bias in biases.items()],
     }
 
 
@@ -135,12 +162,15 @@ def _listed(answer: Any) -> dict[int, float]:
     return {each["id"]: each["logprob"] for each in first["top_logprobs"]}
 
 
-def _changed(answer: Any, given: set[int], plain: dict[int, float]) -> dict[int, float]:
-    """Return the log-probabilities of biased tokens without their bias, by token id."""
-    (first,) = answer["completion_probabilities"]
+def _changed(answer: Any, biases: dict[int, float], plain: dict[int, float]) -> dict[int, float]:
+    """Return the log-probabilities of biased tokens without their biases, by token id.
+
+    There are none if the server drew another token than it should, which ends within a character.
+    """
+    (first,) = answer.get("completion_probabilities") or [{"top_probs": ()}]
     chances = {each["id"]: each["prob"] for each in first["top_probs"] if each["prob"] > 0}
-    base = next((token for token in chances if token not in given and token in plain), None)
+    base = next((token for token in chances if token not in biases and token in plain), None)
     if base is None:
         return {}
-    shift = plain[base] - math.log(chances[base]) - BIAS
-    return {token: math.log(chances[token]) + shift for token in chances if token in given}
+    shift = plain[base] - math.log(chances[base])
+    return {t: math.log(chances[t]) + shift - biases[t] for t in chances if t in biases}

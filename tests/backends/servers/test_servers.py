@@ -530,8 +530,11 @@ def test_servers_with_faults_are_refused(
 ) -> None:
     with pytest.raises(LoadError, match=r"logprob_token_ids.*Use vLLM 0.32 or newer"):
         member(running(InferenceServer("vllm", ignores_given=True)), folder)
-    with pytest.raises(LoadError, match=r"logit_bias.*Use another version of llama.cpp"):
-        member(running(InferenceServer("llama-server", ignores_bias=True)), folder)
+    for fault in ("ignores_bias", "leaks_bias"):
+        server = InferenceServer("llama-server")
+        setattr(server, fault, True)
+        with pytest.raises(LoadError, match=r"logit_bias.*Use another version of llama.cpp"):
+            member(running(server), folder)
     with pytest.raises(LoadError, match="neither vLLM, SGLang nor llama-server"):
         member(running(InferenceServer("another")), folder)
 
@@ -599,6 +602,31 @@ def test_a_probability_of_zero_is_minus_infinity(
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     query = NodeQuery(tree, (), (tree.child(tree.root, 40),), 2)
     assert loaded.evaluate([query])[0].logprobs == (-math.inf,)
+    loaded.close()
+
+
+def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(
+    folder: Path, running: Callable[[InferenceServer], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real server returns no probabilities if it draws such a part."""
+    server = InferenceServer("llama-server")
+    loaded = member(running(server), folder)
+    texts = tokenizer(RECIPE.kind).convert_ids_to_tokens(range(400))
+    part = texts.index("Ã")  # the first byte of é
+    plain = server.logprobs
+
+    tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
+
+    def changed(ids: Any) -> Any:
+        row = plain(ids).clone()
+        row[part] += 8.0 * (list(ids) == list(tree.ids))
+        return row.log_softmax(-1)
+
+    monkeypatch.setattr(server, "logprobs", changed)
+    before = server.counts["/completion"]
+    found = loaded.evaluate([NodeQuery(tree, (), (tree.child(tree.root, part),), 2)])[0]
+    assert found.logprobs == pytest.approx([float(changed(tree.ids)[part])], abs=1e-6)
+    assert server.counts["/completion"] == before + 2  # no list of the whole vocabulary
     loaded.close()
 
 
