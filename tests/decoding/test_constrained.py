@@ -51,7 +51,7 @@ STARTS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("start", STARTS, ids=["plain", "spaces", "newline", "messages"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
 def test_every_form_equals_the_reference(form: dict[str, Any], start: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ LIMITED = (
 )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("start", STARTS[1:], ids=["spaces", "newline", "messages"])
 @pytest.mark.parametrize("form", LIMITED, ids=range(len(LIMITED)))
 def test_every_limit_from_the_lowest_one_equals_the_reference(

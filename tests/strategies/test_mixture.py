@@ -131,7 +131,7 @@ def check(recipes: Sequence[Recipe], **options: Any) -> list[int]:
     counts = []
     members = [backend(recipe) for recipe in recipes]
     sizes = [member.parameters for member in members]
-    options["max_new_tokens"] = 14
+    options["max_new_tokens"] = 8
     for number, prompt in enumerate(PROMPTS):
         options["weights"] = (4.0, 0.25, 1.0)[: len(recipes)] if number else None
         options["regex"] = "[a-e ]{1,12}x?" if number == 2 else None
