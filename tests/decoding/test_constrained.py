@@ -104,6 +104,7 @@ def test_stop_sequences_act_where_the_response_may_end() -> None:
     assert reasons >= {"stop", "stop_sequence"}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("extra", range(0, 12, 3))
 def test_small_context_windows(extra: int) -> None:
     form: dict[str, Any] = {"regex": "[a-f]{3,20}( [a-f]{2,9}){0,4}"}

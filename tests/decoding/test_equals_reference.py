@@ -63,7 +63,7 @@ def test_every_architecture_alone(arch: str) -> None:
             prompt,
             margin_threshold=threshold,
             branching_factor=branches,
-            max_new_tokens=24,
+            max_new_tokens=12,
         )
 
 
@@ -78,7 +78,7 @@ def test_pairs_and_triples_of_every_architecture(number: int) -> None:
         margin_threshold=(0.3, 0.05, 0.7)[number % 3],
         branching_factor=(3, 2, 5, 1)[number % 4],
         max_words=(3, 1, 2)[number % 3],
-        max_new_tokens=24,
+        max_new_tokens=12,
     )
     assert generation.text or generation.finish_reason == "length"
 
@@ -109,14 +109,14 @@ def test_thresholds_and_word_lengths(margin_threshold: float, max_word_tokens: i
             max_word_tokens=max_word_tokens,
             branching_factor=branching_factor,
             max_words=max_words,
-            max_new_tokens=16,
+            max_new_tokens=10,
         )
 
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_prompts_with_spaces_newlines_and_other_scripts(prompt: str) -> None:
-    check(TRIPLE, prompt, margin_threshold=0.2, max_new_tokens=24)
+    check(TRIPLE, prompt, margin_threshold=0.2, max_new_tokens=12)
 
 
 @pytest.mark.sweep(2)
@@ -241,7 +241,7 @@ def test_the_path_form_gives_what_the_tree_form_gives(arch: str) -> None:
     member = recipe(arch)
     assert backend(member, "tree").form == "tree"
     assert backend(member, "path").form == "path"
-    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 24}
+    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 10}
     expected = decode([reference(member), reference(PAIR[1])], PROMPTS[1], Options(**options))
     for form in ("tree", "path"):
         with AdaFuseEngine([backend(member, form), backend(PAIR[1], form)]) as ensemble:

@@ -116,6 +116,7 @@ def test_responses_are_those_without_any_cache(recipes: Sequence[Recipe], branch
     check(recipes, branching_factor=branches)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=["pair", "triple"])
 def test_words_that_win_early_are_those_that_would_win(

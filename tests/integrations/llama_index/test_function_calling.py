@@ -230,6 +230,7 @@ async def test_a_code_act_agent_hands_over():
 # chat_with_tools ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("enforce", ["auto", False])
 async def test_text_and_calls(llm, free, way, enforce):
@@ -265,6 +266,7 @@ CHOICES: dict[str, tuple[dict[str, Any], int, set[str]]] = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("choice", CHOICES)
 async def test_calls_that_must_be_made_are_made_and_fit_their_schemas(stubborn_llm, way, choice):
@@ -528,6 +530,7 @@ async def predicted(llm: Any, asynchronous: bool, tools: Sequence[Any], *args: A
     return llm.predict_and_call(tools, *args, **kwargs)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("enforce", ["auto", False])
 async def test_tools_are_predicted_and_called(llm, free, asynchronous, enforce):
