@@ -185,7 +185,6 @@ def test_every_strategy_obeys_or_refuses(form: dict[str, Any], strategy: str) ->
     assert obeyed or strategy != "adafuse"
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
 def test_drafts_batches_and_streams_change_nothing(form: dict[str, Any]) -> None:
     for start in STARTS[1:]:

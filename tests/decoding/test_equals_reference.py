@@ -145,7 +145,7 @@ def test_two_members_that_are_alike_agree_with_the_reference(member: Recipe) -> 
     check([member, twin], PROMPTS[1], margin_threshold=0.3, max_new_tokens=12)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     "stop", [("a",), ("er", "th"), ("\n",), (" t", "e "), ("zzzz",), ("o\n", "i", "Orr")]
 )

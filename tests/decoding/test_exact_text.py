@@ -127,7 +127,7 @@ def is_cut(generation: Generation) -> bool:
     return generation.finish_reason == "length"
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8)
 @given(prompt=PROMPTS, options=OPTIONS)

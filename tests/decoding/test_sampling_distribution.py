@@ -210,7 +210,7 @@ def probability(name: str, count: int, settings: Mapping[str, Any], first: int =
     return chi_square(observed, member.chances(**settings))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("settings", SETTINGS, ids=["T=1", "T=0.7, top_p=0.9"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_member_draws_from_its_own_distribution(name: str, settings: dict[str, Any]) -> None:

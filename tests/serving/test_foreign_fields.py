@@ -343,7 +343,7 @@ BODIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     "odd",
@@ -378,7 +378,6 @@ def test_r3_v9_the_guide_lists_the_fields():
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": NAME}}
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("choice", ["auto", "none"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_r3_v13_a_cut_call_leaves_no_marker_in_the_content(choice, stream):

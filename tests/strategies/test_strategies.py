@@ -570,7 +570,6 @@ def hypotheses(
     return [(start.shown(text), stops, math.fsum(f) / len(f)) for text, stops, f, _, _ in kept]
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE, LOSSY, RECURRENT], ids=len)
 def test_one_hypothesis_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -> None:
     for prompt in PROMPTS[:2]:

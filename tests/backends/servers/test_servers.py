@@ -108,6 +108,7 @@ def checked(folder: Path) -> Iterator[Callable[[str], tuple[InferenceServer, str
         yield call
 
 
+@pytest.mark.sweep(2)
 @every_api
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
 def test_the_member_keeps_the_rules(

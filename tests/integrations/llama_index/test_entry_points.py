@@ -511,7 +511,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_reply_has_the_form_that_an_option_gives_it(engine, path, form):

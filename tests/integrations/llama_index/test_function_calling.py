@@ -530,7 +530,6 @@ async def predicted(llm: Any, asynchronous: bool, tools: Sequence[Any], *args: A
     return llm.predict_and_call(tools, *args, **kwargs)
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("enforce", ["auto", False])
 async def test_tools_are_predicted_and_called(llm, free, asynchronous, enforce):
