@@ -53,7 +53,7 @@ GROUPS = {
 }
 """Marks of tests that run only with an option, the option, and what is said without it."""
 
-GGUF_SHARE = 4
+GGUF_SHARE = 6
 """One of so many tests of GGUF members runs without ``--gguf``."""
 
 RAY_CANNOT_RUN = "this machine allows no network namespace (unshare -rn)"

@@ -7,8 +7,8 @@ import pytest
 from benchmarks import fuzz as command
 from tests.support import fuzz
 
-CASES = 40
-MODEL_CASES = 2
+CASES = 16
+MODEL_CASES = 1
 
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)

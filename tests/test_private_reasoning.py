@@ -129,6 +129,7 @@ def thought_about(
     return replace(member, codec=Fixed(member.codec, ids))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("drafting", [True, False])
 @pytest.mark.parametrize(("strategy", "rule"), [("adafuse", None), ("mixture", WordMixture)])
 @pytest.mark.parametrize("limit", [1, 12])

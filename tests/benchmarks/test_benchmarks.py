@@ -129,6 +129,7 @@ def test_scripted_members_say_their_script():
             assert any(len(each.candidates) > 1 for each in generation.rounds)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", sorted(comparisons.COMPARISONS.keys() - WITHOUT_ROWS))
 def test_every_comparison_runs(name):
     report = Report()

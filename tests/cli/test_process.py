@@ -116,7 +116,7 @@ def test_an_interrupted_run_resumes(start, adafuse, members, tmp_path):
     items = [{"question": f"{number}?", "answer": ""} for number in range(24)]
     test_set = tmp_path / "set.jsonl"
     test_set.write_text("".join(json.dumps(item) + "\n" for item in items))
-    flags = ["run", "--test-set", test_set, *members, "--max-new-tokens", 30]
+    flags = ["run", "--test-set", test_set, *members, "--max-new-tokens", 16]
     output = tmp_path / "out.jsonl"
     process = start(*flags, "--output", output)
     wait_for(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2)

@@ -54,6 +54,7 @@ def test_one_result_per_line(adafuse, job, tmp_path, models):
     }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cut", [0, 1, 30, -1, -20])
 def test_resuming_equals_running_through(adafuse, job, tmp_path, cut):
     output = tmp_path / "out.jsonl"

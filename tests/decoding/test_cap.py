@@ -28,8 +28,8 @@ STRATEGIES = (
     "rerank",
     "vote",
 )
-CAPS = (*range(1, 9), 11, 14, 17, 20)
-PROMPTS = ("The ferry leaves at", "def f(x):\n    ", "Answer: ", "a,  b\n")
+CAPS = (1, 2, 3, 5, 8, 13, 20)
+PROMPTS = ("The ferry leaves at", "def f(x):\n    ", "Answer: ")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -42,7 +42,7 @@ def test_e9_no_member_writes_more_tokens_than_the_cap(strategy: str) -> None:
             for cap in CAPS:
                 cut = check_cap(engine, prompt, cap)
                 lengths.add(max(cut.usage.completion_tokens.values()))
-    assert len(lengths) > 5, "the responses are too short to try the caps"
+    assert len(lengths) > 4, "the responses are too short to try the caps"
 
 
 @pytest.mark.sweep(2)
@@ -58,7 +58,7 @@ def test_e9_one_member_alone_writes_up_to_the_cap(cap: int) -> None:
         assert cut.usage.completion_tokens["oak"] == min(cap, whole), (number, cut.text)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("strategy", "kinds"),
     [

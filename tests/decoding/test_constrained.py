@@ -51,7 +51,7 @@ STARTS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("start", STARTS, ids=["plain", "spaces", "newline", "messages"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
 def test_every_form_equals_the_reference(form: dict[str, Any], start: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ LIMITED = (
 )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("start", STARTS[1:], ids=["spaces", "newline", "messages"])
 @pytest.mark.parametrize("form", LIMITED, ids=range(len(LIMITED)))
 def test_every_limit_from_the_lowest_one_equals_the_reference(
@@ -104,6 +104,7 @@ def test_stop_sequences_act_where_the_response_may_end() -> None:
     assert reasons >= {"stop", "stop_sequence"}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("extra", range(0, 12, 3))
 def test_small_context_windows(extra: int) -> None:
     form: dict[str, Any] = {"regex": "[a-f]{3,20}( [a-f]{2,9}){0,4}"}

@@ -89,12 +89,12 @@ ANY_CASE: dict[str, Any] = {
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(**ANY_CASE)
 def test_random_schemas_give_valid_documents(
     schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
 ) -> None:
-    """60 schemas; `test_500_random_schemas_give_valid_documents` tries 500, and is slow."""
+    """25 schemas; `test_500_random_schemas_give_valid_documents` tries 500, and is slow."""
     check_valid(schema, number, start, extra, margin_threshold=threshold)
 
 
@@ -164,6 +164,7 @@ def holds(form: dict[str, Any], text: str) -> bool:
     return language.holds(text.encode())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("strategy", sorted(NAMED))
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
 def test_every_strategy_obeys_or_refuses(form: dict[str, Any], strategy: str) -> None:
@@ -208,8 +209,8 @@ def test_drafts_batches_and_streams_change_nothing(form: dict[str, Any]) -> None
 def test_no_valid_text_of_another_member_scores_minus_infinity(form: dict[str, Any]) -> None:
     """Every member has a finite score of every candidate, whoever proposed it."""
     scored = 0
-    for number, members in enumerate((*MIXES, TINY)):
-        threshold = 0.2 if number % 3 == 0 and members is not TINY else 1.0
+    for number, members in enumerate((*MIXES[::2], TINY)):
+        threshold = 0.2 if number % 2 == 0 and members is not TINY else 1.0
         found = engine(*members).generate(
             "The ferry to", **form, margin_threshold=threshold, max_new_tokens=28
         )
@@ -218,7 +219,7 @@ def test_no_valid_text_of_another_member_scores_minus_infinity(form: dict[str, A
                 expected = {member.name for member in members}
                 assert set(candidate.nll) == expected, candidate
                 scored += 1
-    assert scored > 50
+    assert scored > 25
 
 
 HOSTILE: tuple[dict[str, Any], ...] = (
@@ -296,5 +297,5 @@ def test_eight_threads_give_what_one_gives() -> None:
 
     alone = [decode(request) for request in requests]
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(decode, requests * 2))
-    assert together == approximately(alone * 2)
+        together = list(pool.map(decode, requests))
+    assert together == approximately(alone)

@@ -164,7 +164,7 @@ class WildDrafts(Drafts):
         return [n for n in dict.fromkeys(drafted) if n.next is None and n not in wanted]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 10_000),
     branches=st.sampled_from([1, 3]),

@@ -127,7 +127,7 @@ def is_cut(generation: Generation) -> bool:
     return generation.finish_reason == "length"
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8)
 @given(prompt=PROMPTS, options=OPTIONS)
@@ -151,7 +151,7 @@ def test_e1_members_hold_the_prompt_and_the_response(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-@settings(max_examples=8)
+@settings(max_examples=2)
 @given(
     kind=st.sampled_from(sorted(LOSSLESS_KINDS - {*REAL_KINDS})), prompt=PROMPTS, options=OPTIONS
 )
@@ -172,12 +172,12 @@ def test_many_rounds_can_be_compared_with_their_scores() -> None:
     """The comparison of rounds with `score` above would be empty if no encoding were the same."""
     engine = ensemble("adafuse", *members_of("sentencepiece"))
     compared = 0
-    for number in range(40):
+    for number in range(16):
         prompt = f"The ferry to Orrin leaves at {number}."
         generation = decode(engine, prompt, max_new_tokens=2 + number % 5)
         held = check_prompt_is_exact(engine.backends, prompt, generation)
         compared += check_scores(engine, prompt, generation, held, cut=is_cut(generation))
-    assert compared >= 10
+    assert compared >= 4
 
 
 @settings(max_examples=60)
@@ -302,7 +302,7 @@ def code_prompts(count: int, seed: int = 2601) -> list[tuple[str, str, str]]:
     return prompts
 
 
-places_in_code = pytest.mark.parametrize("count", [36, pytest.param(180, marks=pytest.mark.slow)])
+places_in_code = pytest.mark.parametrize("count", [12, pytest.param(180, marks=pytest.mark.slow)])
 
 
 @places_in_code
@@ -388,7 +388,7 @@ def test_e1_members_that_know_a_file_complete_it_from_any_place(count: int) -> N
 # Replies to messages --------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram", "gemma"])
 @settings(max_examples=6)

@@ -175,7 +175,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(prompt=PROMPTS, options=OPTIONS)
 def test_rounds_join_to_the_text_and_streams_show_it(prompt: str, options: dict[str, Any]) -> None:
     ensemble = engine(*PAIR)
@@ -203,7 +203,7 @@ def test_rounds_join_to_the_text_and_streams_show_it(prompt: str, options: dict[
         assert won.text == event.round.text or event.generation is not None
 
 
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(prompt=PROMPTS, options=OPTIONS)
 def test_spaces_that_a_member_writes_may_as_well_end_the_prompt(
     prompt: str, options: dict[str, Any]

@@ -69,7 +69,7 @@ DRAWS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("draws", DRAWS, ids=["one", "top_p", "top_k", "both"])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_draws_after_every_prompt_equal_the_reference(prompt: str, draws: dict[str, Any]) -> None:
@@ -92,6 +92,7 @@ def test_draws_in_conversations_equal_the_reference(messages: list[dict[str, str
         check(members, messages=messages, **draws, margin_threshold=0.2, max_new_tokens=10)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("spaces", [1, 2, 5, 9])
 def test_draws_after_spaces_equal_the_reference(spaces: int) -> None:
     for members in MIXES[spaces % 2 : 4 : 2]:
@@ -111,7 +112,7 @@ def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
     ]
     broken = 0
     for chosen in (members, members[:2], members[:1], members[2:]):
-        for seed in (0, 2):
+        for seed in (0,):
             generation = check(
                 chosen,
                 PROMPTS[3],
@@ -123,9 +124,10 @@ def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
                 logprobs=True,
             )
             broken += "\ufffd" in generation.text
-    assert broken > 3
+    assert broken > 1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "stop", [("a",), ("er", "th"), ("\n",), (" t", "e ")], ids=["a", "er", "newline", "spaces"]
 )
@@ -172,7 +174,7 @@ STARTS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("start", STARTS, ids=["plain", "spaces", "newline", "messages"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
 def test_draws_of_every_form_equal_the_reference(
@@ -201,19 +203,18 @@ def test_draws_of_a_form_at_every_limit_equal_the_reference(form: dict[str, Any]
     language = Options(**form).language
     assert language is not None
     members = MIXES[FORMS.index(form)]
-    for start in STARTS[1:4:2]:
+    for start, extra in zip(STARTS[1:4:2], (0, 3), strict=True):
         response = Response(
             [reference(member) for member in members],
             start.get("prompt"),
             start.get("messages"),
             language,
         )
-        for extra in (0, 3):
-            limit = response.minimum() + extra
-            generation = check(
-                members, **start, **form, **DRAWS[extra % 2], max_new_tokens=limit, logprobs=True
-            )
-            assert language.holds(generation.text.encode())
+        limit = response.minimum() + extra
+        generation = check(
+            members, **start, **form, **DRAWS[extra % 2], max_new_tokens=limit, logprobs=True
+        )
+        assert language.holds(generation.text.encode())
 
 
 def test_choices_are_not_drawn() -> None:
@@ -226,7 +227,7 @@ def test_choices_are_not_drawn() -> None:
 # Log-probabilities ----------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("members", MIXES, ids=lambda members: members[0].name)
 def test_log_probabilities_equal_the_reference(members: tuple[Recipe, ...]) -> None:
     shift = MIXES.index(members)
@@ -257,13 +258,14 @@ def test_batches_threads_and_streams_draw_what_one_decode_draws() -> None:
     ensemble = engine(*TRIPLE)
     for number in range(2):
         options = draws_of(number)
-        alone = [as_data(ensemble.generate(prompt, **options)) for prompt in PROMPTS]
-        batch = ensemble.generate_batch(PROMPTS, **options)
+        prompts = PROMPTS[number::2]
+        alone = [as_data(ensemble.generate(prompt, **options)) for prompt in prompts]
+        batch = ensemble.generate_batch(prompts, **options)
         with ThreadPoolExecutor(3) as threads:
-            threaded = threads.map(lambda p: ensemble.generate(p, **options), PROMPTS)  # noqa: B023
+            threaded = threads.map(lambda p: ensemble.generate(p, **options), prompts)  # noqa: B023
             assert [as_data(each) for each in threaded] == approximately(alone)
         assert [as_data(each) for each in batch] == approximately(alone)
-        for prompt, expected in zip(PROMPTS, alone, strict=True):
+        for prompt, expected in zip(prompts, alone, strict=True):
             *_, last = ensemble.stream(prompt, **options)
             assert last.generation is not None
             assert as_data(last.generation) == approximately(expected)
@@ -284,23 +286,23 @@ def test_the_first_of_n_responses_is_the_one_alone_and_seeds_give_each_again() -
 def test_seeds_determine_the_text() -> None:
     ensemble = engine(*PAIR)
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 16}
-    texts = [ensemble.generate(PROMPTS[0], seed=seed, **options).text for seed in range(8)]
-    assert len(set(texts)) == 8
-    assert [ensemble.generate(PROMPTS[0], seed=s, **options).text for s in range(8)] == texts
-    random = [ensemble.generate(PROMPTS[0], **options) for _ in range(3)]
-    assert len({each.seed for each in random}) == len({each.text for each in random}) == 3
+    texts = [ensemble.generate(PROMPTS[0], seed=seed, **options).text for seed in range(4)]
+    assert len(set(texts)) == 4
+    assert [ensemble.generate(PROMPTS[0], seed=s, **options).text for s in range(4)] == texts
+    random = [ensemble.generate(PROMPTS[0], **options) for _ in range(2)]
+    assert len({each.seed for each in random}) == len({each.text for each in random}) == 2
     for each in random:
         assert ensemble.generate(PROMPTS[0], seed=each.seed, **options).text == each.text
 
 
 def test_a_temperature_near_zero_writes_what_is_likeliest() -> None:
-    for members in MIXES:
-        for prompt in PROMPTS[1:4:2]:
-            options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 16}
-            ensemble = engine(*members)
-            cold = ensemble.generate(prompt, temperature=1e-6, seed=3, **options)
-            greedy = ensemble.generate(prompt, branching_factor=1, **options)
-            assert as_data(cold) == approximately({**as_data(greedy), "seed": 3})
+    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 16}
+    for number, members in enumerate(MIXES):
+        prompt = PROMPTS[1 + number % 3]
+        ensemble = engine(*members)
+        cold = ensemble.generate(prompt, temperature=1e-6, seed=3, **options)
+        greedy = ensemble.generate(prompt, branching_factor=1, **options)
+        assert as_data(cold) == approximately({**as_data(greedy), "seed": 3})
 
 
 def test_three_copies_of_a_model_write_what_one_writes() -> None:
@@ -309,14 +311,14 @@ def test_three_copies_of_a_model_write_what_one_writes() -> None:
         known = tokenizer(recipe.kind)
         copies = [HuggingFaceBackend(model(recipe), known, f"copy {i}") for i in range(3)]
         with AdaFuseEngine(copies) as ensemble:
-            for seed in range(10):
+            for seed in range(3):
                 prompt = PROMPTS[seed % len(PROMPTS)]
                 options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_new_tokens": 16}
                 alone = engine(recipe).generate(prompt, **options)
                 together = ensemble.generate(prompt, **options)
                 assert together.text == alone.text
                 drawn += all(len(each.candidates) == 1 for each in together.rounds)
-    assert drawn == 30
+    assert drawn == 9
 
 
 # Cuts -----------------------------------------------------------------------------------------
@@ -355,6 +357,7 @@ def run(strategy: Strategy | str, members: tuple[Recipe, ...], **options: Any) -
         return ensemble.generate(**options)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("number", range(4))
 def test_a_single_member_draws_what_the_reference_draws(number: int) -> None:
     for start in STARTS[number % 2 :: 2]:

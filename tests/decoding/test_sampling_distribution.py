@@ -210,7 +210,7 @@ def probability(name: str, count: int, settings: Mapping[str, Any], first: int =
     return chi_square(observed, member.chances(**settings))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("settings", SETTINGS, ids=["T=1", "T=0.7, top_p=0.9"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_member_draws_from_its_own_distribution(name: str, settings: dict[str, Any]) -> None:
@@ -227,6 +227,7 @@ def test_many_draws_come_from_the_distribution(name: str, settings: dict[str, An
 # Noise that must fail -------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["letters", "spaces"])
 def test_noise_that_is_fresh_in_every_round_fails(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -249,6 +250,7 @@ def test_noise_that_is_fresh_in_every_round_fails(
     assert probability(name, COUNTS[name], SETTINGS[0]) < 1e-6
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["spaces", "characters"])
 def test_noise_that_ignores_tokens_without_text_fails(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -147,6 +147,7 @@ def test_r4_what_looks_like_a_call_has_a_warning() -> None:
             assert (end.model_extra or {})["adafuse"]["warnings"] == [warning]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("choice", ["auto", "none"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 10, 16])
 def test_v13_a_call_that_is_cut_off_is_no_text(size: int, choice: str) -> None:

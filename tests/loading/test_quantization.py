@@ -147,7 +147,7 @@ def weight_types(engine: AdaFuseEngine, member: int = 0) -> set[str]:
 # What they compute ----------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("path", member_paths(), ids=lambda path: path.name)
 def test_a_quantized_member_has_quantized_weights_and_takes_the_tree_form(
@@ -159,7 +159,7 @@ def test_a_quantized_member_has_quantized_weights_and_takes_the_tree_form(
         assert engine.generate("The mill", max_new_tokens=4).rounds
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("path", member_paths(), ids=lambda path: path.name)
 def test_a_quantized_member_with_wrong_numbers_is_not_taken_for_an_imprecise_one(
     path: Path, case: Case, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +176,7 @@ def test_a_quantized_member_with_wrong_numbers_is_not_taken_for_an_imprecise_one
         assert engine.backends[0].form == "path"  # type: ignore[attr-defined]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("prompt", [PROMPT, "The founder of", "Question: When"])
 def test_scores_of_a_quantized_member_are_those_of_a_run_without_cache(
     case: Case, prompt: str

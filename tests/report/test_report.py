@@ -256,6 +256,7 @@ EXTENTS = """cells => cells.filter(cell => cell.getClientRects().length).map(cel
 """The left and right ends of all visible cells."""
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 860, 1280])
 def test_s3_nothing_is_cut_off_for_eight_members(new_tab, crowd, tmp_path, scheme, width):

@@ -47,7 +47,7 @@ PROMPTS = [
     "She wrote",
     "Caf\u00e9",
 ]
-OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 20}
+OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 10}
 
 
 class Wrapped:
@@ -134,7 +134,7 @@ def test_a_batch_gives_the_same_results_as_single_requests(
 
 
 def test_threads_and_batches_give_the_same_results_in_the_path_form() -> None:
-    options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 8}
+    options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 5}
     expected = [as_data(engine(*PATH_MEMBERS).generate(prompt, **options)) for prompt in PROMPTS]
     with AdaFuseEngine([backend(member) for member in PATH_MEMBERS]) as ensemble:
         batch = ensemble.generate_batch(PROMPTS, **options)
@@ -354,6 +354,7 @@ def failing(error: BaseException, at: int) -> Callable[[int, Sequence[NodeQuery]
     return before
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize(
     ("error", "raised"),

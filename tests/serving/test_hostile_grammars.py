@@ -26,16 +26,15 @@ from tests.support.serving import served
 
 pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this system has no fork")
 
-CASES = 30
 
-
-def test_r3_v1_hostile_requests_harm_nobody() -> None:
-    report = fuzz_grammars.run(range(CASES), 3, 3, alone=6)
+@pytest.mark.parametrize("cases", [10, pytest.param(30, marks=pytest.mark.slow)])
+def test_r3_v1_hostile_requests_harm_nobody(cases: int) -> None:
+    report = fuzz_grammars.run(range(cases), 3, 3, alone=cases // 5)
     assert report.is_good, report.faults
-    assert report.outcomes.total() == CASES
-    assert report.outcomes["400"] > 3
-    assert report.outcomes["200"] > 3
-    assert sum(map(len, report.beside)) > 5
+    assert report.outcomes.total() == cases
+    assert report.outcomes["400"] > cases // 10
+    assert report.outcomes["200"] > cases // 10
+    assert sum(map(len, report.beside)) > cases // 10
     assert not math.isnan(report.memory[-1])
 
 

@@ -52,6 +52,7 @@ def written_alone(recipe: Recipe, ids: list[int], length: int) -> str:
     return backend(recipe).codec.decode_continuation(ids, tokens)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompt", [*PROMPTS, None])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
 def test_r1_one_member_with_defaults_writes_what_its_own_generate_writes(

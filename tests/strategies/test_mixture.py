@@ -22,6 +22,13 @@ PAIR = (Recipe("llama", "bytelevel", seed=31), Recipe("gpt2", "sentencepiece", s
 TRIPLE = (*PAIR, Recipe("llama", "unigram", seed=33))
 PROMPTS = ("The keeper lit the lamp and", "def f(n):\n    ", "Once: ")
 
+every_ensemble = pytest.mark.parametrize(
+    ("recipes", "branches"),
+    [(PAIR, 1), (TRIPLE, 1), (TRIPLE, 3), (PAIR, 3)],
+    ids=["pair-1", "triple-1", "triple-3", "pair-3"],
+)
+"""In an order in which a sweep has both ensembles and both numbers of alternatives."""
+
 
 def fake(name: str, after: dict[str, dict[str, float]]) -> FakeBackend:
     texts = {text for row in after.values() for text in row} - {END}
@@ -110,14 +117,14 @@ def test_others_are_asked_only_if_another_word_can_win(
     assert bool("small" in first.candidates[0].nll) is asked
 
 
-@pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=["pair", "triple"])
+@pytest.mark.sweep(2)
+@every_ensemble
 def test_responses_are_those_without_any_cache(recipes: Sequence[Recipe], branches: int) -> None:
     check(recipes, branching_factor=branches)
 
 
-@pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=["pair", "triple"])
+@pytest.mark.sweep(2)
+@every_ensemble
 def test_words_that_win_early_are_those_that_would_win(
     recipes: Sequence[Recipe], branches: int
 ) -> None:

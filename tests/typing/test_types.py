@@ -30,14 +30,17 @@ REPORT = re.compile(r"uses\.py:(\d+): error: .*\[([\w-]+)\]$")
 
 
 def test_right_uses_are_accepted_and_wrong_ones_refused(tmp_path: Path, monkeypatch) -> None:
-    """A copy is checked: as a file of `tests` it would be held to less than strict mode."""
+    """A copy is checked: as a file of `tests` it would be held to less than strict mode.
+
+    The cache is kept for the next run, and `make lint` has another one.
+    """
     monkeypatch.chdir(ROOT)
     copy = Path(shutil.copy(USES, tmp_path))
     config = tmp_path / "pyproject.toml"
     project = (ROOT / config.name).read_text(encoding="utf-8")
     config.write_text(project.replace("$MYPY_CONFIG_FILE_DIR", str(ROOT)) + UNUSED, "utf-8")
     printed, failed, _ = api.run(
-        ["--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), str(copy)]
+        ["--config-file", str(config), "--cache-dir", str(ROOT / ".mypy_cache" / "uses"), str(copy)]
     )
     assert not failed, failed
     found = {}

@@ -75,7 +75,7 @@ def check_batch(
     return generations
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "arch",
     ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "gptj", "falcon", "mamba"],
@@ -84,7 +84,7 @@ def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
     kinds: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram")
     kind = kinds[len(arch) % 3]
     pair = Recipe(arch, kind, seed=7), Recipe("olmo2", "bytelevel", seed=8)
-    check_batch(pair, margin_threshold=0.2, max_new_tokens=14)
+    check_batch(pair, margin_threshold=0.2, max_new_tokens=8)
 
 
 @pytest.mark.parametrize("fold_rows", [0, 8])

@@ -99,9 +99,9 @@ def encode(known: Any, text: str) -> list[int]:
 def test_tokens_are_those_of_the_hugging_face_tokenizer(kind: str) -> None:
     # Unlike llama.cpp and sentencepiece, transformers adds no space to a text that begins with one.
     # It removes U+0000 from texts in SentencePiece vocabularies.
-    texts = [text for text in random_texts(3_000) if not text.startswith(" ") and "\0" not in text]
+    texts = [text for text in random_texts(1_000) if not text.startswith(" ") and "\0" not in text]
     known, vocabulary = hugging_face(kind), llama_of(kind).tokenizer
-    assert len(texts) > 2_000
+    assert len(texts) > 600
     assert [encode(vocabulary, text) for text in texts] == [encode(known, text) for text in texts]
 
 

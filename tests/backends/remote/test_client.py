@@ -429,6 +429,7 @@ def test_an_engine_of_remote_members_decodes_as_one_of_local_members() -> None:
                     assert got.model_dump(exclude=TIMES) == want.model_dump(exclude=TIMES)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
 def test_a_remote_model_keeps_the_rules_of_backends(check: conformance.Check) -> None:
     check(conformance.Subject(lambda: MemoryHosts(tiny).member(tiny())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import shutil
@@ -91,16 +92,35 @@ def ask(loaded: ServerBackend, text: str = PROMPT) -> Any:
         loaded.release(tree)
 
 
+@pytest.fixture(scope="module")
+def checked(folder: Path) -> Iterator[Callable[[str], tuple[InferenceServer, str, ServerBackend]]]:
+    """One server with its address and a member for all checks of an API."""
+    with ExitStack() as stack:
+
+        @functools.cache
+        def call(api: str) -> tuple[InferenceServer, str, ServerBackend]:
+            server = InferenceServer(api)
+            url = stack.enter_context(served(server.app()))
+            loaded = member(url, folder)
+            stack.callback(loaded.close)
+            return server, url, loaded
+
+        yield call
+
+
+@pytest.mark.sweep(2)
 @every_api
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
 def test_the_member_keeps_the_rules(
-    check: Check, api: str, folder: Path, running: Callable[[InferenceServer], str]
+    check: Check,
+    api: str,
+    folder: Path,
+    checked: Callable[[str], tuple[InferenceServer, str, ServerBackend]],
 ) -> None:
-    server = InferenceServer(api)
-    loaded = member(running(server), folder)
-    subject = Subject(lambda: loaded, logits=lambda ids: server.logprobs(ids).tolist())
-    applied = check(subject)
-    loaded.close()
+    server, url, loaded = checked(api)
+    if check.name == "close":
+        loaded = member(url, folder)
+    applied = check(Subject(lambda: loaded, logits=lambda ids: server.logprobs(ids).tolist()))
     extensions = {
         *("token_texts", "masks", "word_ends", "draws", "adjustments", "placement", "drafts"),
         *("grammars", "anchors"),
@@ -108,6 +128,7 @@ def test_the_member_keeps_the_rules(
     assert applied == (check.name not in extensions)
 
 
+@pytest.mark.sweep(2)
 @every_api
 @pytest.mark.parametrize("drafting", [True, False])
 def test_texts_and_scores_equal_those_of_the_model_in_this_process(
@@ -124,7 +145,7 @@ def test_texts_and_scores_equal_those_of_the_model_in_this_process(
         with AdaFuseEngine(members, runtime=runtime) as far:
             near = AdaFuseEngine(local, runtime=runtime)
             for branching in (1, 3):
-                options: Any = {"max_new_tokens": 16, "branching_factor": branching}
+                options: Any = {"max_new_tokens": 8, "branching_factor": branching}
                 options |= {"max_words": 1 + branching % 2, "margin_threshold": 0.7}
                 got, want = far.generate(PROMPT, **options), near.generate(PROMPT, **options)
                 assert got.text == want.text

@@ -66,9 +66,16 @@ def asked(monkeypatch):
     return calls
 
 
-def test_the_papers_tables_and_figures_are_there(paper, job, tmp_path):
+def test_the_papers_tables_and_figures_are_there(paper, job, asked, tmp_path):
+    """Nothing is decoded twice, and the paper's suite runs where none is named."""
+    first = paper(*job)
+    assert first.exit_code == 0, first.output
+    shown_and_decoded_once(first, asked, tmp_path)
+    asked.clear()
+    assert paper("--suite", "paper", *job).stdout == first.stdout
     result = paper(*job, "--json")
     assert result.exit_code == 0, result.output
+    assert not asked
     told = json.loads(result.stdout)
     assert told == json.loads((tmp_path / "out" / "suite.json").read_text())
     assert told["tasks"] == {"nq": "exact_match"}
@@ -99,8 +106,7 @@ def test_the_papers_tables_and_figures_are_there(paper, job, tmp_path):
     assert (tmp_path / "out" / "suite.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_nothing_is_decoded_twice_and_the_tables_are_shown(paper, job, asked, tmp_path):
-    result = paper(*job)
+def shown_and_decoded_once(result, asked, tmp_path):
     assert len(asked) == len(set(map(str, asked)))
     plain = [each for each in asked if each[0] == "adafuse" and each[1].branching_factor == 1]
     shared = [each for each in plain if (each[1].margin_threshold, each[1].max_words) == (0.7, 3)]
@@ -343,10 +349,6 @@ def test_a_member_that_there_is_not_is_an_error_before_a_question_is_asked(paper
     assert not asked
 
 
-def test_without_a_suite_it_is_the_papers(paper, job, fakes):
-    assert paper("--suite", "paper", *job).stdout == paper(*job).stdout
-
-
 def test_several_processes_write_the_same_answers(paper, tmp_path):
     path = tmp_path / "two.yaml"
     path.write_text(
@@ -355,7 +357,7 @@ def test_several_processes_write_the_same_answers(paper, tmp_path):
     )
     told = {}
     for workers in (1, 2):
-        given = ["--suite", path, "--limit", 2, "--output", tmp_path / str(workers)]
+        given = ["--suite", path, "--limit", 1, "--output", tmp_path / str(workers)]
         result = paper(*given, "--workers", workers, "--json")
         assert result.exit_code == 0, result.output
         told[workers] = json.loads(result.stdout)

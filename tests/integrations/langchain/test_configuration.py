@@ -100,7 +100,7 @@ def test_members_are_loaded_once_whatever_is_configured(kind, saved, loads_count
         text(
             model.invoke("Hi", {"configurable": {"length": 1 + 20 * (turn % 2), "model": "quill"}})
         )
-        for turn in range(100)
+        for turn in range(20)
     }
     assert len(texts) == 2
     assert len(loads_counted) == 1

@@ -30,7 +30,7 @@ def text(reply):
     return reply if isinstance(reply, str) else reply.content
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 @pytest.mark.parametrize("stop", [[], [" lit", "空格", "é te"]], ids=["whole", "stopped"])
 async def test_all_ways_give_the_text_of_the_engine(kind, engine, stop):

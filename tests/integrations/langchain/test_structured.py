@@ -79,7 +79,7 @@ def repairing(method, failures, name="City"):
     return script
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", SCHEMAS)
 async def test_all_methods_and_schemas(method, kind):
@@ -111,6 +111,7 @@ async def test_all_methods_and_schemas(method, kind):
         assert whole["raw"].usage_metadata["output_tokens"] > 0
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("schema", [City, CityDict])
 async def test_what_does_not_fit_is_repaired_so_many_times(method, schema):

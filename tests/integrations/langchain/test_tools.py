@@ -383,6 +383,7 @@ def test_what_members_read_of_a_history():
     assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_members_of_all_families_answer_any_history(family):
     def reply(prompt):

@@ -85,6 +85,7 @@ async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm, streaming, 
         assert all(len(event.raw["rounds"]) == 1 for event in shown)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("header", [REACT_CHAT_SYSTEM_HEADER, REACT_HEADER])
 @pytest.mark.parametrize("path", PATHS[4:])
 async def test_l8_a_reply_to_a_react_agent_ends_before_an_observation(llm, path, header):

@@ -99,7 +99,7 @@ def missing(engine: AdaFuseEngine, prompts: dict[str, list[list[int]]]) -> list[
     ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("length", INDEXES)
 @pytest.mark.parametrize(("mode", "way", "streaming"), WAYS)
 async def test_l1_a_default_query_engine_reads_the_whole_context_or_raises(
@@ -125,7 +125,7 @@ async def test_l1_a_default_query_engine_reads_the_whole_context_or_raises(
     assert mode not in COMPLETE or not missing(engine, prompts)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("mode", "way", "streaming", "source"),
     [
@@ -176,6 +176,7 @@ async def test_l1_a_malformed_reply_is_no_empty_response(engine, mode, way, stre
     assert isinstance(caught.value.__cause__, MalformedReplyError)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
 @pytest.mark.parametrize("mode", ["context", "condense_plus_context", "condense_question"])

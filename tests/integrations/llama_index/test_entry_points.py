@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str | None]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("path", "as_chat"), [*((path, True) for path in PATHS), *((path, False) for path in PATHS[:4])]
@@ -511,6 +511,7 @@ FORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_reply_has_the_form_that_an_option_gives_it(engine, path, form):

@@ -229,6 +229,7 @@ async def test_decisions_reach_the_response(llm):
     assert decisions_of(without) == decisions_of(object()) == []
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
     "mode", ["simple", "context", "condense_plus_context", "condense_question"]

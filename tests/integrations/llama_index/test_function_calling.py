@@ -230,6 +230,7 @@ async def test_a_code_act_agent_hands_over():
 # chat_with_tools ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("enforce", ["auto", False])
 async def test_text_and_calls(llm, free, way, enforce):
@@ -265,6 +266,7 @@ CHOICES: dict[str, tuple[dict[str, Any], int, set[str]]] = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("choice", CHOICES)
 async def test_calls_that_must_be_made_are_made_and_fit_their_schemas(stubborn_llm, way, choice):

@@ -84,7 +84,7 @@ async def test_the_embedded_questions_are_answered_with_sources_and_rounds(llm, 
     engine = RetrieverQueryEngine.from_args(
         retrievers(name, llm), llm=llm, text_qa_template=TEMPLATE
     )
-    asked = QUESTIONS[::4]
+    asked = QUESTIONS[::12]
     right = 0
     with DecisionHandler():
         for each in asked:
