@@ -95,7 +95,9 @@ def _measure(
             rows = take_turns("servers", point, systems, repeats, warm={server})
             report.rows += rows.values()
             same = rows["in this process"].outcome.text == rows[server].outcome.text
+            slower = rows[server].median / rows["in this process"].median
             report.figures.append((f"{point}: the same texts", "yes" if same else "no"))
+            report.figures.append((f"{point}: time / in this program", f"{slower:.1f}"))
 
 
 def _answering(
