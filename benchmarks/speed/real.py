@@ -298,7 +298,7 @@ def prompts(size: Size) -> Iterator[Line]:
     name, options = next(iter(SYSTEMS.items()))
     with ensemble(PAIR) as engine:
         for length in size.prompts:
-            words = f"{PASSAGE} " * (length // 50)
+            words = f"{PASSAGE} " * (length // 60)  # 59 tokens each
             own = timed(partial(prefill, engine, words)).cpu
             first = timed(partial(first_span, engine, words, **options)).cpu
             what = f"prompt of {length:,} tokens: CPU time to the first span / prefill"
@@ -319,7 +319,11 @@ def first_span(engine: AdaFuseEngine, text: str, strategy: str, **options: Any) 
     """Run an ensemble until its first span."""
     cancel = threading.Event()
     events = engine.with_strategy(strategy).stream(
-        messages=chat(text), cancel=cancel, on_round=lambda *_: cancel.set(), **options
+        messages=chat(text),
+        max_new_tokens=16,
+        cancel=cancel,
+        on_round=lambda *_: cancel.set(),
+        **options,
     )
     return sum(len(event.text) for event in events), 0, 0
 
