@@ -28,6 +28,9 @@ DRAWN_BIAS: Final = 75.0
 because of what is added to its logit. It remains the likeliest token beside those with `BIAS`, and
 tokens without a bias keep probabilities that a float32 can represent."""
 
+LEAST: Final = 1e-37
+"""Smallest probability after a bias that is used. Those below 1.2e-38 are imprecise in float32."""
+
 WHOLE: Final = 2**20
 """Number of likeliest tokens that no vocabulary exceeds."""
 
@@ -88,6 +91,7 @@ class LlamaServerApi:
         if biased:
             for (number, prompt), answer in zip(asking, _ordered(biased[0]), strict=True):
                 changed = _changed(answer, biases, known[number].listed)
+                changed |= known[number].listed
                 known[number].given = {t: changed[t] for t in prompt.given if t in changed}
         lacking = [(n, prompt) for n, prompt in asking if prompt.given - known[n].given.keys()]
         if lacking:
@@ -165,10 +169,11 @@ def _listed(answer: Any) -> dict[int, float]:
 def _changed(answer: Any, biases: dict[int, float], plain: dict[int, float]) -> dict[int, float]:
     """Return the log-probabilities of biased tokens without their biases, by token id.
 
-    There are none if the server drew another token than it should, which ends within a character.
+    There are none if the server drew another token than it should, which ends within a character,
+    or if the likeliest token without a bias is too unlikely beside those with one.
     """
     (first,) = answer.get("completion_probabilities") or [{"top_probs": ()}]
-    chances = {each["id"]: each["prob"] for each in first["top_probs"] if each["prob"] > 0}
+    chances = {each["id"]: each["prob"] for each in first["top_probs"] if each["prob"] > LEAST}
     base = next((token for token in chances if token not in biases and token in plain), None)
     if base is None:
         return {}
