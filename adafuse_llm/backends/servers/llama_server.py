@@ -23,10 +23,13 @@ It is below the logarithm of the largest float32, which is 88.
 """
 
 DRAWN_TEXT: Final = " the"
+"""Text whose last token the server draws in every call. It is likely in most places."""
+
 DRAWN_BIAS: Final = 75.0
-"""What the server draws: the last token of this text, because it is likely in most places, and
-because of what is added to its logit. It remains the likeliest token beside those with `BIAS`, and
-tokens without a bias keep probabilities that a float32 can represent."""
+"""What is added to the logit of the token to draw, so that it is likelier than those with `BIAS`.
+
+A float32 can still represent the probabilities of tokens without a bias, except of very rare ones.
+"""
 
 LEAST: Final = 1e-37
 """Smallest probability after a bias that is used. Those below 1.2e-38 are imprecise in float32."""
@@ -169,8 +172,8 @@ def _listed(answer: Any) -> dict[int, float]:
 def _changed(answer: Any, biases: dict[int, float], plain: dict[int, float]) -> dict[int, float]:
     """Return the log-probabilities of biased tokens without their biases, by token id.
 
-    There are none if the server drew another token than it should, which ends within a character,
-    or if the likeliest token without a bias is too unlikely beside those with one.
+    The result is empty if the server drew another token, which ends within a character, or if no
+    token without a bias has a probability above `LEAST`.
     """
     (first,) = answer.get("completion_probabilities") or [{"top_probs": ()}]
     chances = {each["id"]: each["prob"] for each in first["top_probs"] if each["prob"] > LEAST}
