@@ -351,7 +351,7 @@ class GrammarText:
     def begun_with(self, text: str) -> GrammarText:
         """Return a response that follows `text`, or this response if the grammar forbids it."""
         state = self._after(text)
-        return self if state is None else GrammarText(state, text)
+        return self if state is None else GrammarText(state, text, self._closings.get(text))
 
     def _after(self, text: str) -> Any | None:
         state = self._state.deep_copy()

@@ -129,3 +129,4 @@ def test_a_closing_that_is_known_is_not_searched_again(monkeypatch: pytest.Monke
     assert [text.closing(prefix) for prefix in ("", "b", "b c")] == closings
     text.commit("b")
     assert text.closing() == closings[1]
+    assert grammar.text().begun_with("").closing() == closings[0]
