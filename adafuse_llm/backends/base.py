@@ -333,6 +333,10 @@ class SupportsAnchors(Protocol):
         """Token ids by spelling. A token has the same spelling in every member."""
         ...
 
+    def anchor_bytes(self, count: int) -> int:
+        """Return the bytes of memory that the member still has to allocate for `count` anchors."""
+        ...
+
     def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> Sequence[float]:
         """Return the distribution over the anchors after a node."""
         ...

@@ -154,6 +154,9 @@ class Caching(FakeBackend):
     def vocabulary(self) -> dict[str, int]:
         return {text: self._codec.token(text) for text in VOCABULARY}
 
+    def anchor_bytes(self, count: int) -> int:
+        return 4 * count
+
     def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
         assert isinstance(tree.state, dict)
         chances = dict(tree.state[tuple(tree.tokens(node))])
@@ -501,6 +504,11 @@ class UnevenAnchors(Caching):
         return [2 * value for value in super().relative(tree, node, anchors)]
 
 
+class UnknownAnchorBytes(Caching):
+    def anchor_bytes(self, count):
+        return None
+
+
 class ListOfEnds(FakeBackend):
     end_ids = property(lambda self: [0])
 
@@ -591,6 +599,7 @@ FAULTS: list[tuple[Callable[[], Any], str, str]] = [
     (ShortDrafts, "drafts", "draft_limit(1) returned 0"),
     (ClosesOnce, "close", "raised AssertionError"),
     (UnevenAnchors, "anchors", "with the sum 2"),
+    (UnknownAnchorBytes, "anchors", "anchor_bytes returned None"),
     (with_rule(ListOfEnds), "facts", "expected a frozenset"),
     (with_rule(VagueAboutGrammars), "grammars", "expected True or False"),
     (with_rule(ShiftedTexts), "token_texts", "but the codec decodes it to"),

@@ -49,6 +49,7 @@ from tests.reference import Options, begin, commit, decode, mean_nll, pool, prop
 from tests.reference import propose_beams as reference_beams
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
 from tests.support.models import CHATML, STRICT, Recipe, backend, model, reference, tokenizer
+from tests.support.sizes import sized
 
 PAIR = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -190,10 +191,10 @@ def twins(recipe: Recipe) -> tuple[HuggingFaceBackend, HuggingFaceBackend]:
 @pytest.mark.parametrize("recipe", TRIPLE, ids=lambda recipe: recipe.kind)
 @pytest.mark.parametrize("strategy", ["unite", "gac", "deepen", "core", "safe", "specem"])
 def test_identical_members_write_what_one_writes_alone(strategy: str, recipe: Recipe) -> None:
-    for prompt in PROMPTS[::2]:
-        alone = run("single", [recipe], prompt, max_new_tokens=24)
+    for prompt in PROMPTS[:: sized(2, 1)]:
+        alone = run("single", [recipe], prompt, max_new_tokens=sized(24, 32))
         with AdaFuseEngine(twins(recipe), strategy=strategy) as engine:
-            both = engine.generate(prompt, max_new_tokens=16)
+            both = engine.generate(prompt, max_new_tokens=sized(16, 24))
         assert alone.text.startswith(both.text)
         assert both.finish_reason == "length" or both.text == alone.text
         assert both.text
@@ -239,6 +240,7 @@ def test_tokens_are_those_of_a_computation_without_caches(
         same(run(strategy, recipes, prompt, max_new_tokens=12), expected)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_tokens_in_conversations_windows_and_with_weights(name: str) -> None:
     strategy, choose = STRATEGIES[name]
@@ -271,7 +273,7 @@ def test_safe_spans_of_a_sure_drafter_are_those_without_caches(recipes: Sequence
     sharp = [replace(recipe, spread=1.5) for recipe in recipes]
     weights = (1.0, 0.1, 0.1)[: len(recipes)]
     spans = merges = 0
-    for prompt in PROMPTS[:3]:
+    for prompt in PROMPTS[: sized(3, None)]:
         for strategy, choose in (
             (SAFE(), reference_tokens.safe()),
             (SAFE(draft=2), reference_tokens.safe(2)),
@@ -311,7 +313,7 @@ def test_deepen_moves_as_far_as_a_computation_by_hand(
     recipes: Sequence[Recipe], rate: float
 ) -> None:
     changed = 0
-    for prompt in PROMPTS[:3]:
+    for prompt in PROMPTS[: sized(3, None)]:
         members = [reference(recipe) for recipe in recipes]
         choose = reference_tokens.deepen(rate=rate)
         expected = reference_tokens.decode(members, prompt, choose, max_new_tokens=12)
@@ -342,10 +344,28 @@ def test_deepen_refuses_members_that_tell_no_distributions() -> None:
         run(DeePEn(main="nobody"), PAIR)
 
 
+def test_deepen_refuses_members_whose_memory_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [HuggingFaceBackend(model(one), tokenizer(one.kind), one.name) for one in PAIR]
+    anchors = len(members[0].vocabulary.keys() & members[1].vocabulary.keys())
+    needed = sum(member.anchor_bytes(anchors) for member in members)
+    free = needed - 1
+    monkeypatch.setattr(HuggingFaceBackend, "free_bytes", lambda _: free)
+    with AdaFuseEngine(members, strategy="deepen") as engine:
+        with pytest.raises(InvalidInputError, match=rf"GB of memory on cpu for {anchors} shared"):
+            engine.generate("x")
+        free = needed
+        text = engine.generate("x", max_new_tokens=3).text
+        matrices = [member._space._matrix for member in members]
+        assert needed == sum(matrix.nbytes for matrix in matrices if matrix is not None)
+        free = 0  # the matrices are there now
+        assert engine.generate("x", max_new_tokens=3).text == text
+
+
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("only", [0, 1])
 def test_gac_with_one_weight_is_that_member(only: int) -> None:
     weights = tuple(float(index == only) for index in range(2))
-    for prompt in PROMPTS[::2]:
+    for prompt in PROMPTS[:: sized(2, 1)]:
         fused = run("gac", PAIR, prompt, weights=weights, max_new_tokens=24)
         alone = run("single", PAIR[only : only + 1], prompt, max_new_tokens=60)
         assert alone.text.startswith(fused.text)
@@ -455,7 +475,7 @@ def test_a_continuation_decides_for_a_candidate_that_is_less_likely_alone() -> N
 def test_beams_are_those_of_a_search_without_any_cache(
     recipes: Sequence[Recipe], size: int
 ) -> None:
-    for number, prompt in enumerate(PROMPTS[:3]):
+    for number, prompt in enumerate(PROMPTS[: sized(3, None)]):
         options: dict[str, Any] = {"max_new_tokens": 12, "stop": ("e",) if number else ()}
         options["weights"] = (1.5, 0.25, 1.0)[: len(recipes)] if number % 2 else None
         expected = decode(
@@ -570,6 +590,7 @@ def hypotheses(
     return [(start.shown(text), stops, math.fsum(f) / len(f)) for text, stops, f, _, _ in kept]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE, LOSSY, RECURRENT], ids=len)
 def test_one_hypothesis_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -> None:
     for prompt in PROMPTS[:2]:
@@ -594,7 +615,7 @@ def test_hypotheses_are_those_of_a_search_without_any_cache(
 ) -> None:
     """A thousand are more than there are: then it is every answer that rounds can reach."""
     options: dict[str, Any] = {
-        "max_new_tokens": 4 if size == 1000 else 8,
+        "max_new_tokens": 4 if size == 1000 else sized(8, 12),
         "max_words": 2,
         "branching_factor": 2,
     }
@@ -773,6 +794,7 @@ def test_votes_count_what_stands_before_a_stop_sequence() -> None:
 # All of them ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "single"])
 def test_streams_batches_and_results_are_those_of_one_request(name: str) -> None:
     members = [backend(recipe) for recipe in PAIR]

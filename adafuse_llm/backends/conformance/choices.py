@@ -143,6 +143,11 @@ def anchors(harness: Harness) -> None:
     )
     ids = sorted({*vocabulary.values()})
     chosen = sorted(harness.chance.sample(ids, min(ANCHORS, len(ids))))
+    size = backend.anchor_bytes(len(chosen))
+    expect(
+        type(size) is int and size >= 0,
+        f"anchor_bytes returned {size!r}; expected an integer of at least 0.",
+    )
     tree = harness.begin()
     nodes = [tree.root, *harness.line(tree, 2)]
     result = harness.check_nodes(tree, nodes)

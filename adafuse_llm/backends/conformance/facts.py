@@ -26,7 +26,7 @@ MEMBERS: Mapping[type, Sequence[str]] = {
     LimitsCache: ("cache_limit", "device", "cache_bytes", "free_bytes"),
     RestrictsTokens: ("token_texts",),
     FollowsGrammars: ("follows_grammars", "grammar_tokenizer", "token_texts"),
-    SupportsAnchors: ("relative", "corrected", "vocabulary"),
+    SupportsAnchors: ("relative", "corrected", "anchor_bytes", "vocabulary"),
 }
 """The members of each extension that has several, first those that only the extension has."""
 

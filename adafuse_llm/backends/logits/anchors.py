@@ -24,6 +24,9 @@ SHARPNESS = 100.0
 ROWS = 1024
 """Number of matrix rows that are computed at the same time."""
 
+FLOAT_BYTES = 4
+"""Smallest size of a number in the matrix, in bytes."""
+
 COOLING, COOLEST = 10, 0.25
 """Within `COOLING` steps, the learning rate falls along a cosine to `COOLEST` times its initial
 value."""
@@ -63,6 +66,11 @@ class AnchorSpace:
             size = len(self._embeddings())
             self._spellings = shared_spellings(self._read_spellings(), size)
         return self._spellings
+
+    def missing_bytes(self, count: int) -> int:
+        """Return the bytes that a matrix for `count` anchors takes beyond the present one."""
+        weight, more = self._embeddings(), max(0, count - len(self._anchors))
+        return max(FLOAT_BYTES, weight.element_size()) * len(weight) * more
 
     @torch.no_grad()
     def relative(self, logits: torch.Tensor, anchors: Sequence[int]) -> list[float]:
@@ -118,11 +126,14 @@ class AnchorSpace:
                 weight = self._embeddings().detach()
                 rows = torch.nn.functional.normalize(weight[: len(logits)].to(logits), dim=-1)
                 chosen = rows[torch.tensor(anchors, device=rows.device)]  # [a, hidden]
-                parts = [
-                    (torch.nn.functional.normalize(part @ chosen.T, dim=-1) * SHARPNESS).softmax(-1)
-                    for part in torch.split(rows, ROWS)
-                ]
-                self._matrix, self._anchors = torch.cat(parts), anchors
+                self._matrix, self._anchors = None, ()
+                matrix = logits.new_empty(len(rows), len(anchors))
+                self._anchors = anchors  # the memory of the matrix counts as taken from here
+                parts = zip(torch.split(rows, ROWS), torch.split(matrix, ROWS), strict=True)
+                for part, into in parts:
+                    cosines = torch.nn.functional.normalize(part @ chosen.T, dim=-1)
+                    torch.softmax(cosines * SHARPNESS, -1, out=into)
+                self._matrix = matrix
         return self._matrix
 
 
@@ -143,6 +154,10 @@ class SupportsAnchorsWithLogits:
     def vocabulary(self) -> Mapping[str, int]:
         """As in `SupportsAnchors`."""
         return self._space.vocabulary
+
+    def anchor_bytes(self, count: int) -> int:
+        """As in `SupportsAnchors`."""
+        return self._space.missing_bytes(count)
 
     def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
         """As in `SupportsAnchors`."""

@@ -521,6 +521,9 @@ class _Anchored(RemoteBackend):
             self._spellings = self._call("vocabulary")
         return self._spellings
 
+    def anchor_bytes(self, count: int) -> int:
+        return int(self._ask("anchor_bytes", count))
+
     def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
         return list(self._with_node("relative", tree, node, (tuple(anchors),)))
 

@@ -74,6 +74,7 @@ class Host:
             "vocabulary": self._vocabulary,
             "relative": self._relative,
             "corrected": self._corrected,
+            "anchor_bytes": self._anchor_bytes,
             "free_bytes": self._free_bytes,
             "cache_bytes": self._cache_bytes,
             "draft_limits": self._draft_limits,
@@ -140,6 +141,10 @@ class Host:
     def _vocabulary(self) -> dict[str, int]:
         assert isinstance(self._backend, SupportsAnchors)
         return dict(self._backend.vocabulary)
+
+    def _anchor_bytes(self, count: int) -> int:
+        assert isinstance(self._backend, SupportsAnchors)
+        return self._backend.anchor_bytes(count)
 
     def _relative(self, request: int, node: int, anchors: Sequence[int]) -> tuple[float, ...]:
         assert isinstance(self._backend, SupportsAnchors)

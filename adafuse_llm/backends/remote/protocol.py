@@ -17,6 +17,7 @@ these. So every transport can choose its own encoding. The host answers every me
 A host answers the following questions at once, even while it evaluates:
 
     ("free_bytes",)                             as `SupportsPlacement.free_bytes`
+    ("anchor_bytes", count)                     as `SupportsAnchors.anchor_bytes`
     ("cache_bytes", tokens)                     as `SupportsPlacement.cache_bytes`
     ("draft_limits", length, count)             `LimitsDrafting.draft_limit` of `count` lengths
 """

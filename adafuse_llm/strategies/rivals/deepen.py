@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.backends.base import Backend, SupportsAnchors
+from adafuse_llm.backends.base import Backend, SupportsAnchors, SupportsPlacement
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
@@ -84,14 +85,28 @@ class DeePEn(Strategy):
         ]:
             raise InvalidInputError(
                 f"strategy {self.name!r} needs members with whole distributions and embeddings "
-                "(adafuse_llm.backends.SupportsAnchors), such as Hugging Face models. "
-                f"Leave out {', '.join(lacking)}, or choose another strategy."
+                "(adafuse_llm.backends.SupportsAnchors), such as Hugging Face models and GGUF "
+                f"files. Leave out {', '.join(lacking)}, or choose another strategy."
             )
-        if not _shared(members):
+        if not (shared := _shared(members)):
             raise InvalidInputError(
                 f"strategy {self.name!r} needs tokens that all members share; {', '.join(names)} "
                 "share none. Choose other members, or another strategy."
             )
+        needed, free = Counter[str](), dict[str, int]()
+        for member in members:
+            if isinstance(member, SupportsAnchors) and isinstance(member, SupportsPlacement):
+                device, size = member.device, member.free_bytes()
+                needed[device] += member.anchor_bytes(len(shared))
+                free[device] = min(free.get(device, size), size)
+        for device, size in needed.items():
+            if size > free[device]:
+                raise InvalidInputError(
+                    f"strategy {self.name!r} needs {size / 1e9:.1f} GB of memory on {device} for "
+                    f"{len(shared)} shared tokens of {', '.join(names)}, and "
+                    f"{free[device] / 1e9:.1f} GB are free. Choose another strategy, or members "
+                    "with smaller vocabularies."
+                )
 
     @override
     def top(self, config: AdaFuseConfig) -> int:

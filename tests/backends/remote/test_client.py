@@ -350,6 +350,7 @@ def test_anchors_are_bitwise_those_of_a_local_model_even_after_the_host_died() -
     anchors, target = [5, 9, 30], [0.2, 0.3, 0.5]
     trees = TokenTree([5, 6, 7]), TokenTree([5, 6, 7])
     assert member.vocabulary == local.vocabulary
+    assert member.anchor_bytes(3) == local.anchor_bytes(3) > 0
     for backend, tree in zip((member, local), trees, strict=True):
         backend.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
         tree.root.allowed = bytes([255] * 20)
