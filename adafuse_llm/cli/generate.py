@@ -161,12 +161,13 @@ def _print_stream(
     """Print one response as it grows, and return it."""
     if as_json:
         return last(events, _print_json)
-    if trace:
-        return _print_trace(display, events)
-    if display.console.is_terminal:
-        return _print_in_color(display, events)
-    generation = last(events, _print_plain)
-    sys.stdout.write("\n")
+    if not trace and not display.console.is_terminal:
+        generation = last(events, _print_plain)
+        sys.stdout.write("\n")
+        return generation
+    generation = (_print_trace if trace else _print_in_color)(display, events)
+    if generation.thoughts:
+        display.console.print("", *display.thoughts(generation), sep="\n", end="", soft_wrap=True)
     return generation
 
 

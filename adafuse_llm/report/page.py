@@ -88,11 +88,7 @@ def page(
         alone: the response that each member gives alone, by member.
         sources: names and texts of the passages that the members read.
     """
-    body = _body(generation)
-    if alone:
-        of_member = looks(members_of(generation))
-        rows = [(Shown(of_member[name]), text) for name, text in alone.items()]
-        body += environment().get_template("alone.jinja").render(rows=rows)
+    body = _body(generation) + _by_member("Each member alone", alone or {}, generation)
     return whole(title, body, sources)
 
 
@@ -102,6 +98,13 @@ def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str
     return template.render(
         title=title, body=body, sources=list(sources), version=version("adafuse-llm")
     )
+
+
+def _by_member(title: str, texts: Mapping[str, str], generation: Generation) -> str:
+    """Return the HTML of one text per member, below a heading; "" if there are no texts."""
+    of_member = looks(members_of(generation))
+    rows = [(Shown(of_member[name]), text) for name, text in texts.items()]
+    return environment().get_template("texts.jinja").render(title=title, rows=rows)
 
 
 def _body(generation: Generation) -> str:
@@ -153,6 +156,7 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
             margins=_margins(generation.rounds, members),
             seconds=line_chart([_seconds(generation.rounds)]),
             usage=_usage(generation, members),
+            thoughts=_by_member("What each member reasoned alone", generation.thoughts, generation),
         )
     )
 

@@ -90,7 +90,7 @@ class Display:
         return Text(printable(f"{text[:start]}[{self._initials[owner]}:{text[start:]}]"))
 
     def response(self, generation: Generation) -> list[Text]:
-        """Return the lines of a response: its reasoning if it has any, and its answer.
+        """Return the lines of a response: the reasoning if there is any, and the answer.
 
         The answer is in the styles of the rounds' owners.
         """
@@ -101,10 +101,16 @@ class Display:
             if end > reasoning:
                 answer.append_text(self.span(generation.text[max(start, reasoning) : end], decided))
             start = end
-        if not generation.reasoning:
-            return [answer]
-        thoughts = Text(printable(generation.reasoning), REASONING)
-        return [Text("Reasoning", "bold"), thoughts, Text(), Text("Answer", "bold"), answer]
+        lines = self.thoughts(generation)
+        if generation.reasoning:
+            lines += _titled(Text("Reasoning", "bold"), generation.reasoning)
+        return [*lines, Text("Answer", "bold"), answer] if lines else [answer]
+
+    def thoughts(self, generation: Generation) -> list[Text]:
+        """Return the lines of what each member reasoned alone."""
+        titles = {name: Text("Reasoning of ", "bold") + self.name(name) for name in self.members}
+        thoughts = generation.thoughts.items()
+        return [line for name, thought in thoughts for line in _titled(titles[name], thought)]
 
     def rounds(self, rounds: Sequence[Round]) -> Table:
         """Return a table of rounds: the owner, the winner, its score and the runner-up of each."""
@@ -236,6 +242,11 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
         yield display.rounds(each.rounds)
         yield Text()
         yield display.summary(each)
+
+
+def _titled(title: Text, reasoning: str) -> list[Text]:
+    """Return the lines of reasoning below a title, with an empty line at the end."""
+    return [title, Text(printable(reasoning), REASONING), Text()]
 
 
 def quoted(candidate: Candidate) -> str:
