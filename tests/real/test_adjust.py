@@ -94,7 +94,8 @@ def test_r8_ensembles_equal_the_reference(
     for prompt in PROMPTS[: 1 if names == NAMES else None]:
         expected = decode(members, prompt, Options(**given))
         for drafting in (False, True):
-            engine = real_engine(*names, runtime=RuntimeConfig(drafting=drafting))
+            runtime = RuntimeConfig(drafting=drafting)
+            engine = real_engine(*names, strategy="adafuse", runtime=runtime)
             assert_same(engine.generate(prompt, **given), expected, TOLERANCE)
 
 

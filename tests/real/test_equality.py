@@ -58,7 +58,8 @@ def check(
     prompt, messages = request.get("prompt"), request.get("messages")
     expected = decode(members, prompt, Options(**options), messages=messages)
     for drafting in (False, True):
-        ensemble = engine(*names, runtime=RuntimeConfig(drafting=drafting))
+        runtime = RuntimeConfig(drafting=drafting)
+        ensemble = engine(*names, strategy="adafuse", runtime=runtime)
         actual = ensemble.generate(**request, **options)
         assert_same(actual, expected, TOLERANCE)
     return actual
@@ -158,7 +159,7 @@ def test_batches_and_reused_prefixes_give_the_same_rounds(real_engine: Engine) -
     prompts = [PROMPTS[kind] for kind in ("prose", "code", "german", "json")]
     prompts += [FACTS * 2 + "The ferry", FACTS * 2 + "The post"]  # share their beginnings
     for names, branches in ((NAMES[:2], 1), (NAMES, 3)):
-        engine = real_engine(*names)
+        engine = real_engine(*names, strategy="adafuse")
         options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": 6}
         alone = []
         for prompt in prompts:

@@ -101,7 +101,9 @@ def test_r10_repeatable_members_equal_the_reference(
     expected = decode(members, prompt, Options(**options), messages=messages)
     for drafting in (False, True):
         engine = AdaFuseEngine(
-            [real_gguf[name] for name in team], runtime=RuntimeConfig(drafting=drafting)
+            [real_gguf[name] for name in team],
+            strategy="adafuse",
+            runtime=RuntimeConfig(drafting=drafting),
         )
         assert_same(engine.generate(**request, **options), expected, TOLERANCE)
 
@@ -163,13 +165,13 @@ def likeliest_after_each(
     member.release(tree)
 
 
-def test_a_mixture_equals_the_reference(
+def test_members_of_both_kinds_equal_the_reference(
     real_gguf: dict[str, Any],
     real_backends: dict[str, Any],
     references: dict[str, CachedMember],
     gguf_references: dict[str, CachedMember],
 ) -> None:
-    engine = AdaFuseEngine([real_gguf["qwen"], real_backends["smollm"]])
+    engine = AdaFuseEngine([real_gguf["qwen"], real_backends["smollm"]], strategy="adafuse")
     members = [gguf_references["qwen"], references["smollm"]]
     for branches in (1, 3):
         options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": 12}

@@ -22,7 +22,7 @@ def test_r13_one_member_writes_the_same_text_with_any_limit(real_engine: Any) ->
 
 
 def test_r13_members_fuse_within_clauses(real_engine: Any) -> None:
-    engine = real_engine("qwen", "gemma")
+    engine = real_engine("qwen", "gemma", strategy="adafuse")
     rounds = [
         len(
             engine.generate(
