@@ -58,6 +58,12 @@ def timeless(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
+def by_response(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rounds of each call, one response after the other: responses run at the same time."""
+    calls = list(dict.fromkeys(each["run_id"] for each in rounds))
+    return sorted(rounds, key=lambda each: (calls.index(each["run_id"]), each.get("response", 0)))
+
+
 class Joke(BaseModel):
     """A joke."""
 
@@ -97,7 +103,7 @@ async def langchain_calls(engine: Engine) -> list[Any]:
         (await text.agenerate(["Hello. Answer:"], **drawn)).generations,
         chat.get_num_tokens_from_messages([AIMessage("Hello")], tools=[get_weather]),
         chat.get_token_ids("Hello there"),
-        (chat.profile, chat.model_name, rounds.rounds),
+        (chat.profile, chat.model_name, by_response(rounds.rounds)),
     ]
 
 

@@ -45,8 +45,11 @@ def test_cases_are_determined_by_their_seed_and_cover_all_kinds() -> None:
     assert {request_of(0, number)[0] for number in range(150)} == {*KINDS}
 
 
-def test_r3_v2_slow_grammars_do_not_hold_up_other_requests() -> None:
+def test_r3_v2_slow_grammars_do_not_hold_up_other_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Slow trials run and wait; a chat is answered, and so is a request with a quick grammar."""
+    monkeypatch.setattr(isolation, "MAX_WAIT_SECONDS", 500.0)  # also if the machine is busy
     engine = AdaFuseEngine(
         [backend(Recipe("llama", "bytelevel", seed=1, layers=1))],
         runtime=RuntimeConfig(grammar_isolation=True),
@@ -57,7 +60,7 @@ def test_r3_v2_slow_grammars_do_not_hold_up_other_requests() -> None:
 
         def post(**fields: object) -> httpx.Response:
             body = {"model": "adafuse", "prompt": "the", "max_tokens": 2, **fields}
-            return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            return httpx.post(f"{url}/v1/completions", json=body, timeout=500)
 
         def refused(number: int) -> None:
             regex = SWELLING[0].replace("20", str(20 + number))
@@ -79,8 +82,7 @@ def test_r3_v2_slow_grammars_do_not_hold_up_other_requests() -> None:
         assert "levels deep" in chained.json()["error"]["message"]
         for thread in threads:
             thread.join()
-        assert {*statuses} <= {400, 429}  # 429 if the machine was too busy to try them
-        assert statuses.count(400) > 1
+        assert statuses == [400] * len(threads)
 
 
 def test_r3_v2_the_trial_of_a_client_that_left_stops() -> None:

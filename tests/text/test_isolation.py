@@ -72,6 +72,12 @@ def helper() -> Iterator[None]:
     isolation._trials.close()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let slow trials, which are less urgent than all else, wait as long as the machine is busy."""
+    monkeypatch.setattr(isolation, "MAX_WAIT_SECONDS", 500.0)
+
+
 @pytest.mark.parametrize(
     "lark",
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -18,17 +17,32 @@ pytestmark = pytest.mark.disable_socket
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 
 
-def word(prompt):
-    """Slow words that never end, except after ``Stop on``."""
-    if prompt.startswith("Stop on"):
-        return {END: 1.0}
-    time.sleep(0.002)
-    return {" on": 0.9, " off": 0.1}
+class Timer:
+    """A timer of a call, whose time is over when a text has 60 words."""
+
+    latest: Timer
+
+    def __init__(self, seconds, function):
+        self.cancel = lambda: None
+        self._function = function
+
+    def start(self):
+        Timer.latest = self
+
+    @classmethod
+    def word(cls, prompt):
+        """Words that never end, except after ``Stop on``."""
+        if prompt.startswith("Stop on"):
+            return {END: 1.0}
+        if prompt.count(" o") > 60:
+            cls.latest._function()
+        return {" on": 0.9, " off": 0.1}
 
 
 @pytest.fixture
-def slow():
-    with AdaFuseEngine([FakeBackend("slow", word, [" on", " off"])]) as engine:
+def slow(monkeypatch):
+    monkeypatch.setattr("langchain_adafuse._calls.threading.Timer", Timer)
+    with AdaFuseEngine([FakeBackend("slow", Timer.word, [" on", " off"])]) as engine:
         yield engine
 
 
@@ -95,18 +109,18 @@ async def test_a_batch_keeps_all_texts(slow, is_async):
     assert third == fourth == " on"
     assert len(unfinished) == 2
     assert all(str(each).startswith(" on on on") for each in unfinished)
-    # long enough for two responses to differ, even on a busy machine
-    chat = ChatAdaFuse(engine=slow, timeout=1, max_new_tokens=100_000, temperature=1, n=2)
+    chat = ChatAdaFuse(engine=slow, timeout=0.3, max_new_tokens=100_000, temperature=1, n=2)
     with pytest.raises(CallTimeoutError) as caught:
         await chat.ainvoke("Go") if is_async else chat.invoke("Go")
     assert len({text(each) for each in caught.value.partials}) == 2
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_partial_message_has_the_calls_that_are_complete():
     call = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
 
     def rule(prompt):
-        return word(prompt) if call in prompt else {call: 1.0}
+        return Timer.word(prompt) if call in prompt else {call: 1.0}
 
     add = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
     with AdaFuseEngine([FakeBackend("slow", rule, [call, " on", " off"])]) as engine:
