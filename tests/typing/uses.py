@@ -1,7 +1,8 @@
 """Right and wrong uses, for a type checker; never run.
 
-Every line that ends in ``# error: [code]`` is a mistake that mypy must report with that code;
-mypy must accept all others, of which ``# ok`` marks those that this file is about.
+Every line that ends in ``# type: ignore[code]`` is a mistake. If mypy finds no error with that code
+there, it reports an unused comment, so `make lint` fails. mypy must accept all other lines, of
+which ``# ok`` marks those that this file is about.
 """
 
 # ruff: noqa: F841
@@ -36,29 +37,29 @@ def options() -> None:
     AdaFuseConfig(stop=["x"], weights={"a": 1}, use=["a", "b"])  # ok
     AdaFuseConfig(stop=("x",), weights=[1, 2.5], use=("a",), temperature=0)  # ok
     AdaFuseConfig(stop=None, weights=None, use=None, temperature=None)  # ok
-    AdaFuseConfig(max_wrods=3)  # error: [call-arg]
-    AdaFuseConfig(max_words="three")  # error: [arg-type]
-    AdaFuseConfig(stop=5)  # error: [arg-type]
-    AdaFuseConfig(weights="a")  # error: [arg-type]
-    AdaFuseConfig(use=1)  # error: [arg-type]
-    AdaFuseConfig(members=["a"])  # error: [call-arg]
+    AdaFuseConfig(max_wrods=3)  # type: ignore[call-arg]
+    AdaFuseConfig(max_words="three")  # type: ignore[arg-type]
+    AdaFuseConfig(stop=5)  # type: ignore[arg-type]
+    AdaFuseConfig(weights="a")  # type: ignore[arg-type]
+    AdaFuseConfig(use=1)  # type: ignore[arg-type]
+    AdaFuseConfig(members=["a"])  # type: ignore[call-arg]
     AdaFuseConfig().override({"max_words": 2})  # ok
     RuntimeConfig(max_requests=1, drafting=False, cache_bytes=None)  # ok
-    RuntimeConfig(max_request=1)  # error: [call-arg]
-    RuntimeConfig(max_requests="many")  # error: [arg-type]
+    RuntimeConfig(max_request=1)  # type: ignore[call-arg]
+    RuntimeConfig(max_requests="many")  # type: ignore[arg-type]
     MemberSpec(path="Qwen/Qwen3-8B", name="qwen", weight=2)  # ok
-    MemberSpec(path="Qwen/Qwen3-8B", wieght=2)  # error: [call-arg]
-    MemberSpec(name="qwen", weigth=2)  # error: [call-arg]
+    MemberSpec(path="Qwen/Qwen3-8B", wieght=2)  # type: ignore[call-arg]
+    MemberSpec(name="qwen", weigth=2)  # type: ignore[call-arg]
 
 
 def engines(path: Path, spec: MemberSpec, config: AdaFuseConfig) -> None:
     AdaFuseEngine.from_pretrained(PATHS, config=config, strategy="unite")  # ok
     AdaFuseEngine.from_pretrained([*PATHS, spec], dtype="bfloat16")  # ok
-    AdaFuseEngine.from_pretrained(PATHS, max_words=3)  # error: [call-arg]
+    AdaFuseEngine.from_pretrained(PATHS, max_words=3)  # type: ignore[call-arg]
     AdaFuseEngine.from_embedded(config=config)  # ok
-    AdaFuseEngine.from_embedded(max_words=3)  # error: [call-arg]
+    AdaFuseEngine.from_embedded(max_words=3)  # type: ignore[call-arg]
     AdaFuseEngine.from_config(path)  # ok
-    AdaFuseEngine(PATHS)  # error: [arg-type]
+    AdaFuseEngine(PATHS)  # type: ignore[arg-type]
 
 
 def calls(engine: AdaFuseEngine) -> None:
@@ -68,30 +69,30 @@ def calls(engine: AdaFuseEngine) -> None:
     engine.generate("x", temperature=0, on_round=print)  # ok
     shared: DecodeOptions = {"max_words": 1, "stop": "x"}  # ok
     engine.generate("x", **shared)  # ok
-    misspelled: DecodeOptions = {"max_wrods": 1}  # error: [typeddict-unknown-key]
-    engine.generate("x", max_wrods=3)  # error: [call-arg]
-    engine.generate("x", max_words="three")  # error: [arg-type]
-    engine.generate("x", members="a")  # error: [call-arg]
-    engine.generate(["x"])  # error: [arg-type]
+    misspelled: DecodeOptions = {"max_wrods": 1}  # type: ignore[typeddict-unknown-key]
+    engine.generate("x", max_wrods=3)  # type: ignore[call-arg]
+    engine.generate("x", max_words="three")  # type: ignore[arg-type]
+    engine.generate("x", members="a")  # type: ignore[call-arg]
+    engine.generate(["x"])  # type: ignore[arg-type]
     events: list[StreamEvent] = list(engine.stream("x", max_new_tokens=5))  # ok
     engine.stream("x").close()  # ok
-    engine.stream("x", max_new_token=5)  # error: [call-arg]
+    engine.stream("x", max_new_token=5)  # type: ignore[call-arg]
     many: list[Generation] = engine.generate_batch(["x", "y"], branching_factor=1)  # ok
     engine.generate_batch(messages=[turns], use=["a"])  # ok
-    engine.generate_batch(["x"], branching=1)  # error: [call-arg]
+    engine.generate_batch(["x"], branching=1)  # type: ignore[call-arg]
     numbered: list[tuple[int, StreamEvent]] = list(engine.stream_batch(["x"], max_words=2))  # ok
-    engine.stream_batch(["x"], max_word=2)  # error: [call-arg]
+    engine.stream_batch(["x"], max_word=2)  # type: ignore[call-arg]
     scored: tuple[ScoredText, ...] = engine.score("x", ["y"], weights=[1, 2], use=None).texts  # ok
-    engine.score("x", ["y"], wieghts=[1, 2])  # error: [call-arg]
+    engine.score("x", ["y"], wieghts=[1, 2])  # type: ignore[call-arg]
 
 
 async def asynchronous_calls(engine: AdaFuseEngine) -> None:
     one: Generation = await engine.agenerate("x", margin_threshold=0.5)  # ok
-    await engine.agenerate("x", margin=0.5)  # error: [call-arg]
+    await engine.agenerate("x", margin=0.5)  # type: ignore[call-arg]
     async for event in engine.astream("x", stop="y"):  # ok
         text: str = event.text  # ok
     await engine.astream("x").aclose()  # ok
-    engine.astream("x", stops="y")  # error: [call-arg]
+    engine.astream("x", stops="y")  # type: ignore[call-arg]
 
 
 def langchain(engine: AdaFuseEngine, path: Path) -> None:
@@ -107,22 +108,22 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse(engine=engine, logprobs=True, top_logprobs=5, unsupported="warn")  # ok
     lc.ChatAdaFuse(engine=engine, chat_template_kwargs={"enable_thinking": False})  # ok
     lc.ChatAdaFuse(engine=engine, continue_final_message=True)  # ok
-    lc.ChatAdaFuse(engine=engine, unsupported="ignore")  # error: [arg-type]
-    lc.ChatAdaFuse(engine=engine, seed="x")  # error: [arg-type]
-    lc.ChatAdaFuse(engine=engine, max_wrods=3)  # error: [call-arg]
-    lc.ChatAdaFuse(engine=engine, max_words="three")  # error: [arg-type]
-    lc.ChatAdaFuse(engine=engine, round_detail="some")  # error: [arg-type]
-    lc.ChatAdaFuse(member=PATHS)  # error: [call-arg]
+    lc.ChatAdaFuse(engine=engine, unsupported="ignore")  # type: ignore[arg-type]
+    lc.ChatAdaFuse(engine=engine, seed="x")  # type: ignore[arg-type]
+    lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
+    lc.ChatAdaFuse(engine=engine, max_words="three")  # type: ignore[arg-type]
+    lc.ChatAdaFuse(engine=engine, round_detail="some")  # type: ignore[arg-type]
+    lc.ChatAdaFuse(member=PATHS)  # type: ignore[call-arg]
     lc.ChatAdaFuse.from_embedded(max_words=1)  # ok
-    lc.ChatAdaFuse.from_embedded(max_word=1)  # error: [call-arg]
+    lc.ChatAdaFuse.from_embedded(max_word=1)  # type: ignore[call-arg]
     lc.ChatAdaFuse.from_config(path, max_words=1)  # ok
-    lc.ChatAdaFuse.from_config(path, max_word=1)  # error: [call-arg]
+    lc.ChatAdaFuse.from_config(path, max_word=1)  # type: ignore[call-arg]
     lc.AdaFuseLLM(members=PATHS, use=["a"], max_completion_tokens=5)  # ok
-    lc.AdaFuseLLM(engine=engine, max_wrods=3)  # error: [call-arg]
+    lc.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     lc.AdaFuseLLM(engine=engine, branching_factor=None, margin_threshold=None)  # ok
-    lc.AdaFuseLLM(engine=engine, stop=5)  # error: [arg-type]
+    lc.AdaFuseLLM(engine=engine, stop=5)  # type: ignore[arg-type]
     lc.AdaFuseLLM.from_embedded(max_words=1)  # ok
-    lc.AdaFuseLLM.from_config(path, max_word=1)  # error: [call-arg]
+    lc.AdaFuseLLM.from_config(path, max_word=1)  # type: ignore[call-arg]
 
 
 async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
@@ -135,17 +136,17 @@ async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
     chat.bind(max_words=1).invoke("x")  # ok
     chat.bind_tools([], tool_choice="any", anything=1)  # ok
     chat.with_structured_output({"type": "object"}, method="json_mode", anything=1)  # ok
-    chat.with_structured_output({"type": "object"}, method="yaml")  # error: [arg-type]
-    chat.invoke(5)  # error: [arg-type]
+    chat.with_structured_output({"type": "object"}, method="yaml")  # type: ignore[arg-type]
+    chat.invoke(5)  # type: ignore[arg-type]
     text: str = llm.invoke("x", anything=1)  # ok
     llm.generate(["x"], anything=1)  # ok
     await llm.agenerate(["x"], ["stop"], max_words=1)  # ok
-    llm.generate("x")  # error: [arg-type]
+    llm.generate("x")  # type: ignore[arg-type]
     try:
         chat.invoke("x", timeout=5)  # ok
     except lc.CallTimeoutError as error:
         so_far: AIMessage | str = error.partial  # ok
-        wrong: int = error.partial  # error: [assignment]
+        wrong: int = error.partial  # type: ignore[assignment]
 
 
 def llama_index(engine: AdaFuseEngine, path: Path) -> None:
@@ -154,15 +155,15 @@ def llama_index(engine: AdaFuseEngine, path: Path) -> None:
     li.AdaFuseLLM(engine=engine, use="a", max_tokens=5, stop=("x",), weights={"a": 1})  # ok
     li.AdaFuseLLM(engine=engine, system_prompt="x", temperature=0, retries=1)  # ok
     li.AdaFuseLLM(PATHS, top_p=0.9, n=2, unsupported="warn", context_window=9)  # ok
-    li.AdaFuseLLM(PATHS, unsupported="drop")  # error: [arg-type]
-    li.AdaFuseLLM(engine=engine, max_wrods=3)  # error: [call-arg]
-    li.AdaFuseLLM(engine=engine, max_words="three")  # error: [arg-type]
-    li.AdaFuseLLM(engine=engine, retry=1)  # error: [call-arg]
-    li.AdaFuseLLM(engine)  # error: [arg-type]
+    li.AdaFuseLLM(PATHS, unsupported="drop")  # type: ignore[arg-type]
+    li.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
+    li.AdaFuseLLM(engine=engine, max_words="three")  # type: ignore[arg-type]
+    li.AdaFuseLLM(engine=engine, retry=1)  # type: ignore[call-arg]
+    li.AdaFuseLLM(engine)  # type: ignore[arg-type]
     li.AdaFuseLLM.from_embedded(max_words=1)  # ok
-    li.AdaFuseLLM.from_embedded(max_word=1)  # error: [call-arg]
+    li.AdaFuseLLM.from_embedded(max_word=1)  # type: ignore[call-arg]
     li.AdaFuseLLM.from_config(path, max_words=1)  # ok
-    li.AdaFuseLLM.from_config(path, max_word=1)  # error: [call-arg]
+    li.AdaFuseLLM.from_config(path, max_word=1)  # type: ignore[call-arg]
 
 
 async def llama_index_calls(llm: li.AdaFuseLLM) -> None:
