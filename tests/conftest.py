@@ -22,6 +22,7 @@ import pytest
 from adafuse_llm.backends.llamacpp.library import find_library
 from adafuse_llm.errors import MissingDependencyError
 from benchmarks.real import members
+from tests.support import sizes
 from tests.support.loopback import is_loopback_only
 from tests.support.tally import TALLY
 
@@ -71,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    sizes.sweeps = config.getoption("--sweeps")
     if not config.getoption("tx", None):  # else workers of pytest-xdist run the tests
         set_up_libraries()
 

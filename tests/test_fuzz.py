@@ -11,6 +11,7 @@ CASES = 16
 MODEL_CASES = 1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_random_cases_violate_nothing(kind: str) -> None:
     tally = fuzz.run(1, range(CASES), kinds=[kind], model_share=0.0)

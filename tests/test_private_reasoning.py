@@ -281,6 +281,7 @@ async def test_all_calls_give_the_same() -> None:
     assert engine.choose(messages=ASKED, choices=["Rome.", ANSWER]).text == ANSWER
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("strategy", sorted(NAMED))
 def test_every_strategy_answers_after_private_thoughts(strategy: str) -> None:
     members = [deep(), wide()]

@@ -10,6 +10,7 @@ from adafuse_llm import AdaFuseEngine
 from tests.support.fuzz import check_cap, fake_member
 from tests.support.models import Recipe
 from tests.support.recorded import recorded
+from tests.support.sizes import sized
 
 STRATEGIES = (
     "adafuse",
@@ -28,10 +29,11 @@ STRATEGIES = (
     "rerank",
     "vote",
 )
-CAPS = (1, 2, 3, 5, 8, 13, 20)
-PROMPTS = ("The ferry leaves at", "def f(x):\n    ", "Answer: ")
+CAPS = sized((1, 2, 3, 5, 8, 13, 20), (*range(1, 9), 11, 14, 17, 20))
+PROMPTS = ("The ferry leaves at", "def f(x):\n    ", "Answer: ", "a,  b\n")[: sized(3, 4)]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_e9_no_member_writes_more_tokens_than_the_cap(strategy: str) -> None:
     chance = random.Random(strategy)
@@ -42,7 +44,7 @@ def test_e9_no_member_writes_more_tokens_than_the_cap(strategy: str) -> None:
             for cap in CAPS:
                 cut = check_cap(engine, prompt, cap)
                 lengths.add(max(cut.usage.completion_tokens.values()))
-    assert len(lengths) > 4, "the responses are too short to try the caps"
+    assert len(lengths) > sized(4, 5), "the responses are too short to try the caps"
 
 
 @pytest.mark.sweep(2)

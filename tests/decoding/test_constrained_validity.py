@@ -20,6 +20,7 @@ from tests.reference import Options
 from tests.support.compare import approximately, as_data
 from tests.support.models import CHATML, STRICT, Recipe, backend, engine
 from tests.support.schemas import is_valid, schemas
+from tests.support.sizes import sized
 
 TINY = tuple(
     Recipe(arch, kind, seed=seed, layers=1)
@@ -89,12 +90,13 @@ ANY_CASE: dict[str, Any] = {
 }
 
 
-@settings(max_examples=25)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(25, 60))
 @given(**ANY_CASE)
 def test_random_schemas_give_valid_documents(
     schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
 ) -> None:
-    """25 schemas; `test_500_random_schemas_give_valid_documents` tries 500, and is slow."""
+    """25 or 60 schemas; `test_500_random_schemas_give_valid_documents` tries 500, and is slow."""
     check_valid(schema, number, start, extra, margin_threshold=threshold)
 
 
@@ -185,6 +187,7 @@ def test_every_strategy_obeys_or_refuses(form: dict[str, Any], strategy: str) ->
     assert obeyed or strategy != "adafuse"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
 def test_drafts_batches_and_streams_change_nothing(form: dict[str, Any]) -> None:
     for start in STARTS[1:]:

@@ -25,6 +25,7 @@ from adafuse_llm.decoding.propose import propose
 from adafuse_llm.tree import Node
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, backend, engine
+from tests.support.sizes import sized
 
 WORDS = [f" w{number}" for number in range(200)]
 PAIR = (
@@ -164,7 +165,8 @@ class WildDrafts(Drafts):
         return [n for n in dict.fromkeys(drafted) if n.next is None and n not in wanted]
 
 
-@settings(max_examples=10)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(10, 25))
 @given(
     seed=st.integers(0, 10_000),
     branches=st.sampled_from([1, 3]),

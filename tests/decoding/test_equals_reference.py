@@ -28,6 +28,7 @@ from tests.support.models import (
     reference,
     tokenizer,
 )
+from tests.support.sizes import sized
 
 ARCHS = list(ARCHITECTURES)
 
@@ -63,7 +64,7 @@ def test_every_architecture_alone(arch: str) -> None:
             prompt,
             margin_threshold=threshold,
             branching_factor=branches,
-            max_new_tokens=12,
+            max_new_tokens=sized(12, 24),
         )
 
 
@@ -78,7 +79,7 @@ def test_pairs_and_triples_of_every_architecture(number: int) -> None:
         margin_threshold=(0.3, 0.05, 0.7)[number % 3],
         branching_factor=(3, 2, 5, 1)[number % 4],
         max_words=(3, 1, 2)[number % 3],
-        max_new_tokens=12,
+        max_new_tokens=sized(12, 24),
     )
     assert generation.text or generation.finish_reason == "length"
 
@@ -109,14 +110,14 @@ def test_thresholds_and_word_lengths(margin_threshold: float, max_word_tokens: i
             max_word_tokens=max_word_tokens,
             branching_factor=branching_factor,
             max_words=max_words,
-            max_new_tokens=10,
+            max_new_tokens=sized(10, 16),
         )
 
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_prompts_with_spaces_newlines_and_other_scripts(prompt: str) -> None:
-    check(TRIPLE, prompt, margin_threshold=0.2, max_new_tokens=12)
+    check(TRIPLE, prompt, margin_threshold=0.2, max_new_tokens=sized(12, 24))
 
 
 @pytest.mark.sweep(2)
@@ -142,7 +143,7 @@ def test_weights(weights: tuple[float, float]) -> None:
 def test_two_members_that_are_alike_agree_with_the_reference(member: Recipe) -> None:
     """Ties in the fused score and candidates with several proposers."""
     twin = Recipe(member.arch, member.kind, seed=member.seed + 10, spread=member.spread)
-    check([member, twin], PROMPTS[1], margin_threshold=0.3, max_new_tokens=12)
+    check([member, twin], PROMPTS[1], margin_threshold=0.3, max_new_tokens=sized(12, 24))
 
 
 @pytest.mark.sweep(5)
@@ -190,6 +191,7 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 )
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "system", "many"])
 def test_conversations_with_and_without_templates(messages: list[dict[str, str]]) -> None:
     members = [
@@ -198,7 +200,7 @@ def test_conversations_with_and_without_templates(messages: list[dict[str, str]]
         Recipe("qwen3", "unigram", seed=53),
     ]
     for chosen in (members, members[:2], members[1:]):
-        check(chosen, messages=messages, margin_threshold=0.2, max_new_tokens=8)
+        check(chosen, messages=messages, margin_threshold=0.2, max_new_tokens=sized(8, 16))
 
 
 @pytest.mark.sweep(5)
@@ -224,13 +226,14 @@ def test_small_context_windows(short: str, extra: int) -> None:
             assert generation.finish_reason in ("length", "stop")
 
 
+@pytest.mark.sweep(1)
 def test_a_sliding_window_model_far_past_its_window() -> None:
     member = recipe("mistral")
     assert model(member).config.sliding_window == 8
     check(
         [member, PAIR[0]],
         "The ferry to Orrin leaves at nine. " * 3,
-        max_new_tokens=24,
+        max_new_tokens=sized(24, 60),
         margin_threshold=0.2,
     )
 
@@ -241,7 +244,7 @@ def test_the_path_form_gives_what_the_tree_form_gives(arch: str) -> None:
     member = recipe(arch)
     assert backend(member, "tree").form == "tree"
     assert backend(member, "path").form == "path"
-    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 10}
+    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": sized(10, 24)}
     expected = decode([reference(member), reference(PAIR[1])], PROMPTS[1], Options(**options))
     for form in ("tree", "path"):
         with AdaFuseEngine([backend(member, form), backend(PAIR[1], form)]) as ensemble:
@@ -256,10 +259,11 @@ def talkative(arch: str, kind: TokenizerKind, seed: int) -> Recipe:
     return Recipe(arch, kind, seed=seed, space_bias=5.0, end_bias=-20.0)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("tokens", "new"),
     [
-        *((5, 40), (300, 15)),
+        *((5, sized(40, 75)), (300, sized(15, 30))),
         *(pytest.param(tokens, 150, marks=pytest.mark.slow) for tokens in (5, 300)),
     ],
 )
@@ -280,12 +284,17 @@ def test_long_decodes_with_many_rounds(tokens: int, new: int) -> None:
     assert generation.finish_reason == "length"
 
 
+@pytest.mark.sweep(1)
 def test_a_long_decode_in_the_path_form() -> None:
     members = talkative("lfm2", "unigram", 73), talkative("mistral", "bytelevel", 74)
     generation = check(
-        members, "The keeper", margin_threshold=0.5, branching_factor=2, max_new_tokens=40
+        members,
+        "The keeper",
+        margin_threshold=0.5,
+        branching_factor=2,
+        max_new_tokens=sized(40, 70),
     )
-    assert len(generation.rounds) >= 20
+    assert len(generation.rounds) >= sized(20, 30)
 
 
 TEXTS = st.text(
@@ -312,7 +321,8 @@ SEVERAL = (
 )
 
 
-@settings(max_examples=20)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(20, 40))
 @given(text=TEXTS, options=CONFIGS, members=st.sampled_from(SEVERAL))
 def test_random_prompts_and_options(
     text: str, options: dict[str, Any], members: tuple[Recipe, ...]

@@ -27,6 +27,7 @@ from tests.support.recorded import (
     forget,
     recorded,
 )
+from tests.support.sizes import sized
 from tests.support.tokenizers import LOSSLESS_KINDS, MORE_KINDS, REAL_KINDS, known_tokenizer
 
 KINDS = (*TOKENIZER_KINDS, *MORE_KINDS, *REAL_KINDS)
@@ -150,8 +151,9 @@ def test_e1_members_hold_the_prompt_and_the_response(
     check_scores(engine, prompt, generation, held, cut=is_cut(generation))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-@settings(max_examples=2)
+@settings(max_examples=sized(2, 8))
 @given(
     kind=st.sampled_from(sorted(LOSSLESS_KINDS - {*REAL_KINDS})), prompt=PROMPTS, options=OPTIONS
 )
@@ -168,16 +170,17 @@ def test_e1_members_hold_the_text_with_every_strategy(
         check_scores(engine, prompt, generation, held, cut=is_cut(generation))
 
 
+@pytest.mark.sweep(1)
 def test_many_rounds_can_be_compared_with_their_scores() -> None:
     """The comparison of rounds with `score` above would be empty if no encoding were the same."""
     engine = ensemble("adafuse", *members_of("sentencepiece"))
     compared = 0
-    for number in range(16):
+    for number in range(sized(16, 40)):
         prompt = f"The ferry to Orrin leaves at {number}."
         generation = decode(engine, prompt, max_new_tokens=2 + number % 5)
         held = check_prompt_is_exact(engine.backends, prompt, generation)
         compared += check_scores(engine, prompt, generation, held, cut=is_cut(generation))
-    assert compared >= 4
+    assert compared >= sized(4, 10)
 
 
 @settings(max_examples=60)

@@ -16,6 +16,7 @@ from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.stops import Transcript
 from tests.support.compare import approximately, as_data
 from tests.support.models import TOKENIZER_KINDS, Recipe, engine
+from tests.support.sizes import sized
 from tests.support.tokenizers import known_tokenizer
 
 LOSSLESS = ("bytelevel", "sentencepiece", "unigram", "llama2", "llama3")
@@ -175,7 +176,8 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=12)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(12, 30))
 @given(prompt=PROMPTS, options=OPTIONS)
 def test_rounds_join_to_the_text_and_streams_show_it(prompt: str, options: dict[str, Any]) -> None:
     ensemble = engine(*PAIR)
@@ -203,7 +205,8 @@ def test_rounds_join_to_the_text_and_streams_show_it(prompt: str, options: dict[
         assert won.text == event.round.text or event.generation is not None
 
 
-@settings(max_examples=16)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(16, 40))
 @given(prompt=PROMPTS, options=OPTIONS)
 def test_spaces_that_a_member_writes_may_as_well_end_the_prompt(
     prompt: str, options: dict[str, Any]

@@ -16,6 +16,7 @@ from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import TOLERANCE, as_data, assert_same
 from tests.support.models import TINY
+from tests.support.sizes import sized
 
 TEXT = (
     "我们今天去公园看花。公园里的花很好看，我们很高兴！明天我们用Python写代码。"
@@ -58,14 +59,15 @@ def members() -> tuple[tuple[HuggingFaceBackend, ...], tuple[ReferenceMember, ..
     return tuple(backends), tuple(references)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("branching_factor", [1, 3])
 def test_r13_the_engine_equals_the_reference_with_and_without_drafts(branching_factor: int) -> None:
     backends, references = members()
     rounds = []
-    for letters in (1, 4, 256):
+    for letters in sized((1, 4, 256), (1, 2, 4, 256)):
         options: dict[str, Any] = {
             "branching_factor": branching_factor,
-            "max_new_tokens": 16,
+            "max_new_tokens": sized(16, 24),
             "margin_threshold": 0.2,
             "max_word_letters": letters,
         }

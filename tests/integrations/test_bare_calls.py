@@ -56,6 +56,7 @@ def replying(reply: str) -> Any:
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("enforce", ["auto", False])
 @pytest.mark.parametrize("case", WRITTEN)
 def test_r4_bare_calls_are_calls_in_langchain(case: str, enforce: Any) -> None:

@@ -30,6 +30,7 @@ from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, backend, engine, model, tokenizer
 from tests.support.paths import ROOT
+from tests.support.sizes import sized
 
 MEMBERS = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -47,7 +48,7 @@ PROMPTS = [
     "She wrote",
     "Caf\u00e9",
 ]
-OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 10}
+OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": sized(10, 20)}
 
 
 class Wrapped:
@@ -111,6 +112,7 @@ def ensemble() -> Iterator[AdaFuseEngine]:
         yield made
 
 
+@pytest.mark.sweep(1)
 def test_eight_threads_give_the_same_results_as_one(
     ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
 ) -> None:
@@ -119,6 +121,7 @@ def test_eight_threads_give_the_same_results_as_one(
     assert [as_data(result) for result in results] == approximately(serial)
 
 
+@pytest.mark.sweep(1)
 async def test_eight_tasks_give_what_one_gives(
     ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
 ) -> None:
@@ -126,6 +129,7 @@ async def test_eight_tasks_give_what_one_gives(
     assert [as_data(result) for result in results] == approximately(serial)
 
 
+@pytest.mark.sweep(1)
 def test_a_batch_gives_the_same_results_as_single_requests(
     ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
 ) -> None:
@@ -133,8 +137,9 @@ def test_a_batch_gives_the_same_results_as_single_requests(
     assert [as_data(result) for result in results] == approximately(serial)
 
 
+@pytest.mark.sweep(1)
 def test_threads_and_batches_give_the_same_results_in_the_path_form() -> None:
-    options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 5}
+    options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": sized(5, 8)}
     expected = [as_data(engine(*PATH_MEMBERS).generate(prompt, **options)) for prompt in PROMPTS]
     with AdaFuseEngine([backend(member) for member in PATH_MEMBERS]) as ensemble:
         batch = ensemble.generate_batch(PROMPTS, **options)

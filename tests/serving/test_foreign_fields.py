@@ -116,6 +116,7 @@ def test_r3_v8_a_refusal_is_text_and_an_image_is_still_refused(address):
     assert "only text is allowed" in error(with_image)["message"]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
@@ -378,6 +379,7 @@ def test_r3_v9_the_guide_lists_the_fields():
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": NAME}}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("choice", ["auto", "none"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_r3_v13_a_cut_call_leaves_no_marker_in_the_content(choice, stream):

@@ -240,8 +240,9 @@ class InferenceServer:
                 row[token] += 0.0 if self.ignores_bias else bias
             drawn = int(row.argmax())  # a real server draws at random
             found = row.log_softmax(-1) if is_after or self.leaks_bias else plain
+            chances = found.exp().float()
             entries = [
-                {"id": token, "prob": math.exp(found[token])}
+                {"id": token, "prob": float(chances[token])}
                 if is_after
                 else {"id": token, "logprob": float(found[token])}
                 for token in found.topk(min(body["n_probs"], len(found))).indices.tolist()

@@ -136,6 +136,7 @@ print(resident() - before, BYTES_PER_FUEL * fuel + BYTES_PER_CHARACTER * len(lar
 """
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     "regex", [*SWELLING[:2], SWELLS, r"(\p{L}|\p{N}){1,4000}x", r"(.*[ab].{9}[cd].{9}){3}"]

@@ -52,6 +52,7 @@ def answers(embedded):
     }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", ["complete", "chat"])
 @pytest.mark.parametrize("way", ["stream_", "a", "astream_"])
 async def test_every_entry_point_gives_the_same_answer(embedded, answers, way, kind):
@@ -72,6 +73,7 @@ async def test_every_entry_point_gives_the_same_answer(embedded, answers, way, k
     assert set(last.raw.usage.members.prompt_tokens) == {"wren", "heron", "finch"}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
 async def test_a_react_agent_calls_the_tools_that_lead_to_the_answer(
@@ -90,6 +92,7 @@ async def test_a_react_agent_calls_the_tools_that_lead_to_the_answer(
     assert str(await handler) == answer
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
 async def test_l7_a_function_agent_calls_the_tools_that_lead_to_the_answer(
     embedded, question, calls, answer

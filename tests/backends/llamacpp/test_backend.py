@@ -21,6 +21,7 @@ from adafuse_llm.errors import ContextWindowError, MemberError, UnsupportedModel
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same
 from tests.support.gguf_files import embedded_gguf, write_gguf
+from tests.support.sizes import sized
 
 pytestmark = pytest.mark.gguf
 
@@ -118,11 +119,12 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("number", range(len(PROMPTS)))
 def test_an_ensemble_of_gguf_members_equals_the_reference(number: int) -> None:
     prompt = PROMPTS[number]
     for options in (OPTIONS[number], OPTIONS[(number + 2) % len(OPTIONS)]):
-        settings = {"max_new_tokens": 12, **options}
+        settings = {"max_new_tokens": sized(12, 24), **options}
         expected = decode(list(references()), prompt, Options(**settings))
         for drafting in (False, True):
             ensemble = AdaFuseEngine(members(), runtime=RuntimeConfig(drafting=drafting))
@@ -150,6 +152,7 @@ def test_every_kind_of_member_mixes_with_every_other() -> None:
     assert len(set(alone)) > 1
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("sequences", [256, 16])
 @pytest.mark.parametrize(("cells", "repeatable"), [(4096, False), (1024, False), (1024, True)])
 def test_random_requests_get_the_numbers_of_transformers(
@@ -167,7 +170,7 @@ def test_random_requests_get_the_numbers_of_transformers(
     begin = [rng.randrange(size) for _ in range(60)]
     pairs: list[tuple[TokenTree, TokenTree]] = []
     worst = 0.0
-    for _ in range(60):
+    for _ in range(sized(60, 150)):
         while len(pairs) < 6:
             first = begin[: rng.randint(0, 60)] if rng.random() < 0.6 else []
             ids = [*first, *(rng.randrange(size) for _ in range(rng.randint(1, 80)))]
@@ -201,6 +204,7 @@ def test_random_requests_get_the_numbers_of_transformers(
     ours.close()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("cells", [4096, 700])
 def test_r10_repeatable_numbers_depend_on_the_tokens_before_only(cells: int) -> None:
     """Requests of all sizes, in batches, with reused prefixes, and with and without a full cache.
@@ -212,7 +216,7 @@ def test_r10_repeatable_numbers_depend_on_the_tokens_before_only(cells: int) -> 
     size = len(tokenizer("wren"))
     begin = [rng.randrange(size) for _ in range(90)]
     pairs: list[tuple[TokenTree, TokenTree]] = []
-    for _ in range(20):
+    for _ in range(sized(20, 60)):
         while len(pairs) < 4:
             ids = [*begin[: rng.randint(1, 90)], *(rng.randrange(size) for _ in range(20))]
             pairs.append((TokenTree(ids), TokenTree(ids)))

@@ -29,6 +29,7 @@ from adafuse_llm.text.codec import TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import check_conversation
 from tests.support.gguf_vocabularies import write_pieces, write_vocabulary
 from tests.support.models import CHATML, STRICT, tokenizer
+from tests.support.sizes import sized
 from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer, turn
 from tests.support.tokenizers import known_tokenizer
 
@@ -95,13 +96,18 @@ def encode(known: Any, text: str) -> list[int]:
     return list(known.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("wren", "unigram")])
 def test_tokens_are_those_of_the_hugging_face_tokenizer(kind: str) -> None:
     # Unlike llama.cpp and sentencepiece, transformers adds no space to a text that begins with one.
     # It removes U+0000 from texts in SentencePiece vocabularies.
-    texts = [text for text in random_texts(1_000) if not text.startswith(" ") and "\0" not in text]
+    texts = [
+        text
+        for text in random_texts(sized(1_000, 3_000))
+        if not text.startswith(" ") and "\0" not in text
+    ]
     known, vocabulary = hugging_face(kind), llama_of(kind).tokenizer
-    assert len(texts) > 600
+    assert len(texts) > sized(600, 2_000)
     assert [encode(vocabulary, text) for text in texts] == [encode(known, text) for text in texts]
 
 

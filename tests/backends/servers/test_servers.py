@@ -256,6 +256,7 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(
     loaded.close()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("strategy", "api"),
     [
@@ -626,28 +627,48 @@ def test_a_probability_of_zero_is_minus_infinity(
     loaded.close()
 
 
+def raised(server: InferenceServer, tree: TokenTree, token: int, by: float) -> Any:
+    """Raise the logit of a token after a prompt. The result is the row that the server has then."""
+    plain = server.logprobs
+
+    def changed(ids: Any) -> Any:
+        row = plain(ids).clone()
+        row[token] += by * (list(ids) == list(tree.ids))
+        return row.log_softmax(-1)
+
+    server.logprobs = changed  # type: ignore[method-assign]
+    return changed(tree.ids)
+
+
 def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(
-    folder: Path, running: Callable[[InferenceServer], str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, running: Callable[[InferenceServer], str]
 ) -> None:
     """The real server returns no probabilities if it draws such a part."""
     server = InferenceServer("llama-server")
     loaded = member(running(server), folder)
     texts = tokenizer(RECIPE.kind).convert_ids_to_tokens(range(400))
     part = texts.index("Ã")  # the first byte of é
-    plain = server.logprobs
-
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
-
-    def changed(ids: Any) -> Any:
-        row = plain(ids).clone()
-        row[part] += 8.0 * (list(ids) == list(tree.ids))
-        return row.log_softmax(-1)
-
-    monkeypatch.setattr(server, "logprobs", changed)
+    row = raised(server, tree, part, 8.0)
     before = server.counts["/completion"]
     found = loaded.evaluate([NodeQuery(tree, (), (tree.child(tree.root, part),), 2)])[0]
-    assert found.logprobs == pytest.approx([float(changed(tree.ids)[part])], abs=1e-6)
+    assert found.logprobs == pytest.approx([float(row[part])], abs=1e-6)
     assert server.counts["/completion"] == before + 2  # no list of the whole vocabulary
+    loaded.close()
+
+
+def test_llama_servers_probabilities_that_float32_cannot_represent_are_not_used(
+    folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    """Next to a nearly certain token with a bias, those without one have less than 1e-38."""
+    server = InferenceServer("llama-server")
+    loaded = member(running(server), folder)
+    certain = tokenizer(RECIPE.kind).encode(" the", add_special_tokens=False)[-1]
+    tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
+    row = raised(server, tree, certain, 30.0)
+    given = int(row.topk(20).indices[-1])
+    found = loaded.evaluate([NodeQuery(tree, (), (tree.child(tree.root, given),), 2)])[0]
+    assert found.logprobs == pytest.approx([float(row[given])], abs=1e-6)
     loaded.close()
 
 

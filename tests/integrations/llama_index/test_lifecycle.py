@@ -325,6 +325,7 @@ def test_threads_share_one_llm():
         assert len(set(alone)) == 8
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("a")])
 async def test_the_event_loop_is_never_blocked(path):
     """Each pass takes 60 ms; of three attempts, as others may hold up this machine."""

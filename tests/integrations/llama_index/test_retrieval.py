@@ -79,6 +79,7 @@ def retrievers(nodes):
     return make
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["vector", "bm25", "keywords", "fusion"])
 async def test_the_embedded_questions_are_answered_with_sources_and_rounds(llm, retrievers, name):
     engine = RetrieverQueryEngine.from_args(

@@ -76,6 +76,7 @@ WAYS = (
 )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", REPLIES)
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_object_is_read_whatever_stands_around_it(llm, way, name):

@@ -49,6 +49,7 @@ def graph_of(chat, tools):
     return graph.compile()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("make", [create_agent, graph_of])
 @pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
 def test_the_members_call_the_tools_that_lead_to_the_answer(

@@ -1,0 +1,18 @@
+"""Sizes of tests: small by default, and larger with ``--sweeps``."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+sweeps = False
+"""Whether tests run with ``--sweeps``. `tests/conftest.py` sets it before tests are imported."""
+
+
+def sized(usual: Value, swept: Value) -> Value:
+    """Return the size of a test: `usual`, or `swept` with ``--sweeps``.
+
+    Mark the test with ``sweep(1)``, so that ``make test-slow`` runs it.
+    """
+    return swept if sweeps else usual
