@@ -18,6 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from adafuse_llm.evaluation.statistics import SIGNIFICANT, chance, holm
+
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 REPOSITORY = re.findall('^Repository = "(.+)"$', PYPROJECT.read_text("utf-8"), re.MULTILINE)[0]
 """The address of the repository."""
@@ -305,12 +307,31 @@ def real_scores(suite: str) -> str:
     return "\n".join(rows)
 
 
+def real_gains(suite: str) -> str:
+    """Return the differences of ensembles of real members from their best member, by task.
+
+    The p-values have Holm's correction for all comparisons of the table. Those below 0.05 are bold.
+    """
+    tests = [(claim, claim.comparison) for claim in _suite(suite).claims if claim.comparison]
+    cells: dict[str, dict[str, str]] = {}
+    for (claim, test), p in zip(tests, holm([test.p_value for _, test in tests]), strict=True):
+        found, mark = test.difference, "**" * (p < SIGNIFICANT)
+        text = f"{found.value:+.1f} [{found.low:+.1f}, {found.high:+.1f}], {chance(p)}"
+        cells.setdefault(claim.ours, {})[REAL_TASKS[claim.task]] = f"{mark}{text}{mark}"
+    heads = list(next(iter(cells.values())))
+    rows = [f"| system | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    rows += (f"| {name} | {' | '.join(found.values())} |" for name, found in cells.items())
+    return "\n".join(rows)
+
+
 REAL_TASKS = {
     "squad": "SQuAD",
     "nq": "NQ",
     "triviaqa": "TriviaQA",
     "embedded": "facts in passages",
     "gsm8k": "GSM8K",
+    "flores_en_de": "FLORES, English to German",
+    "flores_de_en": "FLORES, German to English",
     "embedded_summary": "summaries",
 }
 """Headings of the tasks of the suites ``real`` and ``real-pairs``."""
@@ -334,6 +355,7 @@ def _generators(word: str, suite: str) -> dict[str, Callable[[], str]]:
         "verdicts": suite_verdicts,
         "trace": suite_trace,
         "scores": real_scores,
+        "gains": real_gains,
         **parts,
     }
     return {f"{word}_{name}": partial(generator, suite) for name, generator in every.items()}
