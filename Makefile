@@ -27,6 +27,8 @@ WORKERS := -n logical --dist worksteal --maxprocesses
 
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Most modules are never imported. Python compiles the others when it first imports them.
+export PIP_COMPILE := 0
 # Tests start many processes; without bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -51,7 +53,7 @@ serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a 
 real: $(SETUP) ## fetch three real models (0.8 GB) into the user's cache folder, and convert them (4.2 GB)
 	@$(BIN)/python -m benchmarks.real.members
 
-quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
+quick: $(SETUP) ## a subset of the tests in two minutes, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
 test: $(SETUP) ## all tests except the slow ones, the cookbooks, those of Ray, and most of those of GGUF members
