@@ -127,7 +127,7 @@ def test_a_batch_fails_as_soon_as_one_of_its_prompts_does():
         started = time.perf_counter()
         with pytest.raises(MemberError, match="'dots' failed: RuntimeError: boom"):
             engine.generate_batch(["good:", "bad:"], max_new_tokens=10_000)
-        assert time.perf_counter() - started < 2
+        assert time.perf_counter() - started < 20
         assert engine.generate("good:", max_new_tokens=2).text.startswith(" .")
 
 
@@ -863,7 +863,7 @@ async def test_e13_abandoned_requests_leave_the_queue(hanging):
 
 # Slow requests --------------------------------------------------------------------------------
 
-SLOW = 2.0
+SLOW = 20.0
 """Seconds that a slow part of a request takes, unless the test ends it earlier."""
 
 
@@ -900,7 +900,7 @@ class Slowness:
     def memory(self, engine):
         """Another long request holds nearly all memory for as long as it is consumed."""
         long: DecodeOptions = {**FEW, "max_new_tokens": 60}
-        self.members[0].before = lambda queries: time.sleep(0.02)
+        self.members[0].before = lambda queries: self.end.wait(0.2)
         first = background(engine.generate, "first", **long, use="a")
         wait_until(lambda: self.members[0].sizes)
         self.started.set()

@@ -93,7 +93,10 @@ def test_r3_v2_the_trial_of_a_client_that_left_stops() -> None:
     service = Service(ServingConfig())
     service.open(engine)
     with engine, served(build_app(service, [])) as url:
-        body = {"model": "adafuse", "prompt": "the", "adafuse": {"regex": SWELLING[1]}}
+        body = {"model": "adafuse", "prompt": "the", "max_tokens": 2}
+        body["adafuse"] = {"regex": "[a-c]+"}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+        body["adafuse"] = {"regex": SWELLING[1]}
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/v1/completions", json=body, timeout=0.4)
         places = isolation._trials._places

@@ -52,11 +52,13 @@ def slow():
 
 
 def stands_still(members):
-    """Whether no member evaluates any more, a few rounds after."""
-    time.sleep(0.1)
-    before = [member.passes for member in members]
-    time.sleep(0.15)
-    return before == [member.passes for member in members]
+    """Whether no member evaluates any more, some rounds after."""
+    for _ in range(20):
+        before = [member.passes for member in members]
+        time.sleep(0.15)
+        if before == [member.passes for member in members]:
+            return True
+    return False
 
 
 @BOTH
@@ -82,8 +84,10 @@ async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path):
         assert len(gaps) > 5
         return max(gaps)
 
-    tries = [await longest_gap() for _ in range(3)]
-    assert min(tries) < 0.1, tries  # a busy machine may hold one up, not all
+    gaps = []
+    while len(gaps) < 10 and (not gaps or min(gaps) >= 0.1):  # a busy machine may hold up some
+        gaps.append(await longest_gap())
+    assert min(gaps) < 0.1, gaps
 
 
 @BOTH
@@ -119,7 +123,7 @@ async def test_leaving_or_cancelling_asynchronous_calls_stops_the_decode(kind, s
 @BOTH
 async def test_what_goes_wrong_in_a_member_is_said_at_once(kind):
     with AdaFuseEngine([Slow("fine"), Failing("broken")]) as engine:
-        model = kind(engine=engine, max_new_tokens=1000)
+        model = kind(engine=engine, max_new_tokens=100_000)
 
         async def astream():
             return [chunk async for chunk in model.astream("Hi")]
@@ -133,12 +137,12 @@ async def test_what_goes_wrong_in_a_member_is_said_at_once(kind):
             started = time.perf_counter()
             with pytest.raises(MemberError, match=r"'broken'.*out of ink"):
                 way()
-            assert time.perf_counter() - started < 1
+            assert time.perf_counter() - started < 10
         for away in (lambda: model.ainvoke("Hi"), astream, lambda: model.abatch(["Hi", "Hey"])):
             started = time.perf_counter()
             with pytest.raises(MemberError, match=r"'broken'.*out of ink"):
                 await away()
-            assert time.perf_counter() - started < 1
+            assert time.perf_counter() - started < 10
 
 
 @BOTH
