@@ -151,7 +151,7 @@ def test_r3_v2_the_search_for_a_text_happens_in_the_trial(monkeypatch: pytest.Mo
         assert grammar is not None
         assert grammar.text().closing() == "hhhhh"
         # a fast processor reaches the maximum length first, a slow one the maximum time
-        with pytest.raises(GrammarError, match="no text .*that fits the grammar was found"):
+        with pytest.raises(GrammarError, match=r"no text .*that fits the grammar was found"):
             Grammar.of(AdaFuseConfig(regex=SWELLING[0]))
         with pytest.raises(GrammarError, match="no text fits the grammar"):
             Grammar.of(AdaFuseConfig(grammar="start: a\na: a"))
