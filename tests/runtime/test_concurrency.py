@@ -565,21 +565,23 @@ def test_closing_an_engine_stops_its_thread() -> None:
     assert not [t for t in set(threading.enumerate()) - before if t.is_alive()]
 
 
-SCRIPT = """
+FAKE = """
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
+ensemble = AdaFuseEngine([FakeBackend("dots", lambda text: {" .": 0.9, "!": 0.1})])
+"""
+REAL = f"""
 import sys
-sys.path.insert(0, {root!r})
+sys.path.insert(0, {str(ROOT)!r})
 import tests.conftest
 from tests.support.models import Recipe, backend
 from adafuse_llm import AdaFuseEngine
 ensemble = AdaFuseEngine([backend(Recipe())])
-{use}
 """
-
-
-USES = (
-    "print(ensemble.generate('The ferry', max_new_tokens=8).text)",
-    "print(next(ensemble.stream('The ferry')).text)",
-    "import threading, time\n"
+SCRIPTS = (
+    FAKE + "print(ensemble.generate('The ferry', max_new_tokens=8).text)",
+    FAKE + "print(next(ensemble.stream('The ferry')).text)",
+    REAL + "import threading, time\n"
     "threading.Thread(target=ensemble.generate, args=('The ferry',),"
     " kwargs={'max_new_tokens': 100000}, daemon=True).start()\n"
     "time.sleep(0.2)",
@@ -590,12 +592,12 @@ def test_scripts_that_never_close_their_engine_end_cleanly() -> None:
     """The scripts end after a decode, in the middle of a stream, and while a decode is running."""
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT.format(root=str(ROOT), use=use)],
+            [sys.executable, "-c", script],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for use in USES
+        for script in SCRIPTS
     ]
     ends = [(process.communicate(timeout=120)[1], process.returncode) for process in running]
     assert [code for _, code in ends] == [0] * len(running), ends

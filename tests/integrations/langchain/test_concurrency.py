@@ -84,7 +84,7 @@ async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path):
         assert len(gaps) > 5
         return max(gaps)
 
-    gaps = []
+    gaps: list[float] = []
     while len(gaps) < 10 and (not gaps or min(gaps) >= 0.1):  # a busy machine may hold up some
         gaps.append(await longest_gap())
     assert min(gaps) < 0.1, gaps
