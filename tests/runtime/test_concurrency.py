@@ -196,6 +196,13 @@ async def test_the_event_loop_stays_free_while_a_response_is_decoded(
 # Cancellation ---------------------------------------------------------------------------------
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
+
+
 def passes_settle(count: Callable[[], int], seconds: float = 0.15) -> bool:
     """Return whether the number of passes stays the same for a while."""
     before = count()
@@ -227,7 +234,7 @@ def slow_ensemble(slow_member: Wrapped) -> Iterator[AdaFuseEngine]:
 
 def stopped_within_a_round(member: Wrapped, at: int) -> None:
     """Check that passes stop after at most one more round."""
-    time.sleep(0.1)
+    wait_until(lambda: member.released)
     assert member.calls - at <= 2 * one_round_of_passes() + 2
     assert passes_settle(lambda: member.calls)
     assert member.released == 1
@@ -267,8 +274,7 @@ async def test_cancelling_a_task_stops_forward_passes(
     slow_ensemble: AdaFuseEngine, slow_member: Wrapped
 ) -> None:
     task = asyncio.create_task(slow_ensemble.agenerate("x", max_new_tokens=100_000))
-    await asyncio.sleep(0.1)
-    assert slow_member.calls
+    await asyncio.to_thread(wait_until, lambda: slow_member.calls)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -482,9 +488,8 @@ def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
     with AdaFuseEngine([member]) as ensemble:
         with pytest.raises(MemberError, match="too long"):
             ensemble.generate_batch(["x", "y" * 50], max_new_tokens=100_000)
-        time.sleep(0.1)
+        wait_until(lambda: member.released == 2)
         assert passes_settle(lambda: member.calls)
-        assert member.released == 2
 
 
 # Observers ------------------------------------------------------------------------------------
@@ -548,8 +553,7 @@ def test_closing_an_engine_ends_its_running_requests(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(slow_ensemble.generate, "x", max_new_tokens=100_000)
-        while slow_member.calls < 3:
-            time.sleep(0.005)
+        wait_until(lambda: slow_member.calls >= 3)
         slow_ensemble.close()
         with contextlib.suppress(EngineClosedError):
             assert running.result(timeout=5).finish_reason == "cancelled"
@@ -561,8 +565,7 @@ def test_closing_an_engine_stops_its_thread() -> None:
     ensemble = AdaFuseEngine([endless_fake()])
     ensemble.generate("x", max_new_tokens=2)
     ensemble.close()
-    time.sleep(0.05)
-    assert not [t for t in set(threading.enumerate()) - before if t.is_alive()]
+    wait_until(lambda: not [t for t in set(threading.enumerate()) - before if t.is_alive()])
 
 
 FAKE = """

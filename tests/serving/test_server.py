@@ -306,9 +306,9 @@ def test_r3_v13_each_body_has_its_own_time(monkeypatch) -> None:
     """Also if the next body begins at once, so that the client always owes a body."""
     monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
     half = b"x" * 500
-    with running(body_timeout=0.6) as each, connected(each.address, UPLOAD + half) as client:
+    with running(body_timeout=1.5) as each, connected(each.address, UPLOAD + half) as client:
         for _ in range(4):
-            time.sleep(0.3)
+            time.sleep(0.5)
             client.sendall(half + UPLOAD + half)
         client.sendall(half)
         answers = b""
@@ -361,12 +361,12 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
 
 
 def test_a_client_that_pauses_between_requests_stays_connected(monkeypatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
-    with running(body_timeout=0.2) as each, httpx.Client(base_url=each.url) as client:
+    with running(body_timeout=0.5) as each, httpx.Client(base_url=each.url) as client:
         assert client.post("/size", content=b"abc").json() == 3
         first = address_of(client.get("/health"))
-        time.sleep(0.6)
+        time.sleep(1.2)
         assert address_of(client.get("/health")) == first
 
 
