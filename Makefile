@@ -56,8 +56,9 @@ real: $(SETUP) ## fetch three real models (0.8 GB) into the user's cache folder,
 quick: $(SETUP) ## a subset of the tests in two minutes, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
+# Three processes keep two cores busy, because tests also wait.
 test: $(SETUP) ## all tests except the slow ones, the cookbooks, those of Ray, and most of those of GGUF members
-	$(BIN)/python -m pytest $(WORKERS) 4
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-cookbooks: $(SETUP) ## run the cookbooks, and compare their outputs with the stored ones
 	$(BIN)/python -m pytest -q --cookbooks -m cookbook tests/docs/test_cookbooks.py $(WORKERS) 2
