@@ -121,7 +121,7 @@ release-check: $(SETUP) ## rehearse a release in a clone, and publish nothing (P
 cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks
 
-bench: $(SETUP) ## the figures that the README quotes
+bench: $(SETUP) ## measure the skills of the embedded members, agents and speed
 	$(BIN)/python benchmarks/embedded_skills.py
 	$(BIN)/python benchmarks/embedded_agents.py
 	$(BIN)/python -m benchmarks.speed --output speed.json --markdown speed.md

@@ -264,7 +264,7 @@ LONG_TASKS = {
     "embedded_parts": "questions of several parts",
     "embedded_summary": "summaries of what passages say about a subject",
     "embedded_reasoning": "word problems of three to five steps",
-    "embedded_plain": "a mixture of questions, without a chat template",
+    "embedded_plain": "mixed questions, without a chat template",
 }
 """What the tasks with long answers ask."""
 
