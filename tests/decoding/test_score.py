@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +25,7 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from tests.reference import mean_nll
 from tests.support.models import CHATML, Recipe, engine, reference
+from tests.support.waiting import wait_until
 
 MEMBERS = (
     Recipe("llama", "bytelevel", 31),
@@ -205,13 +205,6 @@ def hanging() -> Iterator[Hanging]:
     member = Hanging()
     yield member
     member.gate.set()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 @pytest.mark.quick

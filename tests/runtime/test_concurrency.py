@@ -31,6 +31,7 @@ from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, backend, engine, model, tokenizer
 from tests.support.paths import ROOT
 from tests.support.sizes import sized
+from tests.support.waiting import wait_until
 
 MEMBERS = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -194,13 +195,6 @@ async def test_the_event_loop_stays_free_while_a_response_is_decoded(
 
 
 # Cancellation ---------------------------------------------------------------------------------
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 def passes_settle(count: Callable[[], int], seconds: float = 0.15) -> bool:

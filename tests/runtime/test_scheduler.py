@@ -40,9 +40,7 @@ from adafuse_llm.runtime.job import Job
 from adafuse_llm.strategies.adafuse import branch_tokens
 from tests.support.forks import in_child
 from tests.support.models import Recipe, model, tokenizer
-
-PATIENCE = 10.0
-"""Seconds after which a test gives up waiting for something that should happen."""
+from tests.support.waiting import PATIENCE, wait_until
 
 
 def counting(text: str) -> dict[str, float]:
@@ -82,13 +80,6 @@ def background(call, *args, **options):
     future = pool.submit(call, *args, **options)
     pool.shutdown(wait=False)
     return future
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 @pytest.mark.quick

@@ -26,8 +26,7 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.waiting import CHECK_SECONDS, MAX_CHECKS, MIN_HEAP, WaitingJobs
 from adafuse_llm.strategies import Rerank
-
-PATIENCE = 10.0
+from tests.support.waiting import PATIENCE, wait_until
 
 
 def dots(text: str) -> dict[str, float]:
@@ -39,13 +38,6 @@ def background(call: Callable[..., Any], *args: Any, **options: Any) -> Future[A
     future = pool.submit(call, *args, **options)
     pool.shutdown(wait=False)
     return future
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 # V6: flags that raise --------------------------------------------------------------------------
