@@ -1,16 +1,16 @@
-"""Record what 60 requests give, and compare two records: a change of the code must not change texts.
+"""Record what 100 requests give, and compare two records: a change must not change texts.
 
     python -m benchmarks.net record before.json     # in the commit before the change
     python -m benchmarks.net record after.json      # in the commit after it
     python -m benchmarks.net compare before.json after.json
 
-A record has, for every response, its text, its finish reason, and the candidates of every round with
-the members that proposed them and their NLL. The requests are prompts, chats, tools, forms, batches,
-draws and scores, for four teams: the embedded members and, after ``make real``, two real members in
-transformers, as GGUF files, and one of each. The GGUF members have ``repeatable=True``, so that
-drafts and batches cannot change their numbers. `compare` prints each difference and exits with 1 if
-a text, a round or a winner differs, or if an NLL differs by more than `TOLERANCE`. Forward passes and
-tokens are costs: it prints their sums and does not judge them.
+A record has, for every response, its text, its finish reason, and the candidates of every round
+with the members that proposed them and their NLL. The requests are prompts, chats, tools, forms,
+batches, draws and scores, for four teams: the embedded members and, after ``make real``, two real
+members in transformers, as GGUF files, and one of each. The GGUF members have ``repeatable=True``,
+so that drafts and batches cannot change their numbers. `compare` prints each difference and exits
+with 1 if a text, a round or a winner differs, or if an NLL differs by more than `TOLERANCE`.
+Forward passes and tokens are costs: it prints their sums and does not judge them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOLERANCE = 2e-4
 """Largest difference of an NLL, in nats: float32 sums in another order differ by less."""
 
 FACTS = (
-    "Passage: The Jalith Museum shows the Mavtron Clock. Entry costs 16.86 crowns. It opens at nine.\n"
+    "Passage: The Jalith Museum shows the Mavtron Clock. Entry costs 16.86 crowns.\n"
     "Question: What does the entry cost?\nAnswer:"
 )
 PROMPTS = {
