@@ -108,7 +108,7 @@ class MemberOutOfMemoryError(MemberError, MemoryError):
 
 
 class MemberUnavailableError(MemberError):
-    """The process or Ray actor of a member has ended, and it cannot be started again now."""
+    """The process of a member has ended, and it cannot be started again now."""
 
 
 class DecodingError(AdaFuseError, RuntimeError):

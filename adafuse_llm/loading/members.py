@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.backends.base import Backend, SupportsClose
 from adafuse_llm.backends.remote.processes import ADVICE
-from adafuse_llm.errors import (
-    InvalidInputError,
-    MissingDependencyError,
-    install_command,
-    short_repr,
-)
+from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.loading.gguf import GGUFPlan
-from adafuse_llm.loading.hosts import HostLoading
 from adafuse_llm.loading.plans import Plan, is_on_cpu, load_plan, load_text, plan_members
 from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan, share_of_threads
 from adafuse_llm.loading.servers import ServerPlan, load_server
@@ -36,9 +30,8 @@ def load_members(
 ) -> tuple[list[Backend], dict[str, float] | None]:
     """Load members in order.
 
-    All options and files are checked before any weights are loaded; the files of members in Ray
-    actors are checked on the actors' machines. `dtype`, `device_map` and `trust_remote_code` do not
-    apply to GGUF members.
+    All options and files are checked before any weights are loaded. `dtype`, `device_map` and
+    `trust_remote_code` do not apply to GGUF members.
 
     Returns:
         The members; and their weights by name, or None if all weights are 1.
@@ -76,21 +69,16 @@ def load_members(
 def _load_all(
     specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
 ) -> list[Backend]:
-    """Load members in order. Members in processes and actors load side by side with all others."""
-    near = [i for i, spec in enumerate(specs) if spec.ray is None and spec.url is None]
+    """Load members in order. Members in processes load side by side with all others."""
+    near = [i for i, spec in enumerate(specs) if spec.url is None]
     served = [i for i, spec in enumerate(specs) if spec.url is not None]
-    far = [i for i, spec in enumerate(specs) if spec.ray is not None]
     plans = plan_members([specs[i] for i in near], [names[i] for i in near], defaults)
     loaded: dict[int, Backend] = {}
-    with (
-        _in_actors([specs[i] for i in far], [names[i] for i in far], defaults) as loading,
-        _closing(loaded),
-    ):
+    with _closing(loaded):
         for i in served:
             revision = specs[i].revision or defaults["revision"]
             loaded[i] = load_server(ServerPlan(specs[i], names[i], revision))
         loaded.update(zip(near, _load_planned(plans), strict=True))
-        loaded.update(zip(far, loading.members(), strict=True))
     return [loaded[i] for i in range(len(specs))]
 
 
@@ -104,25 +92,6 @@ def _closing(loaded: Mapping[int, Backend]) -> Iterator[None]:
             if isinstance(member, SupportsClose):
                 member.close()
         raise
-
-
-def _in_actors(
-    specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
-) -> HostLoading[Any]:
-    """Return the members that load in Ray actors.
-
-    Raises:
-        MissingDependencyError: Ray is not installed.
-    """
-    if not specs:
-        return ProcessLoading([])
-    try:
-        from adafuse_llm.ray.loading import ActorLoading
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"members on other machines need {error.name}: {install_command('ray')}"
-        ) from error
-    return ActorLoading(specs, names, defaults)
 
 
 def _load_planned(plans: Sequence[Plan]) -> list[Backend]:

@@ -138,10 +138,6 @@ class Metrics:
             for name, passes in each.usage.forward_passes.items():
                 self._passes.labels(name).inc(passes)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
-        yield from self._registry.collect()
-
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics as text for Prometheus, and the content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

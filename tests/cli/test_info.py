@@ -104,7 +104,7 @@ def test_a_gguf_model_is_loaded_and_described(adafuse):
 
 
 def test_models_are_described_in_this_process_only(adafuse, models):
-    for flags in (["--processes"], ["--ray", "auto"]):
+    for flags in (["--processes"],):
         result = adafuse("info", models[0], *flags)
         assert result.exit_code == 2
         assert re.search(rf"No such option:? '?{flags[0]}", result.output)

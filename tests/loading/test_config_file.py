@@ -66,37 +66,6 @@ def test_processes_runs_all_members_in_processes(tmp_path: Path) -> None:
         read_config(written(tmp_path, 'processes: "yes"'))
 
 
-def test_ray_runs_all_members_in_the_cluster(tmp_path: Path) -> None:
-    text = "models: [a/one, {path: a/two, process: true}, {path: b, ray: {num_gpus: 2}}]\nray: h:1"
-    here = {"address": "h:1"}
-    assert read_config(written(tmp_path, text)).members == [
-        MemberSpec("a/one", ray=here),
-        MemberSpec("a/two", ray=here),
-        MemberSpec("b", ray={"num_gpus": 2, **here}),
-    ]
-    embedded = read_config(written(tmp_path, "ray: auto")).members
-    assert [spec.ray for spec in embedded if isinstance(spec, MemberSpec)] == [
-        {"address": "auto"}
-    ] * 3
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("ray: true", "option 'ray': it must be HOST:PORT of the head node"),
-        ("ray: {num_gpus: 1}", "such as 10.0.0.1:6379, or auto. The machine of the engine"),
-        ("ray: ray://head:10001", "so ray:// is not possible; got 'ray://head:10001'"),
-        ("ray: auto\nprocesses: true", "option 'ray': members run in Ray actors (ray) or in proc"),
-        ("models: [{path: a, ray: {num_gpu: 1}}]", "member 'a': ray: unknown option 'num_gpu'."),
-        ("models: [{path: a, process: true, ray: {}}]", "member 'a': pass process=True"),
-    ],
-)
-def test_a_cluster_that_cannot_be_used_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(InvalidOptionError, match=re.escape(says)) as caught:
-        read_config(written(tmp_path, text))
-    assert str(caught.value).startswith("configuration file ")
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -217,8 +186,3 @@ def test_the_adapters_run_requests_as_the_file_says(tmp_path: Path) -> None:
     file = written(tmp_path, "runtime: {max_requests: 3}")
     assert fields_from_config(file)["runtime"].max_requests == 3
     assert "runtime" not in fields_from_config(written(tmp_path, "max_words: 2"))
-
-
-def test_the_adapters_run_members_in_the_cluster_of_the_file(tmp_path: Path) -> None:
-    members = fields_from_config(written(tmp_path, "ray: auto"))["members"]
-    assert [spec.ray for spec in members] == [{"address": "auto"}] * 3

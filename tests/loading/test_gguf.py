@@ -225,7 +225,7 @@ def test_settings_of_gguf_members_are_refused_for_transformers(setting) -> None:
 
 @pytest.mark.quick
 def test_threads_of_a_transformers_member_need_a_process() -> None:
-    with pytest.raises(InvalidOptionError, match=r"threads needs process=True, ray or a GGUF"):
+    with pytest.raises(InvalidOptionError, match=r"threads needs process=True or a GGUF"):
         AdaFuseEngine.from_pretrained([MemberSpec(str(WREN), threads=2)])
 
 

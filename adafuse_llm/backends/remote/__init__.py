@@ -4,9 +4,8 @@ protocol   the messages, and what a transport must offer (`Channel`)
 client     the member as an engine sees it (`RemoteBackend`)
 host       the other side: a backend that answers the messages
 processes  the transport to a process on the same machine
-actors     the transport to a Ray actor on any machine of a cluster
 
-A transport is a `Connector` and its `Channel`. Nothing else knows what a process or an actor is.
+A transport is a `Connector` and its `Channel`. Nothing else knows what a process is.
 """
 
 from __future__ import annotations
