@@ -248,7 +248,7 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     fields = {name: getattr(file, name) for name in ("strategy", "dtype", "device_map", "revision")}
     if file.runtime.model_fields_set:
         fields["runtime"] = file.runtime
-    if file.models or used or file.processes:
+    if file.models or used:
         specs = tuple(map(as_spec, file.members))
         by_name = dict(zip(member_names(specs), specs, strict=True))
         try:

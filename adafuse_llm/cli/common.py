@@ -27,19 +27,19 @@ from adafuse_llm import (
     RuntimeConfig,
 )
 from adafuse_llm.backends.gguf.files import is_gguf
+from adafuse_llm.cli.collection import resume_collection
 from adafuse_llm.cli.terminal import discard_stdout, drop_unwritten, one_line, quiet, stderr_console
 from adafuse_llm.cli.values import PARSERS
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
-from adafuse_llm.loading.collection import resume_collection
 from adafuse_llm.loading.config_file import (
     LOADING,
     SECTIONS,
     ConfigFile,
     read_config,
 )
-from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
+from adafuse_llm.loading.specs import MemberSpec, as_spec
 from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import AUTO, NAMED
 
@@ -85,7 +85,6 @@ class Setup:
     dtype: str
     device_map: str | None
     revision: str | None
-    processes: bool
     threads: int | None
     trust_remote_code: bool
     debug: bool
@@ -104,7 +103,7 @@ class Setup:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
         return [each.path for each in map(as_spec, self.models)] or list(map(str, member_paths()))
 
-    def members(self) -> list[str | MemberSpec]:
+    def members(self) -> list[MemberSpec]:
         """Return what to load."""
         return [self._member(given) for given in self.models or map(str, member_paths())]
 
@@ -163,20 +162,13 @@ class Setup:
         resume_collection()
         return engine
 
-    def _member(self, given: str | Mapping[str, Any]) -> str | MemberSpec:
-        """Return a member. ``--threads`` sets the threads of members that have their own."""
-        spec = in_process(given) if self.processes else as_spec(given)
-        if self.threads is not None and spec.threads is None and self._has_threads(spec):
-            return replace(spec, threads=self.threads)
-        return given if isinstance(given, str) and spec == MemberSpec(given) else spec
-
-    def _has_threads(self, spec: MemberSpec) -> bool:
-        """Return whether a member has threads of its own."""
-        if spec.url is not None:
-            return False
-        if spec.process:
-            return True
-        return is_gguf(spec.path, spec.file, spec.revision or self.revision)
+    def _member(self, given: str | Mapping[str, Any]) -> MemberSpec:
+        """Return a member. ``--threads`` sets the threads of GGUF members, too."""
+        spec = as_spec(given)
+        if self.threads is None or spec.threads is not None or spec.url is not None:
+            return spec
+        is_member = is_gguf(spec.path, spec.file, spec.revision or self.revision)
+        return replace(spec, threads=self.threads) if is_member else spec
 
 
 class _PlainHelp:
@@ -219,7 +211,7 @@ def command(
         function: the function. Its other parameters become the flags of this command only. A
             parameter with the name of a shared flag takes its place.
         decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``,
-            ``--config`` and ``--processes``.
+            and ``--config``.
         loading: whether the command takes the flags for loading members.
         hidden: names of shared flags that the help does not list, because the command allows only
             their default.
@@ -351,9 +343,6 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     yield _flag("device_map", str | None, None, text, panel="Members", metavar="NAME")
     text = "Revision of models from the Hub."
     yield _flag("revision", str | None, None, text, panel="Members", metavar="NAME")
-    if model:
-        text = "Run every member in a process of its own, so that members run at the same time."
-        yield _flag("processes", bool, False, text, panel="Members")
     text = (
         "Number of CPU threads for the members. Default: 1 if every member has fewer than "
         f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."

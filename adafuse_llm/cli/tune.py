@@ -145,7 +145,7 @@ def tune(
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not overwrite and not results.path.exists():
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
-    names = member_names([as_spec(member) for member in setup.members()])
+    names = member_names(setup.members())
     candidates(names, setup.config.use, find_strategy(setup.strategy))
     optimizer(seed)
     searched, tested = map(len, divide(job.questions, held_out, seed))
@@ -258,7 +258,6 @@ def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[
             "dtype": setup.dtype,
             "device_map": setup.device_map,
             "revision": setup.revision,
-            "processes": setup.processes or None,
         }
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {k: v for k, v in {**loading, **plain}.items() if v is not None}

@@ -14,8 +14,7 @@ The section ``runtime`` sets fields of `RuntimeConfig`. The section ``serving`` 
 `ServerConfig`, which only ``adafuse serve`` uses.
 
 A model can also be a mapping of the fields of `MemberSpec`, such as
-``{path: path/one, process: true, threads: 2}``. ``processes: true`` runs every member in a process
-of its own, even a member with ``process: false``.
+``{path: path/one.gguf, context: 4096, threads: 2}``.
 
 The format is YAML, which includes JSON. Values that the file does not set have their defaults.
 `json_schema` is a mapping, or the path of a JSON file relative to the configuration file. A file
@@ -37,7 +36,7 @@ from pydantic import Field, field_validator
 from adafuse_llm.config import AdaFuseConfig, Options, RuntimeConfig
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
-from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
+from adafuse_llm.loading.specs import MemberSpec, as_spec
 from adafuse_llm.serving_config import ServerConfig
 
 __all__ = ["ConfigFile", "read_config", "read_schema", "write_config"]
@@ -63,12 +62,6 @@ class ConfigFile(Options):
         default=None, description="Devices on which accelerate places the weights."
     )
     revision: str | None = Field(default=None, description="Revision of hub models.")
-    processes: bool = Field(
-        default=False,
-        strict=True,
-        description="Whether to run every member in a process of its own, even a member with "
-        "`process: false`.",
-    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="Options of `AdaFuseConfig` that the file sets."
     )
@@ -93,8 +86,6 @@ class ConfigFile(Options):
     def members(self) -> list[str | MemberSpec]:
         """The members to load."""
         models = self.models or tuple(map(str, member_paths()))
-        if self.processes:
-            return list(map(in_process, models))
         return [each if isinstance(each, str) else as_spec(each) for each in models]
 
 
@@ -107,7 +98,7 @@ MAX_ALIASES = 20
 MAX_DEPTH = 20
 """Maximum number of lists and mappings inside each other. PyYAML is slow with deeper ones."""
 
-LOADING = ("strategy", "dtype", "device_map", "revision", "processes")
+LOADING = ("strategy", "dtype", "device_map", "revision")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
 SECTIONS: Final[Mapping[str, type[Options]]] = {

@@ -93,11 +93,8 @@ class MemberSpec:
             finished requests. Later requests that begin with the same tokens reuse these rows. With
             0, the member keeps no rows. The default is 256 MiB.
         allow_pickle: whether to accept weights in pickle format, which can run code when loaded.
-        process: whether to run the member in a process of its own. Members in processes run at the
-            same time as other members.
-        threads: number of CPU threads for the member's passes, at most the number of CPU cores. It
-            needs ``process=True`` or a GGUF member, because other members share the threads of
-            torch.
+        threads: number of CPU threads for a GGUF member's passes, at most the number of CPU cores.
+            Transformers models share the threads of torch.
         file: GGUF file in the folder or hub repository, as a name or a pattern such as
             ``"*Q4_K_M.gguf"``. It is needed if there are several, or if transformers could load
             the folder, too.
@@ -138,7 +135,6 @@ class MemberSpec:
     quantization_config: Any = None
     prefix_cache_bytes: int | None = None
     allow_pickle: bool = False
-    process: bool = False
     threads: int | None = None
     file: str | None = None
     context: int | None = None
@@ -175,7 +171,7 @@ class MemberSpec:
                 f"member {self.path!r}: pass device (one device for the whole member) or "
                 "device_map, not both"
             )
-        _check_elsewhere(self)
+        _check_gguf(self)
         cached = 0 if self.prefix_cache_bytes is None else self.prefix_cache_bytes
         if not isinstance(cached, int) or cached < 0:
             raise InvalidOptionError(
@@ -271,15 +267,15 @@ def check_kind(spec: MemberSpec, *, is_gguf: bool) -> None:
                 f"member {spec.path!r}: {name} is for GGUF members only, and this is a "
                 "transformers model. For a GGUF file in its folder, pass file='NAME.gguf', too."
             )
-    if spec.threads is not None and not spec.process:
+    if spec.threads is not None:
         raise InvalidOptionError(
-            f"member {spec.path!r}: threads needs process=True or a GGUF member, because other "
-            "members share the threads of torch. torch.set_num_threads(...) sets their number."
+            f"member {spec.path!r}: threads is for GGUF members only, because other members share "
+            "the threads of torch. torch.set_num_threads(...) sets their number."
         )
 
 
-def _check_elsewhere(spec: MemberSpec) -> None:
-    """Check the settings of processes and GGUF members, as far as no file is needed for it."""
+def _check_gguf(spec: MemberSpec) -> None:
+    """Check the settings of GGUF members, as far as no file is needed for it."""
 
     def require(name: str, allowed: str, *, valid: bool) -> None:
         if not valid:
@@ -298,7 +294,6 @@ def _check_elsewhere(spec: MemberSpec) -> None:
         f"from 1 to {cores}, the number of CPU cores",
         valid=spec.threads is None or spec.threads <= cores,
     )
-    require("process", "True or False", valid=isinstance(spec.process, bool))
     require(
         "flash_attention", "True, False or None", valid=spec.flash_attention in (None, True, False)
     )
@@ -360,15 +355,6 @@ def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> 
     if spec.path[:1] == "~" and spec.url is None:
         return replace(spec, path=str(Path(spec.path).expanduser()))
     return spec
-
-
-def in_process(member: str | MemberSpec | Mapping[str, Any]) -> MemberSpec:
-    """Return a member as `as_spec` does, but in a process of its own.
-
-    Members on a server stay there.
-    """
-    spec = as_spec(member)
-    return spec if spec.url is not None else replace(spec, process=True)
 
 
 def _from_fields(values: Mapping[str, Any]) -> MemberSpec:

@@ -20,5 +20,5 @@ members and prompts.
 ``start_up``     the time from a command to its first words, by parts
 ``servers``      members on inference servers, compared with the same members in this process
 
-``kinds`` is a command of its own. It measures GGUF members and members in processes.
+``kinds`` is a command of its own. It measures GGUF members.
 """

@@ -61,7 +61,6 @@ def test_l2_a_strategy_belongs_to_an_engine():
     ("keyword", "settings"),
     [
         ("n_ctx", "'path': ..., 'context': ..."),
-        ("processes", "'path': ..., 'process': ..."),
         ("model_path", "'path': ..."),
     ],
 )

@@ -48,7 +48,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
         use=("heron", "wren"),
     )
     assert call["strategy"] == "adafuse"
-    assert call["paths"] == ["a", "b"]
+    assert [spec.path for spec in call["paths"]] == ["a", "b"]
     assert call["dtype"] == "float64"
     assert call["revision"] == "v1"
     assert call["device_map"] == "auto"
@@ -64,16 +64,15 @@ def test_biases_are_numbers_by_text(adafuse, fakes):
     assert "option 'logit_bias' must be TEXT=NUMBER; got 'c'" in result.stderr
 
 
-def test_members_in_processes_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
+def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
     config = tmp_path / "ensemble.yaml"
-    config.write_text("models: [a, {path: b, threads: 2}]\n")
-    for flags in ((), ("--processes",), ("--processes", "--threads", 1)):
+    config.write_text("models: [a, b.gguf, {path: c.gguf, threads: 2}]\n")
+    for flags in ((), ("--threads", 1)):
         assert adafuse("generate", "x:", "--config", config, *flags).exit_code == 0
-    plain, apart, threads = (call["paths"] for call in fakes)
-    assert plain[0] == "a"
-    assert [spec.process for spec in apart] == [True, True]
-    assert [spec.threads for spec in apart] == [None, 2]
-    assert [spec.threads for spec in threads] == [1, 2]
+    assert [[spec.threads for spec in call["paths"]] for call in fakes] == [
+        [None, None, 2],
+        [None, 1, 2],
+    ]
 
 
 def test_sampling_and_template_options_reach_the_engine(adafuse, fakes, tmp_path):

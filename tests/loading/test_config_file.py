@@ -50,27 +50,18 @@ def test_aliases_can_be_used(tmp_path: Path) -> None:
 
 
 def test_models_can_be_mappings_of_the_fields_of_member_specs(tmp_path: Path) -> None:
-    text = "models: [a/one, {path: a/two, process: true, threads: 2}]"
+    text = "models: [a/one, {path: a/two.gguf, threads: 2}]"
     assert read_config(written(tmp_path, text)).members == [
         "a/one",
-        MemberSpec("a/two", process=True, threads=2),
+        MemberSpec("a/two.gguf", threads=2),
     ]
-
-
-def test_processes_runs_all_members_in_processes(tmp_path: Path) -> None:
-    for text in ("models: [a/one, {path: a/two}]", "max_words: 2"):
-        members = read_config(written(tmp_path, f"{text}\nprocesses: true")).members
-        assert len(members) >= 2
-        assert all(isinstance(spec, MemberSpec) and spec.process for spec in members)
-    with pytest.raises(InvalidOptionError, match=r"'processes'.*; got 'yes'"):
-        read_config(written(tmp_path, 'processes: "yes"'))
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("{path: a/one, proces: true}", "no setting 'proces'. Did you mean 'process'?"),
-        ("{process: true}", "a member needs a path"),
+        ("{path: a/one, thread: 2}", "no setting 'thread'. Did you mean 'threads'?"),
+        ("{threads: 2}", "a member needs a path"),
         ("{path: a/one, static_cache: true}", "there is no static_cache any more. For CUDA graphs"),
         ("{path: a/one, trust_remote_code: true}", "cannot set 'trust_remote_code'"),
         ("{path: a/one, allow_pickle: true}", "cannot set 'allow_pickle'"),

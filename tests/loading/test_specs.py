@@ -85,7 +85,6 @@ def test_a_path_can_be_a_positional_argument() -> None:
         ),
         ({"path": "x", "context": -1}, "context must be an integer of 1 or more"),
         ({"path": "x", "gpu_layers": "all"}, "gpu_layers must be an integer of 0 or more"),
-        ({"path": "x", "process": "yes"}, "process must be True or False; got 'yes'"),
         ({"path": "x", "flash_attention": "on"}, "flash_attention must be True, False or None"),
         ({"path": "x", "cache_type": "q5_0"}, "cache_type must be one of 'f32', 'f16', 'bf16'"),
         ({"path": "x", "cache_type": "q4_0", "flash_attention": False}, "needs flash attention"),

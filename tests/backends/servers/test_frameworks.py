@@ -1,5 +1,5 @@
-"""The same code of LangChain and LlamaIndex runs with members in this process, in processes of
-their own, and on a server."""
+"""The same code of LangChain and LlamaIndex runs with members in this process and on a
+server."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ QUESTION = "Who is the director of the Kalost Bakery?"
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12}
 
 
-@pytest.fixture(params=["here", "process", "server"])
+@pytest.fixture(params=["here", "server"])
 def members(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     first, second, _ = map(str, member_paths())
     with ExitStack() as stack:
         place: dict[str, Any] = {"path": first}
-        if request.param == "process":
-            place |= {"process": True}
-        elif request.param == "server":
+        if request.param == "server":
             server = InferenceServer("vllm", folder=member_paths()[0])
             place = {"url": stack.enter_context(served(server.app())), "tokenizer": first}
         yield [{**place, "name": "first"}, second]
