@@ -9,7 +9,6 @@ DEMO := $(VENV)/.demo
 SERVE := $(VENV)/.serve
 GGUF := $(VENV)/.gguf
 SETUP := $(VENV)/.set-up
-RAY := $(VENV)/.ray
 CLIENTS := .venv-clients
 LOWEST := .venv-lowest
 VLLM := .venv-vllm
@@ -33,7 +32,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-docker test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist release-check cookbooks bench soak clean
+.PHONY: help demo demo-real serve real quick test test-real test-cookbooks test-gguf test-clients test-docker test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist release-check cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -57,7 +56,7 @@ quick: $(SETUP) ## a subset of the tests in two minutes, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
 # Three processes keep two cores busy, because tests also wait.
-test: $(SETUP) ## all tests except the slow ones, the cookbooks, those of Ray, and most of those of GGUF members
+test: $(SETUP) ## all tests except the slow ones, the cookbooks, and most of those of GGUF members
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-cookbooks: $(SETUP) ## run the cookbooks, and compare their outputs with the stored ones
@@ -69,9 +68,6 @@ test-real: $(SETUP) ## the tests of real models, which it fetches first; 40 minu
 
 test-gguf: $(SETUP) ## all tests of GGUF members
 	$(BIN)/python -m pytest -q --gguf -m gguf $(WORKERS) 2
-
-test-ray: $(RAY) ## the tests of members and servers on several machines, which Ray connects; needs Linux
-	$(BIN)/python -m tests.support.loopback $(BIN)/python -m pytest -q --ray -m ray
 
 test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK against a server
 	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q --clients -m clients
@@ -152,11 +148,6 @@ $(GGUF): $(DEMO)
 $(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))
 	@echo "adding to $(VENV) what tests, linters and documentation need (once)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) $(GROUPS)
-	@touch $@
-
-$(RAY): $(SETUP)
-	@echo "adding Ray to $(VENV) (once)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[ray]'
 	@touch $@
 
 $(CLIENTS)/.set-up: pyproject.toml tests/clients/package.json

@@ -71,8 +71,8 @@ class AdaFuseEngine(Engine):
     """An ensemble of language models that decode one response together.
 
     An engine is thread-safe. Requests that run at the same time share forward passes. Each
-    model runs in only one thread. Members on different devices, and members in processes of their
-    own, run at the same time.
+    model runs in only one thread. Members on different devices, and members on servers, run at the
+    same time.
 
     An engine is also a context manager. On exit it calls `close`, which ends running requests.
 
@@ -328,9 +328,9 @@ class AdaFuseEngine(Engine):
 
         All requests end at once with `EngineClosedError`. A forward pass in this process cannot be
         interrupted, so this method waits until the current passes end. Members that the engine has
-        loaded itself (with `from_pretrained`, `from_embedded` or `from_config`) are closed. So
-        their processes end, even during a pass. Members that were passed to the constructor stay
-        open.
+        loaded itself (with `from_pretrained`, `from_embedded` or `from_config`) are closed, and
+        those on servers stop to wait for an answer. Members that were passed to the constructor
+        stay open.
 
         Args:
             timeout: maximum seconds to wait for passes in this process. If a pass takes longer,

@@ -10,7 +10,7 @@
     │   └── UnsupportedModelError                 a model cannot take part in an ensemble
     ├── MemberError(RuntimeError)                 a member failed while decoding
     │   ├── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
-    │   └── MemberUnavailableError                a member cannot be started again
+    │   └── MemberUnavailableError                the server of a member does not answer
     ├── DecodingError(RuntimeError)               no candidate could be chosen
     ├── MalformedReplyError(ValueError)           no reply has the requested form
     ├── RequestCancelledError(RuntimeError)       a request was cancelled before it had a result
@@ -108,7 +108,7 @@ class MemberOutOfMemoryError(MemberError, MemoryError):
 
 
 class MemberUnavailableError(MemberError):
-    """The process or Ray actor of a member has ended, and it cannot be started again now."""
+    """The server of a member does not answer now, or runs another model."""
 
 
 class DecodingError(AdaFuseError, RuntimeError):

@@ -75,12 +75,11 @@ def for_site(markdown: str) -> str:
 def configuration() -> str:
     """Return the options, with one table per model."""
     from adafuse_llm import AdaFuseConfig, RuntimeConfig
-    from adafuse_llm.loading.ray_options import RayOptions
     from adafuse_llm.serving_config import ServerConfig
 
     return "\n\n".join(
         f"## {model.__name__}\n\n{_summary(model)}\n\n{_options(model)}"
-        for model in (AdaFuseConfig, RuntimeConfig, ServerConfig, RayOptions)
+        for model in (AdaFuseConfig, RuntimeConfig, ServerConfig)
     )
 
 

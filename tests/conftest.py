@@ -23,7 +23,6 @@ from adafuse_llm.backends.llamacpp.library import find_library
 from adafuse_llm.errors import MissingDependencyError
 from benchmarks.real import members
 from tests.support import sizes
-from tests.support.loopback import is_loopback_only
 from tests.support.tally import TALLY
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ CLIENTS_NOT_RUN = "make test-clients runs it"
 COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
 DOCKER_NOT_RUN = "make test-docker runs it"
 GGUF_NOT_RUN = "make test-gguf runs it"
-RAY_NOT_RUN = "make test-ray runs it"
 REAL_NOT_RUN = "make test-real runs it"
 VLLM_NOT_RUN = "make test-vllm runs it"
 REAL_MISSING = "the real members are not here: make real fetches them"
@@ -48,7 +46,6 @@ GROUPS = {
     "cookbook": ("--cookbooks", COOKBOOKS_NOT_RUN),
     "docker": ("--docker", DOCKER_NOT_RUN),
     "gguf": ("--gguf", GGUF_NOT_RUN),
-    "ray": ("--ray", RAY_NOT_RUN),
     "real": ("--real", REAL_NOT_RUN),
     "vllm": ("--vllm", VLLM_NOT_RUN),
 }
@@ -57,15 +54,12 @@ GROUPS = {
 GGUF_SHARE = 6
 """One of so many tests of GGUF members runs without ``--gguf``."""
 
-RAY_CANNOT_RUN = "this machine allows no network namespace (unshare -rn)"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--clients", action="store_true", help="run the tests of clients, too")
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
     parser.addoption("--docker", action="store_true", help="build and run the image, too")
     parser.addoption("--gguf", action="store_true", help="run all tests of GGUF members")
-    parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
     parser.addoption("--real", action="store_true", help="run the tests of real members, too")
     parser.addoption("--vllm", action="store_true", help="run the tests of vLLM, too")
     parser.addoption("--sweeps", action="store_true", help="run all cases of sweeps")
@@ -113,8 +107,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
             elif name == "real" and not has_real_members():
                 item.add_marker(pytest.mark.skip(reason=REAL_MISSING))
-            elif name == "ray" and not is_loopback_only():
-                item.add_marker(pytest.mark.skip(reason=RAY_CANNOT_RUN))
 
 
 @functools.cache
@@ -193,9 +185,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason in (REAL_NOT_RUN, REAL_MISSING):
         if real := sum(reason in str(report.longrepr) for report in skipped):
             terminalreporter.write_line(f"{real} tests of real members were not run: {reason}")
-    for reason in (RAY_NOT_RUN, RAY_CANNOT_RUN):
-        if ray := sum(reason in str(report.longrepr) for report in skipped):
-            terminalreporter.write_line(f"{ray} tests of Ray were not run: {reason}")
     standard = Counter(
         outcome
         for outcome in ("passed", "skipped", "failed", "xfailed", "xpassed", "error")

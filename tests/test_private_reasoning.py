@@ -8,7 +8,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -36,7 +35,6 @@ from adafuse_llm.tree import TokenTree
 from tests.reference import Options, ReferenceMember, WordMixture, decode
 from tests.support.compare import assert_same
 from tests.support.models import CHATML, Recipe, backend, reference
-from tests.support.remote import MemoryHosts
 from tests.support.scripted import Script, scripted
 from tests.support.thinkers import DEEPSEEK, QWEN, decoded
 
@@ -322,14 +320,8 @@ def test_the_answer_has_the_form_and_the_thoughts_are_free() -> None:
     assert engine.generate(messages=ASKED, regex=r"\{.*\}").thoughts == generation.thoughts
 
 
-@pytest.mark.parametrize("kind", ["process", "remote engine"])
-def test_members_elsewhere_and_clients_give_the_same(kind: str) -> None:
+def test_clients_give_the_same() -> None:
     expected = engine_of(deep(), wide()).generate(messages=ASKED)
-    if kind == "process":
-        members = [MemoryHosts(partial(_itself, own)).member(own) for own in (deep(), wide())]
-        hosted = AdaFuseEngine(members)
-        assert _same(hosted.generate(messages=ASKED, private_reasoning=100), expected)
-        return
     pytest.importorskip("starlette")
     httpx = pytest.importorskip("httpx")
     from adafuse_llm import RemoteEngine
@@ -349,10 +341,6 @@ def test_members_elsewhere_and_clients_give_the_same(kind: str) -> None:
         refused = httpx.post(f"{url}/v1/chat/completions", json=body)
         assert refused.status_code == 400
         assert "private_reasoning must be at most 120" in refused.text
-
-
-def _itself(own: HuggingFaceBackend) -> HuggingFaceBackend:
-    return own
 
 
 def _same(one: Generation, other: Generation) -> bool:

@@ -23,8 +23,8 @@ PACKAGES = (
 DISTRIBUTIONS = ROOT / "integrations"
 MARK = re.compile(r"^(@|pytestmark = )pytest\.mark\.quick$", re.MULTILINE)
 OPTIONAL = {
-    *("bm25s", "lm_eval", "matplotlib", "msgpack", "optuna", "pandas", "prometheus_client"),
-    *("ray", "rich", "sacrebleu", "starlette", "typer", "uvicorn"),
+    *("bm25s", "lm_eval", "matplotlib", "optuna", "pandas", "prometheus_client"),
+    *("rich", "sacrebleu", "starlette", "typer", "uvicorn"),
 }
 """Packages of the extras, and those that only benchmarks need."""
 

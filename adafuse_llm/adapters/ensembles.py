@@ -192,9 +192,9 @@ class Ensemble:
     def _read(
         self, read: Callable[[str, str | None, str | None], T | None], names: Collection[str]
     ) -> list[T | None]:
-        """Read a property of some members from their files, which None stands for elsewhere."""
+        """Read a property of some members from their files."""
         return [
-            read(spec.path, spec.revision or self.revision, spec.file) if spec.ray is None else None
+            read(spec.path, spec.revision or self.revision, spec.file)
             for spec in self._specs(names)
         ]
 
@@ -248,7 +248,7 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     fields = {name: getattr(file, name) for name in ("strategy", "dtype", "device_map", "revision")}
     if file.runtime.model_fields_set:
         fields["runtime"] = file.runtime
-    if file.models or used or file.processes or file.ray:
+    if file.models or used:
         specs = tuple(map(as_spec, file.members))
         by_name = dict(zip(member_names(specs), specs, strict=True))
         try:

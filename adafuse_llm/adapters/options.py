@@ -46,9 +46,6 @@ MEMBER_SETTINGS = {
     "file": "file",
     "flash_attention": "flash_attention",
     "gpu_layers": "gpu_layers",
-    "process": "process",
-    "processes": "process",  # of the command line
-    "ray": "ray",
     "repeatable": "repeatable",
     "threads": "threads",
     # of llama-cpp-python:
@@ -192,8 +189,8 @@ REFUSED: dict[str, Refusal] = {
         "MemberSpec(path=..., gpu_layers=...)"
     ),
     "num_thread": Refusal(
-        "is not supported: call torch.set_num_threads, or for a GGUF member, a member in a process "
-        "or a Ray actor, pass MemberSpec(path=..., threads=...)"
+        "is not supported: call torch.set_num_threads, or for a GGUF member, pass "
+        "MemberSpec(path=..., threads=...)"
     ),
     "request_timeout": Refusal(
         "is not supported under this name: the classes for LangChain have timeout"

@@ -182,7 +182,7 @@ class RunsElsewhere(Protocol):
 
     @property
     def host(self) -> str:
-        """Where the member computes, for messages, such as ``"process 4711"``."""
+        """Where the member computes, for messages, such as ``"server http://host:8000"``."""
         ...
 
 
@@ -194,7 +194,7 @@ class SupportsClose(Protocol):
     """
 
     def close(self) -> None:
-        """Free all resources, such as processes. Later calls of `Backend.evaluate` fail."""
+        """Free all resources, such as connections. Later calls of `Backend.evaluate` fail."""
         ...
 
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from adafuse_llm import __version__
-from adafuse_llm.loading.collection import pause_collection
+from adafuse_llm.cli.collection import pause_collection
 
 if TYPE_CHECKING:
     import typer

@@ -27,20 +27,19 @@ from adafuse_llm import (
     RuntimeConfig,
 )
 from adafuse_llm.backends.gguf.files import is_gguf
-from adafuse_llm.cli.terminal import discard_stdout, drop_unwritten, loading_status, one_line, quiet
+from adafuse_llm.cli.collection import resume_collection
+from adafuse_llm.cli.terminal import discard_stdout, drop_unwritten, one_line, quiet, stderr_console
 from adafuse_llm.cli.values import PARSERS
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
-from adafuse_llm.loading.collection import resume_collection
 from adafuse_llm.loading.config_file import (
     LOADING,
-    PLACES,
     SECTIONS,
     ConfigFile,
     read_config,
 )
-from adafuse_llm.loading.specs import MemberSpec, as_spec, in_cluster, in_process
+from adafuse_llm.loading.specs import MemberSpec, as_spec
 from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import AUTO, NAMED
 
@@ -71,8 +70,6 @@ class Setup:
     """The values of the shared flags: members, loading settings, decoding options.
 
     Attributes:
-        ray: address of the Ray cluster whose actors run all members. With None, only members with
-            `MemberSpec.ray` run in actors.
         threads: number of CPU threads for the members. None for one thread if all members are
             small (`SMALL`), and otherwise for PyTorch's default. Members always load with one
             thread then. The variable OMP_NUM_THREADS has precedence over None.
@@ -88,8 +85,6 @@ class Setup:
     dtype: str
     device_map: str | None
     revision: str | None
-    processes: bool
-    ray: str | None
     threads: int | None
     trust_remote_code: bool
     debug: bool
@@ -108,14 +103,9 @@ class Setup:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
         return [each.path for each in map(as_spec, self.models)] or list(map(str, member_paths()))
 
-    def members(self) -> list[str | MemberSpec]:
+    def members(self) -> list[MemberSpec]:
         """Return what to load."""
         return [self._member(given) for given in self.models or map(str, member_paths())]
-
-    @property
-    def _here(self) -> list[MemberSpec]:
-        """The members that do not run in Ray actors. Their files are on this machine or the Hub."""
-        return [spec for spec in map(as_spec, self.members()) if spec.ray is None]
 
     @property
     def is_embedded(self) -> bool:
@@ -144,21 +134,19 @@ class Setup:
             **runtime: options of `RuntimeConfig` that override `runtime`.
         """
         cores = os.cpu_count() or 1
-        here = self._here
-        threads = self.threads if here else None  # actors have threads of their own
-        if threads is not None and threads > cores:
+        if self.threads is not None and self.threads > cores:
             raise InvalidInputError(
-                f"--threads must be at most {cores}, the number of CPU cores; got {threads}"
+                f"--threads must be at most {cores}, the number of CPU cores; got {self.threads}"
             )
         names = ", ".join(Path(path).name for path in self.paths())
-        local = all(Path(spec.path).exists() for spec in here)
+        local = all(map(os.path.exists, self.paths()))
         # downloads show their own progress bars
-        with loading_status(f"loading {names}") if local else nullcontext():
+        with stderr_console().status(f"loading {names}") if local else nullcontext():
             import torch
 
             default = torch.get_num_threads()
-            if threads is not None or "OMP_NUM_THREADS" not in os.environ:
-                torch.set_num_threads(threads or 1)
+            if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
+                torch.set_num_threads(self.threads or 1)
             engine = AdaFuseEngine.from_pretrained(
                 self.members(),
                 config=self.config,
@@ -169,31 +157,18 @@ class Setup:
                 trust_remote_code=self.trust_remote_code,
                 revision=self.revision,
             )
-            if threads is None and not _are_small(engine):
+            if self.threads is None and not _are_small(engine):
                 torch.set_num_threads(default)
         resume_collection()
         return engine
 
-    def _member(self, given: str | Mapping[str, Any]) -> str | MemberSpec:
-        """Return a member. ``--threads`` sets the threads of members that have their own."""
-        spec = self._placed(given)
-        if self.threads is not None and spec.threads is None and self._has_threads(spec):
-            return replace(spec, threads=self.threads)
-        return given if isinstance(given, str) and spec == MemberSpec(given) else spec
-
-    def _placed(self, given: str | Mapping[str, Any]) -> MemberSpec:
-        """Return a member with the place where it runs."""
-        if self.ray is not None:
-            return in_cluster(given, self.ray)
-        return in_process(given) if self.processes else as_spec(given)
-
-    def _has_threads(self, spec: MemberSpec) -> bool:
-        """Return whether a member has threads of its own."""
-        if spec.url is not None:
-            return False
-        if spec.process or spec.ray is not None:
-            return True
-        return is_gguf(spec.path, spec.file, spec.revision or self.revision)
+    def _member(self, given: str | Mapping[str, Any]) -> MemberSpec:
+        """Return a member. ``--threads`` sets the threads of GGUF members, too."""
+        spec = as_spec(given)
+        if self.threads is None or spec.threads is not None or spec.url is not None:
+            return spec
+        is_member = is_gguf(spec.path, spec.file, spec.revision or self.revision)
+        return replace(spec, threads=self.threads) if is_member else spec
 
 
 class _PlainHelp:
@@ -236,7 +211,7 @@ def command(
         function: the function. Its other parameters become the flags of this command only. A
             parameter with the name of a shared flag takes its place.
         decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``,
-            ``--config``, ``--processes`` and ``--ray``.
+            and ``--config``.
         loading: whether the command takes the flags for loading members.
         hidden: names of shared flags that the help does not list, because the command allows only
             their default.
@@ -368,15 +343,6 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     yield _flag("device_map", str | None, None, text, panel="Members", metavar="NAME")
     text = "Revision of models from the Hub."
     yield _flag("revision", str | None, None, text, panel="Members", metavar="NAME")
-    if model:
-        text = "Run every member in a process of its own, so that members run at the same time."
-        yield _flag("processes", bool, False, text, panel="Members")
-        text = (
-            "Run every member in a Ray actor of the cluster at this address: HOST:PORT of its head "
-            "node, or auto for the cluster that this machine belongs to. The members' paths are "
-            "those on the actors' machines."
-        )
-        yield _flag("ray", str | None, None, text, panel="Members", metavar="ADDRESS")
     text = (
         "Number of CPU threads for the members. Default: 1 if every member has fewer than "
         f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."
@@ -444,8 +410,7 @@ def _setup(
     """Remove the shared flags from `values` and return them as a `Setup`.
 
     A flag overrides the file of --config, which overrides the command's defaults. A flag for the
-    form of the response (`CONSTRAINTS`) or for the place of members (`PLACES`) also overrides the
-    other options of this kind in the file.
+    form of the response (`CONSTRAINTS`) also overrides the other options of this kind in the file.
 
     Args:
         values: values of all flags.
@@ -456,8 +421,7 @@ def _setup(
     """
     path = values.pop("config", None)
     file = ConfigFile() if path is None else read_config(path)
-    groups = (CONSTRAINTS, PLACES)
-    overridden = [name for group in groups if any(map(is_typed, group)) for name in group]
+    overridden = CONSTRAINTS if any(map(is_typed, CONSTRAINTS)) else ()
     options: dict[str, Any] = {}
     for name in names:
         given = values.pop(name)
@@ -473,8 +437,7 @@ def _setup(
     loading = {}
     for name in LOADING:
         given = values.pop(name, None)
-        loading[name] = given if is_typed(name) or name in overridden else getattr(file, name)
-    ConfigFile(**{name: loading[name] for name in PLACES})  # checks the flags
+        loading[name] = given if is_typed(name) else getattr(file, name)
     return Setup(
         models=models or file.models,
         **loading,

@@ -26,7 +26,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.status import Status
 from rich.table import Column
 from rich.text import Text
 
@@ -37,9 +36,6 @@ from adafuse_llm import (
 )
 from adafuse_llm.evaluation.files import naming
 from adafuse_llm.report.styles import printable
-
-ACTORS = "adafuse_llm.ray.actors"
-"""The logger that reports how far members in Ray actors are. Importing its module needs Ray."""
 
 
 def one_line(text: str) -> str:
@@ -181,41 +177,6 @@ def progress_bar() -> Progress:
         speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
         disable=not console.is_terminal,
     )
-
-
-@contextmanager
-def loading_status(text: str) -> Iterator[None]:
-    """Show on stderr that members are loading, and how far those in Ray actors are.
-
-    If stderr is not a terminal, or if a log shows the progress already, show nothing of it.
-    """
-    console = stderr_console()
-    logger = logging.getLogger(ACTORS)
-    with console.status(text) as status:
-        if not console.is_terminal or logger.isEnabledFor(logging.INFO):
-            yield
-            return
-        handler = _StatusHandler(status)
-        before, logger.propagate = (logger.level, logger.propagate), False
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(before[0])
-            logger.propagate = before[1]
-
-
-class _StatusHandler(logging.Handler):
-    """Shows the latest message of a logger in a status line."""
-
-    def __init__(self, status: Status) -> None:
-        super().__init__()
-        self._status = status
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._status.update(one_line(record.getMessage()))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import Record, missed
 from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimizer
 from adafuse_llm.loading.config_file import write_config
-from adafuse_llm.loading.specs import absolute_path, as_spec, member_names
+from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
@@ -145,7 +145,7 @@ def tune(
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not overwrite and not results.path.exists():
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
-    names = member_names([as_spec(member) for member in setup.members()])
+    names = member_names(setup.members())
     candidates(names, setup.config.use, find_strategy(setup.strategy))
     optimizer(seed)
     searched, tested = map(len, divide(job.questions, held_out, seed))
@@ -258,8 +258,6 @@ def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[
             "dtype": setup.dtype,
             "device_map": setup.device_map,
             "revision": setup.revision,
-            "processes": setup.processes or None,
-            "ray": setup.ray,
         }
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {k: v for k, v in {**loading, **plain}.items() if v is not None}
@@ -269,7 +267,9 @@ def _from_anywhere(model: str | Mapping[str, Any]) -> str | dict[str, Any]:
     """Return a model with an absolute path, if the path is that of a local folder or file."""
     if not isinstance(model, str) and "path" not in model:  # it is on a server
         return dict(model)
-    path = absolute_path(model if isinstance(model, str) else model["path"])
+    path = model if isinstance(model, str) else model["path"]
+    if Path(path).exists():
+        path = str(Path(path).absolute())
     return path if isinstance(model, str) else {**model, "path": path}
 
 

@@ -2,7 +2,7 @@
 
 specs         `MemberSpec`: what a member is loaded from, and how
 checkpoint    check the files and the weights of a checkpoint
-members       load models of all kinds
+members       check and load members of all kinds
 huggingface   load transformers models, and divide the devices' memory among them
 gguf          find and load GGUF models
 servers       connect to members that inference servers run
@@ -10,5 +10,4 @@ server_urls   addresses of such members
 problems      what errors of loading say
 quantization  what a quantization configuration means for loading
 config_file   configuration files of ensembles
-collection    pause the garbage collector while a process starts
 """

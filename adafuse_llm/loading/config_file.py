@@ -14,10 +14,7 @@ The section ``runtime`` sets fields of `RuntimeConfig`. The section ``serving`` 
 `ServerConfig`, which only ``adafuse serve`` uses.
 
 A model can also be a mapping of the fields of `MemberSpec`, such as
-``{path: path/one, process: true, threads: 2}``. ``processes: true`` runs every member in a process
-of its own, even a member with ``process: false``. ``ray: ADDRESS`` runs every member in an actor of
-the Ray cluster at this address. Members keep their own options, such as
-``{path: path/one, ray: {num_gpus: 1}}``.
+``{path: path/one.gguf, context: 4096, threads: 2}``.
 
 The format is YAML, which includes JSON. Values that the file does not set have their defaults.
 `json_schema` is a mapping, or the path of a JSON file relative to the configuration file. A file
@@ -34,13 +31,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from adafuse_llm.config import AdaFuseConfig, Options, RuntimeConfig
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
-from adafuse_llm.loading.ray_options import check_address
-from adafuse_llm.loading.specs import MemberSpec, as_spec, in_cluster, in_process
+from adafuse_llm.loading.specs import MemberSpec, as_spec
 from adafuse_llm.serving_config import ServerConfig
 
 __all__ = ["ConfigFile", "read_config", "read_schema", "write_config"]
@@ -66,17 +62,6 @@ class ConfigFile(Options):
         default=None, description="Devices on which accelerate places the weights."
     )
     revision: str | None = Field(default=None, description="Revision of hub models.")
-    processes: bool = Field(
-        default=False,
-        strict=True,
-        description="Whether to run every member in a process of its own, even a member with "
-        "`process: false`.",
-    )
-    ray: str | None = Field(
-        default=None,
-        description="Address of a Ray cluster whose actors run all members: HOST:PORT of its head "
-        "node, or auto for the cluster that this machine belongs to.",
-    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="Options of `AdaFuseConfig` that the file sets."
     )
@@ -92,19 +77,6 @@ class ConfigFile(Options):
     def _one_model_or_many(cls, models: Any) -> Any:
         return (models,) if isinstance(models, (str, dict)) else models or ()
 
-    @field_validator("ray", mode="before")
-    @classmethod
-    def _check_ray(cls, address: Any, info: ValidationInfo) -> Any:
-        if address is None:
-            return None
-        check_address(address)
-        if info.data.get("processes"):
-            raise ValueError(
-                "members run in Ray actors (ray) or in processes of this machine (processes), so "
-                "set only one of the two"
-            )
-        return address
-
     @property
     def config(self) -> AdaFuseConfig:
         """The file's options as an `AdaFuseConfig`; other options have their defaults."""
@@ -114,10 +86,6 @@ class ConfigFile(Options):
     def members(self) -> list[str | MemberSpec]:
         """The members to load."""
         models = self.models or tuple(map(str, member_paths()))
-        if self.ray is not None:
-            return [in_cluster(each, self.ray) for each in models]
-        if self.processes:
-            return list(map(in_process, models))
         return [each if isinstance(each, str) else as_spec(each) for each in models]
 
 
@@ -130,10 +98,7 @@ MAX_ALIASES = 20
 MAX_DEPTH = 20
 """Maximum number of lists and mappings inside each other. PyYAML is slow with deeper ones."""
 
-PLACES = ("processes", "ray")
-"""Names that a file may set to run all members outside the program. They exclude each other."""
-
-LOADING = ("strategy", "dtype", "device_map", "revision", *PLACES)
+LOADING = ("strategy", "dtype", "device_map", "revision")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
 SECTIONS: Final[Mapping[str, type[Options]]] = {

@@ -19,14 +19,15 @@ from adafuse_llm.backends.gguf.files import (
     stored_folder,
 )
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
-from adafuse_llm.backends.llamacpp.library import find_library, load_library
+from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.problems import check_hub_id, describe, hub_problem, label_of
 from adafuse_llm.loading.specs import MemberSpec
 
 if TYPE_CHECKING:
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
-    from adafuse_llm.backends.remote import MemberText
+    from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 
 logger = logging.getLogger(__name__)
 
@@ -49,21 +50,6 @@ class GGUFPlan:
     name: str
     path: Path
     facts: GGUFFacts
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the member runs on the CPU only."""
-        return self.spec.gpu_layers == 0 or not load_library().llama_supports_gpu_offload()
-
-    @property
-    def advice(self) -> str:
-        """What to do after a crash of the member's process."""
-        library = " ".join(find_library())
-        return (
-            f"which is a crash of llama.cpp ({library}). Try repeatable=True, "
-            "flash_attention=False or gpu_layers=0, another file of the model, or its transformers "
-            "model"
-        )
 
 
 def is_gguf_member(spec: MemberSpec, revision: str | None = None) -> bool:
@@ -116,17 +102,14 @@ def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:
         LoadError: llama.cpp cannot load the file.
         UnsupportedModelError: the model cannot be a member of an ensemble.
     """
-    import torch
-
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
 
     spec = plan.spec
-    share = torch.get_num_threads() if spec.process else None  # of the process
     return LlamaCppBackend(
         plan.path,
         plan.name,
         context=spec.context,
-        threads=spec.threads or share,
+        threads=spec.threads,
         gpu_layers=spec.gpu_layers,
         flash_attention=spec.flash_attention,
         cache_type=spec.cache_type,
@@ -137,7 +120,7 @@ def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:
     )
 
 
-def load_gguf_text(plan: GGUFPlan) -> MemberText:
+def load_gguf_text(plan: GGUFPlan) -> LlamaText | HuggingFaceText:
     """Load the codec of a GGUF member, without its weights.
 
     Raises:
@@ -158,7 +141,7 @@ def find_tokenizer(plan: GGUFPlan) -> Any:
     with a warning. The chat template of the file applies if the tokenizer has none.
     """
     path = plan.path
-    if not has_tokenizer(plan):
+    if not any((path.parent / each).is_file() for each in TOKENIZER_FILES):
         return None
     from transformers import AutoTokenizer
 
@@ -177,11 +160,6 @@ def find_tokenizer(plan: GGUFPlan) -> Any:
         reason,
     )
     return None
-
-
-def has_tokenizer(plan: GGUFPlan) -> bool:
-    """Return whether a Hugging Face tokenizer is in the folder of a GGUF file."""
-    return any((plan.path.parent / each).is_file() for each in TOKENIZER_FILES)
 
 
 def _difference(tokenizer: Any, tokens: Sequence[str]) -> str | None:

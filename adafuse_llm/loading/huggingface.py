@@ -277,17 +277,6 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
     return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)
 
 
-def checkpoint_folder(plan: HuggingFacePlan) -> Path:
-    """Return the folder with the files of a model. It is in the local cache for a hub model."""
-    from transformers.utils import cached_file
-
-    if Path(plan.spec.path).is_dir():
-        return Path(plan.spec.path)
-    return Path(
-        cached_file(plan.spec.path, "config.json", revision=plan.setting["revision"])
-    ).parent
-
-
 def _source(setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that say which files of a model to load."""
     return {name: setting[name] for name in ("revision", "trust_remote_code")}

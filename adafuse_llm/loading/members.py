@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from adafuse_llm.backends.base import Backend, SupportsClose
-from adafuse_llm.backends.remote.processes import ADVICE
-from adafuse_llm.errors import (
-    InvalidInputError,
-    MissingDependencyError,
-    install_command,
-    short_repr,
+from adafuse_llm.errors import InvalidInputError, short_repr
+from adafuse_llm.loading.gguf import GGUFPlan, is_gguf_member, load_gguf, plan_gguf
+from adafuse_llm.loading.huggingface import (
+    HuggingFacePlan,
+    check_dtype,
+    load_huggingface,
+    plan_huggingface,
 )
-from adafuse_llm.loading.gguf import GGUFPlan
-from adafuse_llm.loading.hosts import HostLoading
-from adafuse_llm.loading.plans import Plan, is_on_cpu, load_plan, load_text, plan_members
-from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan, share_of_threads
 from adafuse_llm.loading.servers import ServerPlan, load_server
-from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
+from adafuse_llm.loading.specs import MemberSpec, as_spec, check_kind, member_names
 
 if TYPE_CHECKING:
     import torch
+
+Plan: TypeAlias = GGUFPlan | HuggingFacePlan | ServerPlan
 
 
 def load_members(
@@ -36,9 +34,8 @@ def load_members(
 ) -> tuple[list[Backend], dict[str, float] | None]:
     """Load members in order.
 
-    All options and files are checked before any weights are loaded; the files of members in Ray
-    actors are checked on the actors' machines. `dtype`, `device_map` and `trust_remote_code` do not
-    apply to GGUF members.
+    All options and files are checked before any weights are loaded. `dtype`, `device_map` and
+    `trust_remote_code` do not apply to GGUF members.
 
     Returns:
         The members; and their weights by name, or None if all weights are 1.
@@ -68,34 +65,18 @@ def load_members(
         "trust_remote_code": trust_remote_code,
         "revision": revision,
     }
-    loaded = _load_all(specs, names, defaults)
+    plans = _plan(dict(zip(names, specs, strict=True)), defaults)
+    loaded: dict[str, Backend] = {}
+    with _closing(loaded):
+        for name in sorted(names, key=lambda name: not isinstance(plans[name], ServerPlan)):
+            loaded[name] = _load(plans[name])
     weights = {name: float(spec.weight) for name, spec in zip(names, specs, strict=True)}
-    return loaded, weights if set(weights.values()) != {1.0} else None
-
-
-def _load_all(
-    specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
-) -> list[Backend]:
-    """Load members in order. Members in processes and actors load side by side with all others."""
-    near = [i for i, spec in enumerate(specs) if spec.ray is None and spec.url is None]
-    served = [i for i, spec in enumerate(specs) if spec.url is not None]
-    far = [i for i, spec in enumerate(specs) if spec.ray is not None]
-    plans = plan_members([specs[i] for i in near], [names[i] for i in near], defaults)
-    loaded: dict[int, Backend] = {}
-    with (
-        _in_actors([specs[i] for i in far], [names[i] for i in far], defaults) as loading,
-        _closing(loaded),
-    ):
-        for i in served:
-            revision = specs[i].revision or defaults["revision"]
-            loaded[i] = load_server(ServerPlan(specs[i], names[i], revision))
-        loaded.update(zip(near, _load_planned(plans), strict=True))
-        loaded.update(zip(far, loading.members(), strict=True))
-    return [loaded[i] for i in range(len(specs))]
+    ordered = [loaded[name] for name in names]
+    return ordered, weights if set(weights.values()) != {1.0} else None
 
 
 @contextmanager
-def _closing(loaded: Mapping[int, Backend]) -> Iterator[None]:
+def _closing(loaded: Mapping[str, Backend]) -> Iterator[None]:
     """Close the members that are loaded so far if the block fails."""
     try:
         yield
@@ -106,45 +87,36 @@ def _closing(loaded: Mapping[int, Backend]) -> Iterator[None]:
         raise
 
 
-def _in_actors(
-    specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
-) -> HostLoading[Any]:
-    """Return the members that load in Ray actors.
-
-    Raises:
-        MissingDependencyError: Ray is not installed.
-    """
-    if not specs:
-        return ProcessLoading([])
-    try:
-        from adafuse_llm.ray.loading import ActorLoading
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"members on other machines need {error.name}: {install_command('ray')}"
-        ) from error
-    return ActorLoading(specs, names, defaults)
-
-
-def _load_planned(plans: Sequence[Plan]) -> list[Backend]:
-    """Load members into this process and into processes of their own, side by side."""
-    in_processes = [plan for plan in plans if plan.spec.process]
-    lanes = sum(map(is_on_cpu, in_processes)) + (len(in_processes) < len(plans))
-    share = share_of_threads(lanes)
-    with ProcessLoading([_process_plan(plan, share) for plan in in_processes]) as loading:
-        here = [load_plan(plan) for plan in plans if not plan.spec.process]
-        apart, together = iter(loading.members()), iter(here)
-        return [next(apart) if plan.spec.process else next(together) for plan in plans]
-
-
-def _process_plan(plan: Plan, share: int) -> ProcessPlan:
-    """Return how to load a member in a process.
+def _plan(specs: Mapping[str, MemberSpec], defaults: Mapping[str, Any]) -> dict[str, Plan]:
+    """Check options and files of members. Load no weights, and ask no inference server.
 
     Args:
-        plan: the member.
-        share: the member's share of the CPU's cores.
+        specs: the members by name.
+        defaults: dtype, device map, revision and whether to trust remote code, for members that do
+            not set them.
+
+    Returns:
+        How to load each member, by name.
     """
-    advice = plan.advice if isinstance(plan, GGUFPlan) else ADVICE
-    return ProcessPlan(
-        *(plan.name, partial(load_plan, plan), partial(load_text, plan), plan.spec.threads, share),
-        advice,
-    )
+    check_dtype(defaults["dtype"])
+    revision = defaults["revision"]
+    served = {name: spec for name, spec in specs.items() if spec.url is not None}
+    local = {name: spec for name, spec in specs.items() if spec.url is None}
+    of_gguf = {name: is_gguf_member(spec, revision) for name, spec in local.items()}
+    for name, spec in local.items():
+        check_kind(spec, is_gguf=of_gguf[name])
+    gguf = {name: spec for name, spec in local.items() if of_gguf[name]}
+    others = {name: spec for name, spec in local.items() if not of_gguf[name]}
+    planned: list[Plan] = [
+        *(ServerPlan(spec, name, spec.revision or revision) for name, spec in served.items()),
+        *(plan_gguf(spec, name, revision) for name, spec in gguf.items()),
+        *plan_huggingface(list(others.values()), list(others), defaults),
+    ]
+    return {plan.name: plan for plan in planned}
+
+
+def _load(plan: Plan) -> Backend:
+    """Load a member, or connect to its server."""
+    if isinstance(plan, ServerPlan):
+        return load_server(plan)
+    return load_gguf(plan) if isinstance(plan, GGUFPlan) else load_huggingface(plan)

@@ -14,7 +14,6 @@ from adafuse_llm.backends.gguf.header import CACHE_TYPES
 from adafuse_llm.config import MAX_WEIGHT
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.loading.quantization import is_quantization
-from adafuse_llm.loading.ray_options import RayOptions
 from adafuse_llm.loading.server_urls import (
     APIS,
     ServerAddress,
@@ -94,15 +93,8 @@ class MemberSpec:
             finished requests. Later requests that begin with the same tokens reuse these rows. With
             0, the member keeps no rows. The default is 256 MiB.
         allow_pickle: whether to accept weights in pickle format, which can run code when loaded.
-        process: whether to run the member in a process of its own. Members in processes run at the
-            same time as other members.
-        threads: number of CPU threads for the member's passes, at most the number of CPU cores. It
-            needs ``process=True``, ``ray`` or a GGUF member, because other members share the
-            threads of torch.
-        ray: runs the member in an actor of a Ray cluster, on another machine or this one. It is a
-            mapping of the fields of `RayOptions`, such as ``{"num_gpus": 1}``; an empty mapping
-            stands for the defaults. The path is that on the actor's machine. The cluster's
-            machines need the same version of this package.
+        threads: number of CPU threads for a GGUF member's passes, at most the number of CPU cores.
+            Transformers models share the threads of torch.
         file: GGUF file in the folder or hub repository, as a name or a pattern such as
             ``"*Q4_K_M.gguf"``. It is needed if there are several, or if transformers could load
             the folder, too.
@@ -143,9 +135,7 @@ class MemberSpec:
     quantization_config: Any = None
     prefix_cache_bytes: int | None = None
     allow_pickle: bool = False
-    process: bool = False
     threads: int | None = None
-    ray: Mapping[str, Any] | None = None
     file: str | None = None
     context: int | None = None
     gpu_layers: int | None = None
@@ -181,8 +171,7 @@ class MemberSpec:
                 f"member {self.path!r}: pass device (one device for the whole member) or "
                 "device_map, not both"
             )
-        _check_elsewhere(self)
-        _check_ray(self)
+        _check_gguf(self)
         cached = 0 if self.prefix_cache_bytes is None else self.prefix_cache_bytes
         if not isinstance(cached, int) or cached < 0:
             raise InvalidOptionError(
@@ -278,16 +267,15 @@ def check_kind(spec: MemberSpec, *, is_gguf: bool) -> None:
                 f"member {spec.path!r}: {name} is for GGUF members only, and this is a "
                 "transformers model. For a GGUF file in its folder, pass file='NAME.gguf', too."
             )
-    if spec.threads is not None and not spec.process and spec.ray is None:
+    if spec.threads is not None:
         raise InvalidOptionError(
-            f"member {spec.path!r}: threads needs process=True, ray or a GGUF member, because "
-            "other members share the threads of torch. torch.set_num_threads(...) sets their "
-            "number."
+            f"member {spec.path!r}: threads is for GGUF members only, because other members share "
+            "the threads of torch. torch.set_num_threads(...) sets their number."
         )
 
 
-def _check_elsewhere(spec: MemberSpec) -> None:
-    """Check the settings of processes and GGUF members, as far as no file is needed for it."""
+def _check_gguf(spec: MemberSpec) -> None:
+    """Check the settings of GGUF members, as far as no file is needed for it."""
 
     def require(name: str, allowed: str, *, valid: bool) -> None:
         if not valid:
@@ -304,9 +292,8 @@ def _check_elsewhere(spec: MemberSpec) -> None:
     require(
         "threads",
         f"from 1 to {cores}, the number of CPU cores",
-        valid=spec.threads is None or spec.ray is not None or spec.threads <= cores,
+        valid=spec.threads is None or spec.threads <= cores,
     )
-    require("process", "True or False", valid=isinstance(spec.process, bool))
     require(
         "flash_attention", "True, False or None", valid=spec.flash_attention in (None, True, False)
     )
@@ -334,26 +321,6 @@ def _check_elsewhere(spec: MemberSpec) -> None:
         check_kind(spec, is_gguf=True)
 
 
-def _check_ray(spec: MemberSpec) -> None:
-    """Check the settings of a member in a Ray actor."""
-    if spec.ray is None:
-        return
-    if not isinstance(spec.ray, Mapping):
-        raise InvalidOptionError(
-            f"member {spec.path!r}: ray must be a mapping, such as {{'num_gpus': 1}}, or {{}} for "
-            f"the defaults; got {short_repr(spec.ray)}"
-        )
-    if spec.process:
-        raise InvalidOptionError(
-            f"member {spec.path!r}: pass process=True (a process on this machine) or ray (an actor "
-            "of a Ray cluster), not both"
-        )
-    try:
-        RayOptions(**{str(name): value for name, value in spec.ray.items()})
-    except InvalidOptionError as error:
-        raise InvalidOptionError(f"member {spec.path!r}: ray: {error}") from None
-
-
 def _check_file(spec: MemberSpec) -> None:
     file = spec.file
     if not isinstance(file, str) or not 0 < len(file) <= MAX_PATH or ".." in Path(file).parts:
@@ -375,53 +342,19 @@ def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> 
         InvalidInputError: `member` is none of these.
         InvalidOptionError: a field is unknown or out of range.
     """
-    spec = _described(member)
-    if (
-        spec.path[:1] == "~" and spec.ray is None and spec.url is None
-    ):  # the actor's machine has another home folder
+    if isinstance(member, (str, os.PathLike)):
+        spec = MemberSpec(str(member))
+    elif isinstance(member, Mapping):
+        spec = _from_fields(member)
+    elif isinstance(member, MemberSpec):
+        spec = member
+    else:
+        raise InvalidInputError(
+            f"a member must be a path, a hub id or a MemberSpec; got {short_repr(member)}"
+        )
+    if spec.path[:1] == "~" and spec.url is None:
         return replace(spec, path=str(Path(spec.path).expanduser()))
     return spec
-
-
-def _described(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> MemberSpec:
-    """Return a member as `as_spec` does, with the path as it was given."""
-    if isinstance(member, (str, os.PathLike)):
-        return MemberSpec(str(member))
-    if isinstance(member, Mapping):
-        return _from_fields(member)
-    if isinstance(member, MemberSpec):
-        return member
-    raise InvalidInputError(
-        f"a member must be a path, a hub id or a MemberSpec; got {short_repr(member)}"
-    )
-
-
-def in_process(member: str | MemberSpec | Mapping[str, Any]) -> MemberSpec:
-    """Return a member as `as_spec` does, but in a process of its own.
-
-    Members with an actor or on a server stay there.
-    """
-    spec = as_spec(member)
-    return spec if spec.ray is not None or spec.url is not None else replace(spec, process=True)
-
-
-def in_cluster(member: str | MemberSpec | Mapping[str, Any], address: str) -> MemberSpec:
-    """Return a member as `as_spec` does, but in an actor of the Ray cluster at an address.
-
-    The member keeps its other options of Ray. Members on a server stay there.
-    """
-    spec = _described(member)
-    if spec.url is not None:
-        return spec
-    return replace(spec, process=False, ray={**(spec.ray or {}), "address": address})
-
-
-def absolute_path(path: str) -> str:
-    """Return an absolute path if the path is that of a folder or file on this machine.
-
-    Links in it are kept, because they may lead elsewhere on another machine.
-    """
-    return str(Path(path).absolute()) if Path(path).exists() else path
 
 
 def _from_fields(values: Mapping[str, Any]) -> MemberSpec:

@@ -71,7 +71,6 @@ def middlewares(
     *,
     count: Count = lambda *_: None,
     counted: Container[str] = (),
-    is_replica: bool = False,
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
@@ -80,7 +79,6 @@ def middlewares(
         api_keys: keys that clients may use. If there are none, clients need no key.
         count: function that counts requests when they end.
         counted: the paths whose requests are counted.
-        is_replica: as for `AccessLog`.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -89,7 +87,7 @@ def middlewares(
         raise InvalidOptionError(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
-    chosen = [Middleware(AccessLog, count=count, counted=counted, is_replica=is_replica)]
+    chosen = [Middleware(AccessLog, count=count, counted=counted)]
     if config.allowed_hosts:
         chosen.append(Middleware(HostCheck, allowed=config.allowed_hosts))
     if config.cors_origins:
@@ -146,24 +144,19 @@ class AccessLog:
         app: the application.
         count: function that counts requests when they end.
         counted: the paths whose requests are counted.
-        is_replica: whether Ray Serve passes the requests on. It adds the header itself, and cancels
-            a request whose client has left.
     """
 
-    def __init__(
-        self, app: ASGIApp, count: Count, counted: Container[str], *, is_replica: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, count: Count, counted: Container[str]) -> None:
         self.app = app
         self._count = count
         self._counted = counted
-        self._is_replica = is_replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        call = _Call(scope, receive, send, sends_id=not self._is_replica)
+        call = _Call(scope, receive, send)
         _CALL.set(call)
         try:
             await self.app(scope, call.receive, call.send)
@@ -173,11 +166,8 @@ class AccessLog:
                 call.is_broken = True
                 raise
             await error_response(api_error(error))(scope, call.receive, call.send)
-        except BaseException as error:
-            if self._is_replica and isinstance(error, asyncio.CancelledError):
-                call.has_left = True
-            else:  # such as a cancellation at shutdown
-                call.is_broken = True
+        except BaseException:  # such as a cancellation at shutdown
+            call.is_broken = True
             raise
         finally:
             outcome, seconds = call.end()
@@ -188,7 +178,7 @@ class AccessLog:
 class _Call:
     """One request: its id, and what became of it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, sends_id: bool) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.noted: str | None = None
@@ -197,7 +187,6 @@ class _Call:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._sends_id = sends_id
         self._is_ambiguous = {b"content-length", b"transfer-encoding"} <= dict(
             scope["headers"]
         ).keys()
@@ -212,8 +201,7 @@ class _Call:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            if self._sends_id:
-                MutableHeaders(scope=message)["X-Request-ID"] = self.id
+            MutableHeaders(scope=message)["X-Request-ID"] = self.id
             if self._is_ambiguous:  # RFC 9112, section 6.1; proxies may see another end of the body
                 MutableHeaders(scope=message)["Connection"] = "close"
         elif not message.get("more_body"):

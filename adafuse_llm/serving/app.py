@@ -23,17 +23,12 @@ CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
 
 
-def build_app(
-    service: Service, api_keys: Sequence[str] = (), *, is_replica: bool = False
-) -> Starlette:
+def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     """Return the application of a service, whose engine may come later.
 
     Args:
         service: the service.
         api_keys: keys of which every request needs one. Empty: no request needs a key.
-        is_replica: whether Ray Serve passes the requests on. It adds the header ``X-Request-ID``,
-            cancels a request whose client has left, and exports the metrics of all replicas. So
-            there is no address ``/metrics``.
     """
     work = [
         *openai_routes.routes(service),
@@ -47,13 +42,12 @@ def build_app(
             api_keys,
             count=service.metrics.request,
             counted=counted,
-            is_replica=is_replica,
         ),
         routes=[
             Route("/health", _health, methods=["GET"]),
             Route("/ready", partial(_ready, service), methods=["GET"]),
             *work,
-            *([Route("/metrics", partial(_metrics, service))] if not is_replica else []),
+            Route("/metrics", partial(_metrics, service)),
             *([page_route()] if service.config.page else []),
         ],
         exception_handlers={

@@ -7,10 +7,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from adafuse_llm.backends.remote.client import RemoteBackend
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.results import Generation, Round
 from adafuse_llm.summary import is_unanimous, proposers
@@ -138,10 +137,6 @@ class Metrics:
             for name, passes in each.usage.forward_passes.items():
                 self._passes.labels(name).inc(passes)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
-        yield from self._registry.collect()
-
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics as text for Prometheus, and the content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
@@ -175,9 +170,3 @@ class _EngineState(Collector):
             limits.add_metric([device], limit)
         yield reserved
         yield limits
-        text = "Number of times that the process of a member was started again."
-        restarts = CounterMetricFamily("adafuse_member_restarts", text, labels=["member"])
-        for backend in engine.backends:
-            if isinstance(backend, RemoteBackend):
-                restarts.add_metric([backend.name], backend.restarts)
-        yield restarts

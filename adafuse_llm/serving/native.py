@@ -155,10 +155,7 @@ def _read_input(given: wire.Input) -> tuple[Conversation | None, int]:
 async def _cancel(service: Service, request: Request) -> Response:
     """End requests of a stream. Nothing happens if they have ended."""
     asked = await _read(request, wire.CancelRequest)
-    found = service.cancel_stream(asked.stream, asked.requests)
-    if not found and service.cancel_elsewhere is not None:
-        found = await service.cancel_elsewhere(asked.stream, asked.requests)
-    return _written(wire.Cancelled(found=found))
+    return _written(wire.Cancelled(found=service.cancel_stream(asked.stream, asked.requests)))
 
 
 async def _open(service: Service, request: Request) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -60,9 +60,6 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StreamEvent | Scores)
 
 
-CancelElsewhere = Callable[[str, Sequence[int]], Awaitable[bool]]
-
-
 class Service:
     """An ensemble that is served, or will be once its members are loaded.
 
@@ -73,19 +70,14 @@ class Service:
         config: options of the server.
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
-        failures: number of requests that have failed because of the server.
         streams: the flags that cancel the requests of the streams of `RemoteEngine`, by id.
-        cancel_elsewhere: function that does what `cancel_stream` does at the other replicas; None
-            for a server without replicas.
     """
 
     def __init__(self, config: ServingConfig) -> None:
         self.config = config
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
-        self.failures = 0
         self.streams: dict[str, list[threading.Event]] = {}
-        self.cancel_elsewhere: CancelElsewhere | None = None
         self._engine: AdaFuseEngine | None = None
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
@@ -323,10 +315,8 @@ class Service:
             raise
         except BaseException as error:
             outcome = OUTCOMES[api_error(error).type]
-            if outcome == OUTCOMES[FAILED]:
-                self.failures += 1
-                if isinstance(error, AdaFuseError):
-                    logger.error("request %s failed: %s", request_id(), error)
+            if outcome == OUTCOMES[FAILED] and isinstance(error, AdaFuseError):
+                logger.error("request %s failed: %s", request_id(), error)
             raise
         finally:
             with self._lock:

@@ -20,6 +20,5 @@ members and prompts.
 ``start_up``     the time from a command to its first words, by parts
 ``servers``      members on inference servers, compared with the same members in this process
 
-``kinds`` and ``actors`` are commands of their own. They measure GGUF members and members in
-processes, and members in Ray actors.
+``kinds`` is a command of its own. It measures GGUF members.
 """

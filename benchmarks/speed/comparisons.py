@@ -41,7 +41,6 @@ from benchmarks.speed.peers import (
     run_generate,
 )
 from benchmarks.speed.script import make_scripted, write_script
-from benchmarks.speed.share import share
 from training.world import Case, Names, Skill, draw_case
 
 
@@ -65,7 +64,6 @@ class Size:
         concurrent: shape, prompt and response of the concurrent requests, and the total number of
             requests.
         prefix: shared prefix and response of the comparison with and without prefix cache.
-        share: requests, prompt and response of the split of the CPU time.
         memory: short and long prompt of the memory measurements.
         growth: first and last request of the measurement of memory growth.
         operations: shape, numbers of requests, and prompts of the count of operations.
@@ -92,7 +90,6 @@ class Size:
     at_once: tuple[int, ...] = (4, 16)
     concurrent: tuple[str, int, int, int] = ("25M", 20, 16, 48)
     prefix: tuple[int, int] = (2000, 16)
-    share: tuple[int, int, int] = (16, 330, 64)
     memory: tuple[int, int] = (500, 3500)
     growth: tuple[int, int] = (1000, 3000)
     operations: tuple[str, tuple[int, ...], tuple[int, int]] = ("5M", (1, 4, 16, 64), (100, 8000))
@@ -126,7 +123,6 @@ QUICK: Final = Size(
     at_once=(2, 4),
     concurrent=("tiny", 20, 12, 6),
     prefix=(200, 8),
-    share=(4, 100, 16),
     memory=(100, 400),
     growth=(10, 40),
     operations=("tiny", (1, 4, 16), (100, 1000)),
@@ -437,7 +433,6 @@ COMPARISONS: Final[Mapping[str, Callable[[Report, Size], None]]] = {
     "long": long_prompts,
     "concurrent": concurrent,
     "prefix": prefix,
-    "share": share,
     "branches": branches,
     "memory": memory_use,
     "growth": growth,

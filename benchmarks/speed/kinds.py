@@ -1,10 +1,8 @@
-"""What members of other kinds cost: GGUF members, and members in processes of their own.
+"""What GGUF members cost.
 
 ``python -m benchmarks.speed.kinds`` prints the tables of docs/speed.md. The members are embedded
 ones, widened to about 114 million parameters (`benchmarks.speed.wide`), so they agree as often as
 trained members do. With ``--only real``, they are real members, which ``make real`` fetches.
-
-Times of the engine include the CPU time of all its processes.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import transformers
 
@@ -64,18 +61,11 @@ class Cost:
     tokens: int
 
 
-def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of the processes that it has started."""
-    own = psutil.Process()
-    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
-    return float(sum(each.user + each.system for each in times))
-
-
 def timed(run: Callable[[], int]) -> Cost:
     """Time a function that returns a number of tokens."""
-    wall, cpu = time.perf_counter(), cpu_seconds()
+    wall, cpu = time.perf_counter(), time.process_time()
     tokens = run()
-    return Cost(time.perf_counter() - wall, cpu_seconds() - cpu, tokens)
+    return Cost(time.perf_counter() - wall, time.process_time() - cpu, tokens)
 
 
 def in_turns(
@@ -134,36 +124,6 @@ def generating(folders: Sequence[Path], prompt: str, new: int, threads: int) -> 
     return run
 
 
-@contextmanager
-def side_by_side(folders: Sequence[Path], prompt: str, new: int) -> Iterator[Callable[[], int]]:
-    """Yield a function that runs ``generate()`` of each model at the same time, in processes.
-
-    It shows how much the models slow each other down on this machine.
-    """
-    spawn = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        pools = [stack.enter_context(ProcessPoolExecutor(1, spawn)) for _ in folders]
-
-        def run() -> int:
-            jobs = [
-                pool.submit(_generate_alone, folder, prompt, new)
-                for pool, folder in zip(pools, folders, strict=True)
-            ]
-            return max(job.result() for job in jobs)
-
-        yield run
-
-
-def _generate_alone(folder: Path, prompt: str, new: int) -> int:
-    torch.set_num_threads(1)
-    return _generator(folder, prompt, new)()
-
-
-@functools.cache
-def _generator(folder: Path, prompt: str, new: int) -> Callable[[], int]:
-    return generating([folder], prompt, new, 1)
-
-
 def asking(
     engine: AdaFuseEngine, prompts: Sequence[str], new: int, **options: Any
 ) -> Callable[[], int]:
@@ -185,53 +145,6 @@ def engine(specs: Sequence[MemberSpec], **runtime: Any) -> Iterator[AdaFuseEngin
 
 def spec(path: Path, **options: Any) -> MemberSpec:
     return MemberSpec(str(path), prefix_cache_bytes=0, **options)
-
-
-def processes(folders: Sequence[Path], size: Size) -> None:
-    """Compare members in processes with members in this process and with ``generate()``."""
-    prompt = prompt_of(size.prompt)
-    specs = [spec(folder) for folder in folders]
-    apart = [spec(folder, process=True, threads=1) for folder in folders]
-    with engine(specs) as inside, engine(apart) as outside:
-        texts = {each.generate(prompt, max_new_tokens=16).text for each in (inside, outside)}
-        assert len(texts) == 1, texts
-        systems = {
-            f"`generate()` of both, {threads} thread{'s' * (threads > 1)}": generating(
-                folders, prompt, size.response, threads
-            )
-            for threads in (1, 2)
-        }
-        ways = {"1 thread": inside, "2 processes": outside}
-        for branches, (way, ensemble) in itertools.product((1, 3), ways.items()):
-            systems[f"ensemble, B = {branches}, {way}"] = asking(
-                ensemble, [prompt], size.response, branching_factor=branches
-            )
-        with side_by_side(folders, prompt, size.response) as both:
-            systems["`generate()` of both at the same time, 2 processes"] = both
-            costs = in_turns(systems, size.repeats)
-        table("Two members, one request", costs, "`generate()` of both, 1 thread")
-        prompts = [f"{prompt} {number}" for number in range(size.requests)]
-        many = {
-            f"ensemble, {way}": asking(ensemble, prompts, size.response)
-            for way, ensemble in ways.items()
-        }
-        title = f"{size.requests} requests at once"
-        table(title, in_turns(many, 1, warm=True), "ensemble, 1 thread")
-    overhead()
-
-
-def overhead() -> None:
-    """Print what a pass of one token costs in a process of its own and in this process."""
-    path = str(member_paths()[0])
-    with (
-        AdaFuseEngine.from_pretrained([path]) as inside,
-        AdaFuseEngine.from_pretrained([MemberSpec(path, process=True, threads=1)]) as outside,
-    ):
-        engines = (inside, outside)
-        pairs = [[statistics.median(passes(each, 1)) for each in engines] for _ in range(5)]
-    here, there = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
-    name = Path(path).name
-    print(f"\nA pass of one token of {name}: {here:.2f} ms here, {there:.2f} ms in a process.\n")
 
 
 def passes(loaded: AdaFuseEngine, nodes: int, count: int = 200) -> list[float]:
@@ -284,8 +197,6 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
     loaded_engines |= {
         f"GGUF {kind}": [spec(file, threads=1) for file in files[kind]] for kind in files
     }
-    apart = [spec(file, threads=1, process=True) for file in files["q8_0"]]
-    loaded_engines["GGUF q8_0, 2 processes"] = apart
     opened = []
     for name, specs in loaded_engines.items():
         ensemble = AdaFuseEngine.from_pretrained(specs)
@@ -405,7 +316,7 @@ def main() -> None:
     """Make the members in a temporary folder, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="use toy sizes")
-    parser.add_argument("--only", choices=("processes", "gguf", "real"))
+    parser.add_argument("--only", choices=("gguf", "real"))
     parser.add_argument(
         "--folder", type=Path, help="where --only real keeps files that it writes (3.9 GB)"
     )
@@ -428,14 +339,11 @@ def main() -> None:
             )
             for each in PAIR
         ]
-        if arguments.only != "gguf":
-            processes(folders, size)
-        if arguments.only != "processes":
-            files = {
-                kind: [write_gguf(folder, folder / f"{kind}.gguf", kind) for folder in folders]
-                for kind in KINDS
-            }
-            gguf(folders, files, size)
+        files = {
+            kind: [write_gguf(folder, folder / f"{kind}.gguf", kind) for folder in folders]
+            for kind in KINDS
+        }
+        gguf(folders, files, size)
 
 
 if __name__ == "__main__":

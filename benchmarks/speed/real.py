@@ -3,8 +3,8 @@
 ``make real`` fetches the members. ``python -m benchmarks.speed --suite real`` runs all parts, and
 ``--only NAME`` some of them. With ``--output``, a file keeps the results of parts that ran before.
 
-All systems answer the same chats with one thread each, in turns. Costs are CPU seconds of all
-processes per byte of text, so other programs on the machine change them little. A ratio is the
+All systems answer the same chats with one thread each, in turns. Costs are CPU seconds
+per byte of text, so other programs on the machine change them little. A ratio is the
 median over the chats.
 """
 
@@ -29,7 +29,6 @@ from adafuse_llm import AdaFuseEngine, MemberSpec, RuntimeConfig
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.backends.llamacpp.model import Model
 from benchmarks.real.members import real_files, real_folders
-from benchmarks.speed.kinds import cpu_seconds
 from tests.support.gguf_files import rewritten
 
 PAIR: Final = ("smollm", "qwen")
@@ -97,9 +96,9 @@ class Run(NamedTuple):
 
 def timed(work: Callable[[], Counts]) -> Run:
     """Run a function that returns bytes, passes and tokens."""
-    cpu, wall = cpu_seconds(), time.perf_counter()
+    cpu, wall = time.process_time(), time.perf_counter()
     found = work()
-    return Run(cpu_seconds() - cpu, time.perf_counter() - wall, *found)
+    return Run(time.process_time() - cpu, time.perf_counter() - wall, *found)
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -260,20 +259,6 @@ def against_llamacpp(kind: str, size: Size) -> Iterator[Line]:
             yield Line(what, name, sums, 1.1)
 
 
-def processes(size: Size) -> Iterator[Line]:
-    """Compare the time of members in two processes with the sum of ``generate()``."""
-    with ensemble(PAIR) as inside, ensemble(PAIR, process=True, threads=1) as outside:
-        runs: dict[str, list[float]] = {name: [] for name in list(SYSTEMS)[:3]}
-        for text in (size.chats[0], *size.chats):
-            own = [timed(partial(generate, each, text, size.response)) for each in inside.backends]
-            base = sum(each.wall / max(1, each.bytes) for each in own)
-            for name, ratio in runs.items():
-                run = asked(outside, size.response, SYSTEMS[name], text)
-                ratio.append(run.wall / max(1, run.bytes) / base)
-        for name, ratio in runs.items():
-            yield Line("two processes: time / sum of `generate()`", name, ratio[1:], 0.7)
-
-
 def many(kind: str, size: Size) -> Iterator[Line]:
     """Compare requests at once with one request at a time."""
     texts = [f"{text} (Answer {number}.)" for number in range(4) for text in size.chats]
@@ -333,7 +318,6 @@ PARTS: Final[Mapping[str, Callable[[Size], Iterator[Line]]]] = {
     "triple": partial(against_generate, TRIPLE),
     "q4": partial(against_llamacpp, "q4"),
     "q8": partial(against_llamacpp, "q8_0"),
-    "processes": processes,
     "many": partial(many, "f32"),
     "many-q8": partial(many, "q8_0"),
     "prompts": prompts,

@@ -21,7 +21,6 @@ from adafuse_llm import (
 from adafuse_llm.adapters import ensembles
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import as_spec
 from adafuse_llm.report.styles import owner
@@ -66,18 +65,6 @@ def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
         assert ensemble.is_chat_model(["a"]) is True
         assert ensemble.is_chat_model(["a", "missing"]) is True
         assert ensemble.is_chat_model(["missing"]) is None
-
-
-@pytest.mark.quick
-def test_files_of_members_on_other_machines_are_not_read_here():
-    path = str(member_paths()[0])
-    far = Ensemble.of([{"path": path, "name": "far", "ray": {"num_gpus": 1}}, path])
-    assert far.context_window(["wren"])
-    assert (far.context_window(["far"]), far.is_chat_model(["far"])) == (None, None)
-    assert not far.can_enforce()
-    assert far.identity != Ensemble.of([{"path": path, "name": "far"}, path]).identity
-    limited = Ensemble.of([{"path": "/elsewhere/m.gguf", "context": 500, "ray": {}}])
-    assert limited.context_window(["m"]) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

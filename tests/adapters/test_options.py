@@ -61,9 +61,7 @@ def test_l2_a_strategy_belongs_to_an_engine():
     ("keyword", "settings"),
     [
         ("n_ctx", "'path': ..., 'context': ..."),
-        ("processes", "'path': ..., 'process': ..."),
         ("model_path", "'path': ..."),
-        ("ray", "'path': ..., 'ray': ..."),
     ],
 )
 def test_an_unknown_option_can_be_a_setting_of_a_member(keyword, settings):

@@ -30,11 +30,9 @@ from adafuse_llm.backends.conformance import Check, ConformanceError, Subject
 from adafuse_llm.backends.fake import END, FakeCodec
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
-from adafuse_llm.backends.remote import RemoteBackend
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
 from tests.support.models import SINGLE_PRECISION, Recipe, backend, model, reference, tokenizer
 from tests.support.paths import ROOT
-from tests.support.remote import MemoryHosts
 
 BY_NAME = {check.name: check for check in conformance.CHECKS}
 
@@ -176,17 +174,12 @@ class NoCodec(FakeBackend):
         self._codec = codec
 
 
-def remote() -> RemoteBackend:
-    """A `fake` at a host, which keeps a tree for each request."""
-    return MemoryHosts(fake).member(fake())
-
-
 # Our backends ----------------------------------------------------------------------------------
 
 
 @pytest.mark.quick
 @every_check
-@pytest.mark.parametrize("make", [fake, Caching, remote], ids=["fake", "caching", "remote"])
+@pytest.mark.parametrize("make", [fake, Caching], ids=["fake", "caching"])
 def test_members_without_a_model_pass(make: Callable[[], Any], check: Check) -> None:
     check(subject(make))
 

@@ -41,7 +41,6 @@ TOY = comparisons.Size(
     operations=("tiny", (1, 16), (20, 100)),
     first_words=(first_words.Point("tiny", 30, 1),),
     first_memory=(),
-    share=(2, 20, 4),
 )
 PROMPT = prompt_of(40)
 WITHOUT_ROWS = {"branches", "memory", "growth", "operations", "servers", "start_up"}

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from adafuse_llm.loading.collection import pause_collection, resume_collection
+from adafuse_llm.cli.collection import pause_collection, resume_collection
 
 pytestmark = pytest.mark.quick
 

@@ -2,21 +2,17 @@
 
 import io
 import json
-import logging
 import re
-from importlib.util import find_spec
 
 import pytest
 
 from adafuse_llm import (
     AdaFuseConfig,
-    AdaFuseEngine,
     InvalidOptionError,
-    MemberSpec,
     __version__,
 )
 from adafuse_llm.cli import ask, generate
-from adafuse_llm.cli.terminal import ACTORS, one_line, print_json
+from adafuse_llm.cli.terminal import one_line, print_json
 from adafuse_llm.cli.values import parse_stops, parse_weights
 from adafuse_llm.report.styles import printable
 
@@ -52,7 +48,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
         use=("heron", "wren"),
     )
     assert call["strategy"] == "adafuse"
-    assert call["paths"] == ["a", "b"]
+    assert [spec.path for spec in call["paths"]] == ["a", "b"]
     assert call["dtype"] == "float64"
     assert call["revision"] == "v1"
     assert call["device_map"] == "auto"
@@ -68,88 +64,15 @@ def test_biases_are_numbers_by_text(adafuse, fakes):
     assert "option 'logit_bias' must be TEXT=NUMBER; got 'c'" in result.stderr
 
 
-def test_members_in_processes_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
+def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
     config = tmp_path / "ensemble.yaml"
-    config.write_text("models: [a, {path: b, threads: 2}]\n")
-    for flags in ((), ("--processes",), ("--processes", "--threads", 1)):
+    config.write_text("models: [a, b.gguf, {path: c.gguf, threads: 2}]\n")
+    for flags in ((), ("--threads", 1)):
         assert adafuse("generate", "x:", "--config", config, *flags).exit_code == 0
-    plain, apart, threads = (call["paths"] for call in fakes)
-    assert plain[0] == "a"
-    assert [spec.process for spec in apart] == [True, True]
-    assert [spec.threads for spec in apart] == [None, 2]
-    assert [spec.threads for spec in threads] == [1, 2]
-
-
-def test_members_in_a_cluster_keep_their_own_options(adafuse, fakes, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    config = tmp_path / "ensemble.yaml"
-    config.write_text("models: [a, {path: /far/b, threads: 2, ray: {num_gpus: 1}}]\n")
-    for flags in ((), ("--threads", 2), ("--ray", "h:1"), ("--ray", "h:1", "--threads", 64)):
-        result = adafuse("generate", "x:", "--config", config, *flags)
-        assert result.exit_code == 0, result.output
-    plain, mixed, far, threads = (call["paths"] for call in fakes)
-    assert plain[0] == mixed[0] == "a"
-    assert plain[1] == mixed[1] == MemberSpec("/far/b", threads=2, ray={"num_gpus": 1})
-    assert [spec.ray for spec in far] == [{"address": "h:1"}, {"num_gpus": 1, "address": "h:1"}]
-    assert [spec.threads for spec in far] == [None, 2]
-    assert [spec.threads for spec in threads] == [64, 2]  # this machine's cores are no limit
-    assert adafuse("generate", "x:", "--config", config, "--threads", 64).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "flags", "places"),
-    [
-        ("processes: true", ["--ray", "auto"], (False, {"address": "auto"})),
-        ("ray: auto", ["--ray", "h:1"], (False, {"address": "h:1"})),
-        ("ray: auto", ["--processes"], (True, None)),
-        ("ray: auto", [], (False, {"address": "auto"})),
-    ],
-)
-def test_the_flag_for_the_place_of_members_overrides_the_file(
-    adafuse, fakes, tmp_path, text, flags, places
-):
-    config = tmp_path / "ensemble.yaml"
-    config.write_text(f"models: [a, b]\n{text}\n")
-    assert adafuse("generate", "x:", "--config", config, *flags).exit_code == 0
-    assert [(spec.process, spec.ray) for spec in fakes[0]["paths"]] == [places, places]
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--ray", "auto", "--processes"], "so set only one of the two; got 'auto'"),
-        (["--ray", "ray://h:1"], "option 'ray': it must be HOST:PORT of the head node"),
-    ],
-)
-def test_a_cluster_that_cannot_be_used_is_one_error(adafuse, fakes, flags, says):
-    result = adafuse("generate", "x:", *flags)
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert not fakes
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_status_line_shows_how_far_members_in_actors_are(
-    adafuse, fakes, monkeypatch, capsys, terminal
-):
-    logger = logging.getLogger(ACTORS)
-    load, shown = AdaFuseEngine.from_pretrained, []
-
-    def loading(*arguments, **options):
-        logger.info("member %r (actor 1 on 10.0.0.2) loads its weights (45%%), 12 s", "a")
-        return load(*arguments, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", loading)
-    monkeypatch.setattr("rich.status.Status.update", lambda _, text: shown.append(text))
-    env = {"FORCE_COLOR": "1"} if terminal else {}
-    result = adafuse("generate", "x:", "--model", "/far/a", "--ray", "auto", env=env)
-    assert result.exit_code == 0, result.output
-    line = "member 'a' (actor 1 on 10.0.0.2) loads its weights (45%), 12 s"
-    assert shown == ([line] if terminal else [])
-    assert (logger.level, logger.propagate, logger.handlers) == (logging.NOTSET, True, [])
-    assert line not in result.output + capsys.readouterr().err
-    assert find_spec(ACTORS) is not None
+    assert [[spec.threads for spec in call["paths"]] for call in fakes] == [
+        [None, None, 2],
+        [None, 1, 2],
+    ]
 
 
 def test_sampling_and_template_options_reach_the_engine(adafuse, fakes, tmp_path):

@@ -103,13 +103,6 @@ def test_a_gguf_model_is_loaded_and_described(adafuse):
     assert report["findings"] == []  # the file's vocabulary loses no character
 
 
-def test_models_are_described_in_this_process_only(adafuse, models):
-    for flags in (["--processes"], ["--ray", "auto"]):
-        result = adafuse("info", models[0], *flags)
-        assert result.exit_code == 2
-        assert re.search(rf"No such option:? '?{flags[0]}", result.output)
-
-
 def test_a_member_of_any_other_kind_is_described(adafuse):
     from adafuse_llm.cli.facts import describe
 

@@ -50,58 +50,18 @@ def test_aliases_can_be_used(tmp_path: Path) -> None:
 
 
 def test_models_can_be_mappings_of_the_fields_of_member_specs(tmp_path: Path) -> None:
-    text = "models: [a/one, {path: a/two, process: true, threads: 2}]"
+    text = "models: [a/one, {path: a/two.gguf, threads: 2}]"
     assert read_config(written(tmp_path, text)).members == [
         "a/one",
-        MemberSpec("a/two", process=True, threads=2),
+        MemberSpec("a/two.gguf", threads=2),
     ]
-
-
-def test_processes_runs_all_members_in_processes(tmp_path: Path) -> None:
-    for text in ("models: [a/one, {path: a/two}]", "max_words: 2"):
-        members = read_config(written(tmp_path, f"{text}\nprocesses: true")).members
-        assert len(members) >= 2
-        assert all(isinstance(spec, MemberSpec) and spec.process for spec in members)
-    with pytest.raises(InvalidOptionError, match=r"'processes'.*; got 'yes'"):
-        read_config(written(tmp_path, 'processes: "yes"'))
-
-
-def test_ray_runs_all_members_in_the_cluster(tmp_path: Path) -> None:
-    text = "models: [a/one, {path: a/two, process: true}, {path: b, ray: {num_gpus: 2}}]\nray: h:1"
-    here = {"address": "h:1"}
-    assert read_config(written(tmp_path, text)).members == [
-        MemberSpec("a/one", ray=here),
-        MemberSpec("a/two", ray=here),
-        MemberSpec("b", ray={"num_gpus": 2, **here}),
-    ]
-    embedded = read_config(written(tmp_path, "ray: auto")).members
-    assert [spec.ray for spec in embedded if isinstance(spec, MemberSpec)] == [
-        {"address": "auto"}
-    ] * 3
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("ray: true", "option 'ray': it must be HOST:PORT of the head node"),
-        ("ray: {num_gpus: 1}", "such as 10.0.0.1:6379, or auto. The machine of the engine"),
-        ("ray: ray://head:10001", "so ray:// is not possible; got 'ray://head:10001'"),
-        ("ray: auto\nprocesses: true", "option 'ray': members run in Ray actors (ray) or in proc"),
-        ("models: [{path: a, ray: {num_gpu: 1}}]", "member 'a': ray: unknown option 'num_gpu'."),
-        ("models: [{path: a, process: true, ray: {}}]", "member 'a': pass process=True"),
-    ],
-)
-def test_a_cluster_that_cannot_be_used_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(InvalidOptionError, match=re.escape(says)) as caught:
-        read_config(written(tmp_path, text))
-    assert str(caught.value).startswith("configuration file ")
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("{path: a/one, proces: true}", "no setting 'proces'. Did you mean 'process'?"),
-        ("{process: true}", "a member needs a path"),
+        ("{path: a/one, thread: 2}", "no setting 'thread'. Did you mean 'threads'?"),
+        ("{threads: 2}", "a member needs a path"),
         ("{path: a/one, static_cache: true}", "there is no static_cache any more. For CUDA graphs"),
         ("{path: a/one, trust_remote_code: true}", "cannot set 'trust_remote_code'"),
         ("{path: a/one, allow_pickle: true}", "cannot set 'allow_pickle'"),
@@ -217,8 +177,3 @@ def test_the_adapters_run_requests_as_the_file_says(tmp_path: Path) -> None:
     file = written(tmp_path, "runtime: {max_requests: 3}")
     assert fields_from_config(file)["runtime"].max_requests == 3
     assert "runtime" not in fields_from_config(written(tmp_path, "max_words: 2"))
-
-
-def test_the_adapters_run_members_in_the_cluster_of_the_file(tmp_path: Path) -> None:
-    members = fields_from_config(written(tmp_path, "ray: auto"))["members"]
-    assert [spec.ray for spec in members] == [{"address": "auto"}] * 3

@@ -225,7 +225,7 @@ def test_settings_of_gguf_members_are_refused_for_transformers(setting) -> None:
 
 @pytest.mark.quick
 def test_threads_of_a_transformers_member_need_a_process() -> None:
-    with pytest.raises(InvalidOptionError, match=r"threads needs process=True, ray or a GGUF"):
+    with pytest.raises(InvalidOptionError, match=r"threads is for GGUF members only"):
         AdaFuseEngine.from_pretrained([MemberSpec(str(WREN), threads=2)])
 
 
@@ -326,7 +326,7 @@ def test_members_of_all_kinds_write_what_the_embedded_members_write(tmp_path: Pa
     members = [
         MemberSpec(str(embedded_gguf("wren")), name="wren", **exact),
         MemberSpec(str(HERON)),
-        MemberSpec(str(with_text), process=True, threads=1, **exact),
+        MemberSpec(str(with_text), threads=1, **exact),
     ]
     prompt = "The ferry to"
     with AdaFuseEngine.from_embedded() as engine:

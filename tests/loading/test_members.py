@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -28,11 +26,9 @@ from adafuse_llm import (
     InvalidInputError,
     LoadError,
     MemberSpec,
-    MissingDependencyError,
     UnsupportedModelError,
 )
 from adafuse_llm.loading.huggingface import divide_memory
-from adafuse_llm.loading.members import load_members
 from tests.support.models import Recipe, model, tokenizer
 
 
@@ -354,15 +350,3 @@ def test_a_loaded_model_and_its_tokenizer_are_not_changed() -> None:
     assert (mine.config.to_json_string(), mine.generation_config.to_json_string()) == before
     assert all(torch.equal(value, weights[name]) for name, value in mine.state_dict().items())
     assert sum(len(module._forward_hooks) for module in mine.modules()) == hooks
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("package", ["ray", "msgpack"])
-def test_members_in_actors_need_packages(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    for name in ("ray.actors", "ray.loading", "ray.on_node"):
-        monkeypatch.delitem(sys.modules, f"adafuse_llm.{name}", raising=False)
-    for name in ("ray", "msgpack"):
-        monkeypatch.setitem(sys.modules, name, None if name == package else ModuleType(name))
-    needs = rf"need {package}: pip install .*\[ray\]"
-    with pytest.raises(MissingDependencyError, match=needs):
-        load_members([MemberSpec("/elsewhere/model", ray={})])

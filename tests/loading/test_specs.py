@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import InvalidInputError, InvalidOptionError, MemberSpec
-from adafuse_llm.loading.ray_options import RayOptions
-from adafuse_llm.loading.specs import as_spec, in_cluster, in_process, member_names
+from adafuse_llm.loading.specs import as_spec, member_names
 
 
 def names(*members: str | MemberSpec) -> list[str]:
@@ -86,7 +85,6 @@ def test_a_path_can_be_a_positional_argument() -> None:
         ),
         ({"path": "x", "context": -1}, "context must be an integer of 1 or more"),
         ({"path": "x", "gpu_layers": "all"}, "gpu_layers must be an integer of 0 or more"),
-        ({"path": "x", "process": "yes"}, "process must be True or False; got 'yes'"),
         ({"path": "x", "flash_attention": "on"}, "flash_attention must be True, False or None"),
         ({"path": "x", "cache_type": "q5_0"}, "cache_type must be one of 'f32', 'f16', 'bf16'"),
         ({"path": "x", "cache_type": "q4_0", "flash_attention": False}, "needs flash attention"),
@@ -130,76 +128,5 @@ def test_a_setting_that_is_gone_names_what_to_use(
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    ("ray", "says"),
-    [
-        (True, "ray must be a mapping, such as {'num_gpus': 1}, or {} for the defaults; got True"),
-        ("auto", "ray must be a mapping"),
-        ({"num_gpu": 1}, "ray: unknown option 'num_gpu'. Did you mean 'num_gpus'?"),
-        ({1: 2}, "ray: unknown option '1'"),
-        ({"num_gpus": "two"}, "ray: option 'num_gpus': input should be a valid number"),
-        ({"num_gpus": -1}, "ray: option 'num_gpus': input should be greater than or equal to 0"),
-        ({"num_gpus": 1.5}, "ray: option 'num_gpus': above 1, it must be a whole number; got 1.5"),
-        ({"memory": 0}, "ray: option 'memory': input should be greater than 0"),
-        ({"resources": ["a"]}, "ray: option 'resources': input should be a valid dictionary"),
-        ({"resources": {"a": 0}}, "ray: option 'resources': every amount must be above 0"),
-        ({"resources": {"CPU": 2}}, "it cannot contain CPU; pass num_cpus, num_gpus or memory"),
-        ({"load_timeout": 0}, "ray: option 'load_timeout': input should be greater than 0"),
-        ({"call_timeout": 1e6}, "input should be less than or equal to 86400"),
-        ({"address": "ray://a:1"}, "so ray:// is not possible; got 'ray://a:1'"),
-        ({"address": "head"}, "it must be HOST:PORT of the head node, such as 10.0.0.1:6379"),
-        ({"address": ""}, "it must be HOST:PORT of the head node"),
-        ({"address": "::1:6379"}, "it must be HOST:PORT of the head node"),
-        ({"address": 6379}, "ray: option 'address': input should be a valid string"),
-    ],
-)
-def test_an_option_of_ray_that_cannot_be_used_is_named(ray: Any, says: str) -> None:
-    with pytest.raises(InvalidOptionError, match=re.escape(says)) as caught:
-        as_spec({"path": "a/one", "ray": ray})
-    assert str(caught.value).startswith("member 'a/one': ray")
-    assert len(str(caught.value)) < 500
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    "address", ["auto", "10.0.0.1:6379", "head.example:6379", "[fd00::1]:6379"]
-)
-def test_addresses_of_clusters(address: str) -> None:
-    assert as_spec({"path": "a", "ray": {"address": address}}).ray == {"address": address}
-
-
-@pytest.mark.quick
-def test_a_member_in_an_actor_is_not_of_this_machine() -> None:
-    with pytest.raises(InvalidOptionError, match=r"member 'a': pass process=True .* not both"):
-        as_spec({"path": "a", "process": True, "ray": {}})
-    assert as_spec({"path": "a", "threads": 10_000, "ray": {}}).threads == 10_000
-    assert as_spec({"path": "~/one", "ray": {}}).path == "~/one"
+def test_the_home_folder_is_that_of_the_user() -> None:
     assert as_spec("~/one").path == str(Path("~/one").expanduser())
-
-
-@pytest.mark.quick
-def test_a_member_in_a_cluster_keeps_its_options_of_ray() -> None:
-    spec = in_cluster({"path": "~/one", "weight": 2, "ray": {"num_gpus": 1}}, "head:6379")
-    assert spec == MemberSpec("~/one", weight=2, ray={"num_gpus": 1, "address": "head:6379"})
-    assert in_process(spec) is spec
-    assert in_cluster(MemberSpec("a", process=True), "auto") == MemberSpec(
-        "a", ray={"address": "auto"}
-    )
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("options", "threads", "has_gpus", "bundle"),
-    [
-        ({}, None, False, {"CPU": 1}),
-        ({}, 8, True, {"CPU": 8, "GPU": 1}),
-        ({"num_gpus": 0}, None, True, {"CPU": 1}),
-        ({"num_cpus": 2, "num_gpus": 0.5}, 8, True, {"CPU": 2, "GPU": 0.5}),
-        ({"num_cpus": 0}, None, False, {"CPU": 0.001}),
-        ({"num_cpus": 0, "memory": 5, "resources": {"a": 0.1}}, 4, False, {"memory": 5, "a": 0.1}),
-    ],
-)
-def test_what_an_actor_reserves(
-    options: dict[str, Any], threads: int | None, has_gpus: bool, bundle: dict[str, float]
-) -> None:
-    assert RayOptions(**options).bundle(threads, has_gpus=has_gpus) == bundle

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.loading.specs import MemberSpec
 from tests.real.reference import CachedMember
 from tests.reference import Options, decode
 from tests.support.compare import assert_same
@@ -97,19 +95,6 @@ def test_r8_ensembles_equal_the_reference(
             runtime = RuntimeConfig(drafting=drafting)
             engine = real_engine(*names, strategy="adafuse", runtime=runtime)
             assert_same(engine.generate(prompt, **given), expected, TOLERANCE)
-
-
-def test_r8_members_in_processes_write_the_same(
-    real_engine: Engine, real_folders: dict[str, Path]
-) -> None:
-    given: dict[str, Any] = {**PENALTIES, "frequency_penalty": 0.2, "max_new_tokens": 24}
-    expected = real_engine("smollm", "gemma").generate(PROMPTS[1], **given)
-    specs = [
-        MemberSpec(str(real_folders[name]), name=name, process=True, dtype="float32", threads=1)
-        for name in ("smollm", "gemma")
-    ]
-    with AdaFuseEngine.from_pretrained(specs) as engine:
-        assert engine.generate(PROMPTS[1], **given).text == expected.text
 
 
 def test_r2_a_generation_config_is_followed_as_by_generate(

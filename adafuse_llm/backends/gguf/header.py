@@ -25,7 +25,6 @@ __all__ = [
     "chat_templates",
     "read_entries",
     "read_facts",
-    "read_header",
     "read_tokens",
 ]
 
@@ -329,17 +328,6 @@ def chat_templates(entries: Mapping[str, Any]) -> str | dict[str, str] | None:
     if (default := entries.get(TEMPLATE)) and isinstance(default, str):
         return {**named, "default": default} if named else default
     return next(iter(named.values())) if len(named) == 1 else None
-
-
-def read_header(path: str | Path) -> tuple[bytes, int]:
-    """Return what is before the weights of a GGUF file, and the size of the file in bytes.
-
-    Raises:
-        LoadError: the file is missing, truncated or not a GGUF file.
-    """
-    header = _read_header(Path(path))
-    with _open(Path(path)) as data:
-        return data[: len(data) - header.weight_bytes], len(data)
 
 
 def _part_paths(path: Path, count: int) -> tuple[Path, ...]:

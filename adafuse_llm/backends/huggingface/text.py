@@ -32,11 +32,11 @@ class HuggingFaceText:
     def follows_grammars(self) -> bool:
         return follows_grammars(self.tokenizer)
 
-    def grammar_tokenizer(self, size: int | None, end_ids: Collection[int]) -> Any:
+    def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
         """Return an ``llguidance.LLTokenizer`` with the tokens.
 
         Args:
-            size: number of the model's logits; None if it is not known.
+            size: number of the model's logits.
             end_ids: ids of the end-of-sequence tokens.
         """
-        return grammar_tokenizer(self.tokenizer, max(size or 0, len(self.tokenizer)), end_ids)
+        return grammar_tokenizer(self.tokenizer, max(size, len(self.tokenizer)), end_ids)

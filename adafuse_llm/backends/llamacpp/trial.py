@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,6 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm.backends.crashes import crash_of
 from adafuse_llm.backends.llamacpp.library import find_library
 from adafuse_llm.errors import LoadError
 
@@ -50,6 +50,13 @@ TYPES: Final = (
 
 SIZE: Final = 256
 """Number of rows and columns of these matrices. It is the smallest one for all types."""
+
+
+SIGNALS: Final = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
+"""The signals of crashes. Others come from outside, such as SIGKILL if memory runs out."""
+
+WINDOWS_CODE: Final = 0xC0000000
+"""The smallest exit code of crashes on Windows."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +158,18 @@ def _crash_of_child(settings: Settings) -> str | None:
     if child.returncode and crash is None:
         raise subprocess.SubprocessError(f"exit code {child.returncode}: {child.stderr[-2_000:]}")
     return crash
+
+
+def crash_of(code: int) -> str | None:
+    """Return what crash a process ended with, such as ``"signal SIGSEGV"``, or None.
+
+    Args:
+        code: the exit code of the process, as `subprocess` gives it.
+    """
+    if code >= WINDOWS_CODE:
+        return f"exit code {code:#x}"
+    known = {-each.value: each.name for each in signal.Signals if each.name in SIGNALS}
+    return f"signal {known[code]}" if code in known else None
 
 
 def _facts(settings: Settings) -> dict[str, Any]:

@@ -349,11 +349,11 @@ class LlamaText:
         """The text of each token in the middle of a text, by token id."""
         return [piece.decode("utf-8", errors="replace") for piece in self.tokenizer.pieces]
 
-    def grammar_tokenizer(self, size: int | None, end_ids: Collection[int]) -> Any:
+    def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
         """Return an ``llguidance.LLTokenizer`` with the tokens.
 
         Args:
-            size: number of the model's logits; None for the number of tokens.
+            size: number of the model's logits.
             end_ids: ids of the tokens that end a response.
 
         Raises:
@@ -361,7 +361,6 @@ class LlamaText:
         """
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        size = size or len(self.tokenizer)
         ends = sorted(end_ids)
         tokens = TokenizerWrapper(_GrammarTokens(self.tokenizer, size, ends))
         return LLTokenizer(tokens, n_vocab=size, eos_token=ends)

@@ -6,14 +6,18 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
-from adafuse_llm.backends.remote import MemberText
 from adafuse_llm.backends.servers.api import Known, Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
+
+if TYPE_CHECKING:
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+    from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ class ServerBackend:
     def __init__(
         self,
         name: str,
-        text: MemberText,
+        text: LlamaText | HuggingFaceText,
         *,
         end_ids: frozenset[int],
         server: Connection,

@@ -1,5 +1,5 @@
-"""The same code of LangChain and LlamaIndex runs with members in this process, in processes of
-their own, on Ray, and on a server."""
+"""The same code of LangChain and LlamaIndex runs with members in this process and on a
+server."""
 
 from __future__ import annotations
 
@@ -20,28 +20,18 @@ from adafuse_llm import InvalidOptionError
 from adafuse_llm.embedded import member_paths
 from langchain_adafuse import ChatAdaFuse
 from tests.support.inference_servers import InferenceServer
-from tests.support.loopback import enable_loopback
 from tests.support.serving import served
 
 QUESTION = "Who is the director of the Kalost Bakery?"
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12}
 
 
-@pytest.fixture(params=["here", "process", pytest.param("ray", marks=pytest.mark.ray), "server"])
+@pytest.fixture(params=["here", "server"])
 def members(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     first, second, _ = map(str, member_paths())
     with ExitStack() as stack:
         place: dict[str, Any] = {"path": first}
-        if request.param == "process":
-            place |= {"process": True}
-        elif request.param == "ray":
-            from tests.support.ray_cluster import Nodes
-
-            enable_loopback()
-            nodes = Nodes("north")
-            stack.callback(nodes.close)
-            place |= {"ray": {"address": nodes.address, "resources": {"north": 1}}}
-        elif request.param == "server":
+        if request.param == "server":
             server = InferenceServer("vllm", folder=member_paths()[0])
             place = {"url": stack.enter_context(served(server.app())), "tokenizer": first}
         yield [{**place, "name": "first"}, second]

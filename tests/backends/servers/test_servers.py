@@ -592,7 +592,7 @@ def test_an_address_is_a_member(text: str, settings: tuple[Any, ...]) -> None:
         ({"path": "http://host/x?key=1"}, "no setting 'key'"),
         ({"path": "folder", "url": "http://host"}, "pass path .* or url .*, not both"),
         ({"path": "folder", "tokenizer": "x"}, "tokenizer is for members on servers only"),
-        ({"url": "http://host", "process": True}, "process is not for members on servers"),
+        ({"url": "http://host", "threads": 1}, "threads is not for members on servers"),
         ({"url": "http://host", "context": 100}, "context is not for members on servers"),
         ({"url": "http://host", "api": "vlm"}, "Did you mean 'vllm'"),
         ({"path": "vlm+http://host/x"}, "Did you mean 'vllm'"),

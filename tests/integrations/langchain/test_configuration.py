@@ -230,7 +230,7 @@ def test_copies_pickles_and_dumps_are_the_same_model(kind, obliging):
     members = [
         "a/b",
         MemberSpec(path="c", weight=2.0, quantization_config={"bits": 4}),
-        {"path": "d", "ray": {"num_gpus": 1, "resources": {"here": 0.5}}},
+        {"path": "d.gguf", "end_tokens": ["<|eom_id|>"]},
     ]
     model = kind(
         members=members,

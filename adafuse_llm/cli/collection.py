@@ -1,9 +1,8 @@
-"""Keep the garbage collector out of the way while a process of this package starts.
+"""Keep the garbage collector out of the way while a command starts.
 
 Imports and loading create more than 600,000 objects, almost all of which stay until the process
 ends. The collector would visit them again and again: a sixth of the CPU time of loading the
-embedded members, and again when the process ends. Only processes that belong to this package use
-this module: the command line, and members in processes of their own.
+embedded members, and again when the process ends.
 """
 
 from __future__ import annotations
