@@ -198,12 +198,27 @@ class SupportsClose(Protocol):
         ...
 
 
+@runtime_checkable
+class RunsBeside(Protocol):
+    """An optional extension of `Backend` for a member in this process with threads of its own.
+
+    Its passes release the interpreter, so they run at the same time as those of other members.
+    """
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether the member runs at the same time as others."""
+        ...
+
+
 def lane(backend: Backend) -> str:
     """Return the name of a member's lane.
 
     Members of the same lane take turns. Members of different lanes run at the same time.
     """
-    if isinstance(backend, RunsElsewhere):
+    if isinstance(backend, RunsElsewhere) or (
+        isinstance(backend, RunsBeside) and backend.runs_beside
+    ):
         return f"member {backend.name}"
     return backend.device if isinstance(backend, SupportsPlacement) else "unknown"
 

@@ -15,13 +15,11 @@ advance together and batches stay large. A query that has waited too long goes f
 (`next_backend`).
 
 Choice of thread: each lane (`adafuse_llm.backends.base.lane`) has its own thread, so only one
-thread ever uses a model. Members on the same device share a lane and take turns. Members on
-different devices run at the same time. A member on a server has a lane of its own.
+thread ever uses a model. Members on different devices run at the same time. GGUF members and
+members on servers have a lane of their own each.
 
-Members that compute in this process on a CPU take turns. If they ran at the same time, they would
-either compete for all cores or each use a share of the cores, and every round waits for the slowest
-member. A share of the cores also needs another number of torch threads, which only the caller
-should set. ``benchmarks/members_side_by_side.py`` measures this.
+Transformers members on the same device share a lane and take turns, because they share the threads
+of torch. If they ran at the same time, they would compete for all cores.
 
 Choice of job: jobs start in the order of arrival, within the limits on their number
 (`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). Jobs that fit into

@@ -477,6 +477,21 @@ def test_members_on_different_devices_run_at_the_same_time():
 
 
 @pytest.mark.quick
+def test_members_with_threads_of_their_own_run_at_the_same_time():
+    both = threading.Barrier(2)
+
+    class Beside(Watched):
+        runs_beside = True
+
+        def evaluate(self, queries):
+            if not self.sizes:  # the pass that reads the prompt
+                both.wait(PATIENCE)
+            return super().evaluate(queries)
+
+    engine = AdaFuseEngine([Beside("a"), Beside("b")], strategy="adafuse")
+    assert engine.generate("x", max_new_tokens=2).text == " . ."
+
+
 def test_members_of_one_device_take_turns_on_its_thread():
     inside = threading.Lock()
 

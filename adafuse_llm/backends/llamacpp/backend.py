@@ -106,6 +106,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
     """
 
     own_adjustment = NOTHING
+    runs_beside = True
 
     def __init__(
         self,
