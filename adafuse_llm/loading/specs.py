@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +51,6 @@ TRANSFORMERS_ONLY = {
     "allow_pickle": "A GGUF file contains no code.",
 }
 """Settings that are not for GGUF members, and what to do instead."""
-
-REMOVED = ("static_cache", "compile")
-"""Settings that do not exist any more. For one release, an error says what to use instead."""
 
 SERVER_ONLY = ("model", "api", "tokenizer", "api_key_env")
 """Settings that are for members on servers only, in addition to ``url``."""
@@ -149,16 +146,8 @@ class MemberSpec:
     api: str | None = None
     tokenizer: str | None = None
     api_key_env: str | None = None
-    static_cache: InitVar[object] = None  # in `REMOVED`
-    compile: InitVar[object] = None
 
-    def __post_init__(self, *removed: object) -> None:
-        if given := [name for name, value in zip(REMOVED, removed, strict=True) if value]:
-            raise InvalidOptionError(
-                f"member {short_repr(self.path or self.url)}: there is no {' and no '.join(given)} "
-                "any more. For CUDA graphs and compiled passes, run the model on vLLM and pass "
-                "MemberSpec(url=...) (docs/guides/inference-servers.md)"
-            )
+    def __post_init__(self) -> None:
         if isinstance(self.path, os.PathLike):
             object.__setattr__(self, "path", str(self.path))
         _check_server(self)
@@ -360,7 +349,7 @@ def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> 
 def _from_fields(values: Mapping[str, Any]) -> MemberSpec:
     allowed = [each.name for each in fields(MemberSpec)]
     for name in values:
-        if name not in (*allowed, *REMOVED):
+        if name not in allowed:
             raise InvalidOptionError(
                 f"a member has no setting {short_repr(name)}.{nearest(str(name), allowed)} "
                 f"The settings are: {', '.join(allowed)}."

@@ -62,7 +62,6 @@ def test_models_can_be_mappings_of_the_fields_of_member_specs(tmp_path: Path) ->
     [
         ("{path: a/one, thread: 2}", "no setting 'thread'. Did you mean 'threads'?"),
         ("{threads: 2}", "a member needs a path"),
-        ("{path: a/one, static_cache: true}", "there is no static_cache any more. For CUDA graphs"),
         ("{path: a/one, trust_remote_code: true}", "cannot set 'trust_remote_code'"),
         ("{path: a/one, allow_pickle: true}", "cannot set 'allow_pickle'"),
     ],

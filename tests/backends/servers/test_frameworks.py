@@ -16,7 +16,6 @@ pytest.importorskip("llama_index.core")
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import InvalidOptionError
 from adafuse_llm.embedded import member_paths
 from langchain_adafuse import ChatAdaFuse
 from tests.support.inference_servers import InferenceServer
@@ -35,12 +34,6 @@ def members(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
             server = InferenceServer("vllm", folder=member_paths()[0])
             place = {"url": stack.enter_context(served(server.app())), "tokenizer": first}
         yield [{**place, "name": "first"}, second]
-
-
-@pytest.mark.parametrize("framework", [ChatAdaFuse, AdaFuseLLM])
-def test_a_setting_that_is_gone_names_members_on_servers(framework: Any) -> None:
-    with pytest.raises(InvalidOptionError, match=r"no static_cache any more.*MemberSpec\(url="):
-        framework(members=[{"path": "a/one", "static_cache": True}, "a/two"])
 
 
 def test_the_same_code_runs_wherever_the_members_are(members: list[Any]) -> None:
