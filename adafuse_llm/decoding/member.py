@@ -511,13 +511,3 @@ class Member:
         self._standings = {node: ("", silent + is_new if whole == before else 0)}
         self._unfinished = new[len(whole) :]
         draws.commit(whole)
-
-    def prune(self, ends: Iterable[Node]) -> None:
-        """Keep only the paths to `ends` and the nodes below `ends`."""
-        self.tree.prune(ends)
-        if self._follower is not None:
-            self._follower.forget_dropped()
-        alive = set(self.tree.nodes())
-        self._texts = {node: text for node, text in self._texts.items() if node in alive}
-        self._standings = {node: each for node, each in self._standings.items() if node in alive}
-        self._encoded.clear()

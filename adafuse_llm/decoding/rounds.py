@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -78,17 +78,12 @@ def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candid
     return to_result(candidate, members, nll, fuse(nll, [member.weight for member in members]))
 
 
-Rescore = Callable[[Pool, Sequence[results.Candidate]], Steps[list[results.Candidate]]]
-"""A function that changes the scores of a pool. It may evaluate more tokens."""
-
-
 def play_round(
     members: Sequence[Member],
     config: AdaFuseConfig,
     drafts: Drafting,
     scorer: Scorer = score,
     *,
-    rescore: Rescore | None = None,
     proposer: Proposer = propose,
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1 up to the commit: propose, pool, score, choose.
@@ -105,8 +100,6 @@ def play_round(
         pool.add(member, proposal)
     yield from in_lockstep([pool.read(m, partial(drafts.likely, m)) for m in members])
     scored = [scorer(candidate, members) for candidate in pool.candidates]
-    if rescore is not None:
-        scored = yield from rescore(pool, scored)
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
     outcome = choose_best(pool, scored, margins)
     drafts.observe(pool.candidates[outcome.winner])
@@ -117,7 +110,6 @@ def choose_best(
     pool: Pool,
     scored: Sequence[results.Candidate],
     margins: dict[str, tuple[float, ...]],
-    prefixes: Callable[[PoolCandidate], Iterable[PoolCandidate]] | None = None,
 ) -> RoundOutcome:
     """Choose the candidate with the lowest score.
 
@@ -129,8 +121,6 @@ def choose_best(
         pool: the candidates.
         scored: the candidates with their scores, in the same order.
         margins: the margins of each member, by member name.
-        prefixes: function that returns the prefixes of a candidate, the longest first. Default:
-            `Pool.prefixes`.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -138,7 +128,7 @@ def choose_best(
     winner = best_candidate(scored)
     whole = committed = pool.candidates[winner]
     if not pool.fits(whole):
-        for committed in (prefixes or pool.prefixes)(whole):  # the last one has no tokens
+        for committed in pool.prefixes(whole):  # the last one has no tokens
             if pool.fits(committed):
                 break
     return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, committed)

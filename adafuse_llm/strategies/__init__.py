@@ -15,17 +15,12 @@ from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.fixed import FixedWords
-from adafuse_llm.strategies.hypotheses import HypothesisSearch
-from adafuse_llm.strategies.look_ahead import LookAhead
 from adafuse_llm.strategies.mixture import Mixture
 from adafuse_llm.strategies.registry import find_strategy
-from adafuse_llm.strategies.rivals.core import CoRE
 from adafuse_llm.strategies.rivals.deepen import DeePEn
 from adafuse_llm.strategies.rivals.gac import GaC
 from adafuse_llm.strategies.rivals.pair_ranker import PairRanker
 from adafuse_llm.strategies.rivals.rerank import Ranker, Rerank
-from adafuse_llm.strategies.rivals.safe import SAFE
-from adafuse_llm.strategies.rivals.specem import SpecEM
 from adafuse_llm.strategies.rivals.sweetspan import SweetSpan
 from adafuse_llm.strategies.rivals.unite import UniTE
 from adafuse_llm.strategies.rivals.vote import MajorityVote
@@ -34,19 +29,14 @@ from adafuse_llm.strategies.single import Single
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",
     "BeamSearch",
-    "CoRE",
     "DeePEn",
     "FixedWords",
     "GaC",
-    "HypothesisSearch",
-    "LookAhead",
     "MajorityVote",
     "Mixture",
     "PairRanker",
     "Rerank",
-    "SAFE",
     "Single",
-    "SpecEM",
     "SweetSpan",
     "UniTE",
     "find_strategy",

@@ -13,15 +13,10 @@ from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.fixed import FixedWords
-from adafuse_llm.strategies.hypotheses import HypothesisSearch
-from adafuse_llm.strategies.look_ahead import LookAhead
 from adafuse_llm.strategies.mixture import Mixture
-from adafuse_llm.strategies.rivals.core import CoRE
 from adafuse_llm.strategies.rivals.deepen import DeePEn
 from adafuse_llm.strategies.rivals.gac import GATED_THRESHOLD, GaC
 from adafuse_llm.strategies.rivals.rerank import Rerank
-from adafuse_llm.strategies.rivals.safe import SAFE
-from adafuse_llm.strategies.rivals.specem import SpecEM
 from adafuse_llm.strategies.rivals.sweetspan import SweetSpan
 from adafuse_llm.strategies.rivals.unite import UniTE
 from adafuse_llm.strategies.rivals.vote import MajorityVote
@@ -41,15 +36,10 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "fixed-2": lambda: FixedWords(2),
     "fixed-3": lambda: FixedWords(3),
     "beam-3": BeamSearch,
-    "hypotheses-3": HypothesisSearch,
-    "look-ahead-4": LookAhead,
     "unite": UniTE,
     "gac": GaC,
     "gac-gated": lambda: GaC(threshold=GATED_THRESHOLD),
     "deepen": DeePEn,
-    "core": CoRE,
-    "safe": SAFE,
-    "specem": SpecEM,
     "sweetspan": SweetSpan,
     "rerank": Rerank,
     "vote": MajorityVote,
@@ -59,8 +49,6 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
 _WITH_COUNT: Mapping[str, Callable[[int], Strategy]] = {
     "fixed": FixedWords,
     "beam": BeamSearch,
-    "hypotheses": HypothesisSearch,
-    "look-ahead": LookAhead,
 }
 """Strategies whose names end in a whole number."""
 
@@ -99,7 +87,7 @@ def find_strategy(
 
     The name ``auto`` stands for the strategy that `choose_strategy` chooses for the members.
 
-    The names ``fixed-N``, ``beam-N``, ``hypotheses-N`` and ``look-ahead-N`` allow any number N of
+    The names ``fixed-N`` and ``beam-N`` allow any number N of
     up to three digits.
     The names ``deepen-R`` and ``gac-gated-T`` set the learning rate R and the threshold T, such as
     ``deepen-0.3``.

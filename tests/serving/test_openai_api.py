@@ -136,9 +136,9 @@ def test_options_of_the_ensemble_reach_the_engine(client, engine):
     assert response.choices[0].message.content == expected.text
     used = list(engine.members[:2])
     assert list(response.model_extra["adafuse"]["usage"]["prompt_tokens"]) == used
-    voted = ask(client, extra_body={"adafuse": {"strategy": "vote"}})
-    vote = engine.with_strategy("vote").generate(messages=QUESTION, max_new_tokens=12)
-    assert voted.choices[0].message.content == vote.text
+    response = ask(client, extra_body={"adafuse": {"strategy": "fixed-1"}})
+    words = engine.with_strategy("fixed-1").generate(messages=QUESTION, max_new_tokens=12)
+    assert response.choices[0].message.content == words.text
 
 
 def test_responses_are_drawn_with_a_seed(client, engine):
