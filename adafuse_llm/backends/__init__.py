@@ -11,6 +11,7 @@ from adafuse_llm.backends.base import (
     Backend,
     DrawsTokens,
     FollowsGrammars,
+    KnowsDistributions,
     LimitsCache,
     LimitsDrafting,
     ListsFewTokens,
@@ -18,7 +19,6 @@ from adafuse_llm.backends.base import (
     NodeResult,
     RestrictsTokens,
     RunsElsewhere,
-    SupportsAnchors,
     SupportsClose,
     SupportsPlacement,
     TellsSize,
@@ -27,7 +27,7 @@ from adafuse_llm.backends.fake import FakeBackend
 from adafuse_llm.text.codec import RendersTemplates, RendersTools, TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
-from adafuse_llm.tree import Next, Node, TokenTree
+from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
 __all__ = [
     "Adjustment",
@@ -38,6 +38,7 @@ __all__ = [
     "DrawsTokens",
     "FakeBackend",
     "FollowsGrammars",
+    "KnowsDistributions",
     "LimitsCache",
     "LimitsDrafting",
     "ListsFewTokens",
@@ -50,7 +51,6 @@ __all__ = [
     "ReplyStart",
     "RestrictsTokens",
     "RunsElsewhere",
-    "SupportsAnchors",
     "SupportsClose",
     "SupportsPlacement",
     "TellsSize",
@@ -58,4 +58,5 @@ __all__ = [
     "TextCodec",
     "TokenTree",
     "TokenizerCodec",
+    "is_allowed",
 ]

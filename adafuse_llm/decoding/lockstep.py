@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from adafuse_llm.decoding.member import Query, Steps
+from adafuse_llm.decoding.member import MemberQuery, Steps
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     results: dict[int, T] = {}
     running = dict(enumerate(steps))
     while running:
-        queries: list[Query] = []
+        queries: list[MemberQuery] = []
         for index, step in list(running.items()):
             try:
                 queries += next(step)

@@ -22,6 +22,9 @@ from adafuse_llm.evaluation.tasks import TASKS
 from adafuse_llm.report.page import count
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
+from benchmarks import peers
+
+peers.register()
 
 PAPER_TASKS = ("nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en")
 """Tasks of the paper's Table 1."""

@@ -3,110 +3,81 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from typing_extensions import override
 
-from adafuse_llm.backends.base import Backend, SupportsAnchors, SupportsPlacement
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, to_result
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.rivals.token_level import (
-    LISTED,
-    first_logprobs,
-    offer,
-    offer_tokens,
-    union,
+from adafuse_llm import AdaFuseConfig, InvalidInputError
+from adafuse_llm.backends import Backend, is_allowed
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.strategies import (
+    Member,
+    PlayRound,
+    RoundOutcome,
+    Steps,
+    Strategy,
+    StrategyContext,
+    choose_best,
+    in_lockstep,
+    to_result,
 )
+from benchmarks.peers.gac import distribution
+from benchmarks.peers.token_level import LISTED, first_logprobs, offer, offer_tokens, union
 
-EXAMPLE_RATE = 0.15
-"""Learning rate of the source's example."""
+SHARPNESS = 100.0
+"""Inverse temperature of the softmax over anchors."""
+
+COOLING, COOLEST = 10, 0.25
+"""Within `COOLING` steps, the learning rate falls along a cosine to `COOLEST` times its initial
+value."""
 
 
 @dataclass(frozen=True)
 class DeePEn(Strategy):
     """The members' whole distributions, averaged over anchors (arXiv 2404.12715).
 
-    Anchors are the tokens that all vocabularies share. Every member compares its own tokens with
-    the anchors to convert its distribution to a distribution over the anchors. These distributions
-    are averaged. The main member moves its own distribution toward the average by a few steps of
-    gradient descent. The likeliest token after these steps is committed. If the main member's
-    likeliest token ends the response before these steps, the response ends without them.
+    Anchors are the tokens that all vocabularies share. A vector represents each token of a member:
+    the cosines between its input embedding and those of the anchors, normalized to length one. A
+    sharp softmax turns it into a distribution over the anchors, and a member's distribution over
+    tokens into one over anchors. These are averaged. The first member moves its own distribution
+    toward the average by a few steps of gradient descent. The likeliest token after these steps is
+    committed. If the first member's likeliest token ends the response before these steps, the
+    response ends without them.
 
     The score is -log of the token's probability after these steps. The NLL of a member is -log of
     the probability that it gives to its own first token for the text, in nats.
 
-    Cost: one pass per member for each committed token, and matrix products. Every member keeps a
-    matrix that takes 4 bytes times the vocabulary size times the number of anchors.
+    Cost: one pass per member for each committed token, and matrix products. A running request keeps
+    a matrix for each member that takes 4 bytes times the vocabulary size times the number of
+    anchors; requests of the same members share it.
 
     Args:
-        main: name of the main member. Default: the first member that decodes.
         steps: number of steps of gradient descent.
-        rate: learning rate. The source tunes it for each task. The default is its example. Any
-            other rate is part of the name, as in ``deepen-0.3``.
-
-    Raises:
-        InvalidOptionError: `steps` is less than one, or `rate` is not positive.
+        rate: learning rate. The source tunes it for each task. The default is its example.
     """
 
-    main: str | None = None
     steps: int = 5
-    rate: float = EXAMPLE_RATE
+    rate: float = 0.15
 
-    options = frozenset({*GRAMMARS, "weights"})
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise InvalidOptionError(f"DeePEn(steps=...) must be 1 or more; got {self.steps!r}")
-        if not 0 < self.rate < math.inf:
-            raise InvalidOptionError(f"DeePEn(rate=...) must be above 0; got {self.rate!r}")
+    options = frozenset({"weights"})
 
     @property
     @override
     def name(self) -> str:
-        return "deepen" if self.rate == EXAMPLE_RATE else f"deepen-{self.rate:g}"
+        return "deepen" if self.rate == 0.15 else f"deepen-{self.rate:g}"
 
     @override
     def check(self, members: Sequence[Backend]) -> None:
-        names = [member.name for member in members]
-        if self.main is not None and self.main not in names:
+        if lacking := [m.name for m in members if not isinstance(m, HuggingFaceBackend)]:
             raise InvalidInputError(
-                f"DeePEn(main=...) must be one of the members that decode ({', '.join(names)}); "
-                f"got {self.main!r}"
+                f"strategy {self.name!r} needs embeddings, so members must be transformers models; "
+                f"leave out {', '.join(lacking)}"
             )
-        if lacking := [
-            member.name for member in members if not isinstance(member, SupportsAnchors)
-        ]:
-            raise InvalidInputError(
-                f"strategy {self.name!r} needs members with whole distributions and embeddings "
-                "(adafuse_llm.backends.SupportsAnchors), such as Hugging Face models and GGUF "
-                f"files. Leave out {', '.join(lacking)}, or choose another strategy."
-            )
-        if not (shared := _shared(members)):
-            raise InvalidInputError(
-                f"strategy {self.name!r} needs tokens that all members share; {', '.join(names)} "
-                "share none. Choose other members, or another strategy."
-            )
-        needed, free = Counter[str](), dict[str, int]()
-        for member in members:
-            if isinstance(member, SupportsAnchors) and isinstance(member, SupportsPlacement):
-                device, size = member.device, member.free_bytes()
-                needed[device] += member.anchor_bytes(len(shared))
-                free[device] = min(free.get(device, size), size)
-        for device, size in needed.items():
-            if size > free[device]:
-                raise InvalidInputError(
-                    f"strategy {self.name!r} needs {size / 1e9:.1f} GB of memory on {device} for "
-                    f"{len(shared)} shared tokens of {', '.join(names)}, and "
-                    f"{free[device] / 1e9:.1f} GB are free. Choose another strategy, or members "
-                    "with smaller vocabularies."
-                )
+        if not _shared(members):
+            raise InvalidInputError(f"strategy {self.name!r} needs tokens that all members share")
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
@@ -114,70 +85,109 @@ class DeePEn(Strategy):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        members = context.members
-        mains = [member for member in members if member.name == self.main]
-        shared = _shared([member.backend for member in members])
-        anchors = [
-            [member.backend.vocabulary[spelling] for spelling in shared]
-            for member in members
-            if isinstance(member.backend, SupportsAnchors)
-        ]
-        return partial(self._play, members, (mains or members)[0], anchors)
+        return partial(self._play, context.members, _matrices([m.backend for m in context.members]))
 
     def _play(
-        self,
-        members: Sequence[Member],
-        main: Member,
-        anchors: Sequence[Sequence[int]],
+        self, members: Sequence[Member], matrices: Sequence[torch.Tensor]
     ) -> Steps[RoundOutcome]:
+        main, *others = members
         offers = yield from in_lockstep([offer(member, LISTED) for member in members])
         likeliest = main.next(main.tree.root)
         token, logprob = likeliest.tokens[0], likeliest.logprobs[0]
         if token not in main.end_ids:
-            token, logprob = self._fuse(members, main, anchors)
+            token, logprob = self._fuse(members, matrices)
         chosen = yield from offer_tokens(main, [token])
-        others = [(m, own) for m, own in zip(members, offers, strict=True) if m is not main]
-        pool = union(
-            [main, *(m for m, _ in others)],
-            [chosen, *(own for _, own in others)],
-        )
+        pool, margins = union([main, *others], [chosen, *offers[1:]])
         del pool.candidates[1:]
         logprobs = yield from first_logprobs(members, pool)
-        (candidate,) = pool.candidates
         nll = [0.0 - each[0] for each in logprobs]
-        margins: dict[str, tuple[float, ...]] = {
-            member.name: (member.next(member.tree.root).margin,) for member in members
-        }
-        return choose_best(pool, [to_result(candidate, members, nll, 0.0 - logprob)], margins)
+        scored = to_result(pool.candidates[0], members, nll, 0.0 - logprob)
+        return choose_best(pool, [scored], margins)
 
     def _fuse(
-        self, members: Sequence[Member], main: Member, anchors: Sequence[Sequence[int]]
+        self, members: Sequence[Member], matrices: Sequence[torch.Tensor]
     ) -> tuple[int, float]:
-        """Return the main member's likeliest token after the steps, and its log-probability."""
-        relative = []
-        for member, own in zip(members, anchors, strict=True):
-            assert isinstance(member.backend, SupportsAnchors)
-            relative.append(member.backend.relative(member.tree, member.tree.root, own))
-        total = math.fsum(member.weight for member in members)
-        shares = [member.weight / total for member in members]
-        target = [
-            math.fsum(share * value for share, value in zip(shares, values, strict=True))
-            for values in zip(*relative, strict=True)
+        """Return the first member's likeliest token after the steps, and its log-probability."""
+        own = [
+            torch.from_numpy(distribution(member)).to(matrix)
+            for member, matrix in zip(members, matrices, strict=True)
         ]
-        assert isinstance(main.backend, SupportsAnchors)
-        return main.backend.corrected(
-            main.tree,
-            main.tree.root,
-            anchors[list(members).index(main)],
-            target,
-            steps=self.steps,
-            rate=self.rate,
+        total = math.fsum(member.weight for member in members)
+        target = sum(
+            member.weight / total * (each.exp() @ matrix).to(own[0])
+            for member, each, matrix in zip(members, own, matrices, strict=True)
         )
+        assert isinstance(target, torch.Tensor)
+        logprobs = self._moved(own[0], matrices[0], target)
+        allowed = members[0].tree.root.allowed
+        for token in logprobs.argsort(descending=True, stable=True).tolist():
+            if allowed is None or is_allowed(allowed, token):
+                return token, float(logprobs[token])
+        raise AssertionError("some token may follow")
+
+    def _moved(
+        self, logits: torch.Tensor, matrix: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """Move a distribution over tokens toward a target over anchors, and return its logs."""
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            moved = logits.clone().requires_grad_()
+            optimizer = torch.optim.AdamW([moved], lr=self.rate)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+                optimizer, T_max=COOLING, eta_min=self.rate * COOLEST
+            )
+            smallest = torch.finfo(logits.dtype).tiny
+            for _ in range(self.steps):
+                relative = (moved.softmax(-1) @ matrix).clamp_min(smallest)
+                optimizer.zero_grad()
+                loss = torch.nn.functional.kl_div(relative.log(), target, reduction="sum")
+                (loss / len(target)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+        return moved.detach().log_softmax(-1)
+
+
+_cached: dict[str, tuple[list[Backend], list[torch.Tensor]]] = {}
+"""The matrices of the last ensemble, under the key ``last``."""
+
+
+def _matrices(members: Sequence[Backend]) -> list[torch.Tensor]:
+    """Return the matrix of each member, [vocabulary, anchors], whose rows are distributions."""
+    known, matrices = _cached.get("last", ([], []))
+    if known != list(members):
+        shared = _shared(members)
+        matrices = [_matrix(each, [spellings(each)[text] for text in shared]) for each in members]
+        _cached["last"] = list(members), matrices
+    return matrices
+
+
+@torch.no_grad()
+def _matrix(member: Backend, anchors: Sequence[int]) -> torch.Tensor:
+    assert isinstance(member, HuggingFaceBackend)
+    weight = member.model.get_input_embeddings().weight.detach()
+    weight = weight if weight.dtype == torch.float64 else weight.float()
+    rows = torch.nn.functional.normalize(weight, dim=-1)
+    chosen = rows[torch.tensor(anchors, device=rows.device)]
+    return torch.cat(
+        [
+            torch.softmax(torch.nn.functional.normalize(part @ chosen.T, dim=-1) * SHARPNESS, -1)
+            for part in torch.split(rows, 1024)
+        ]
+    )
+
+
+def spellings(member: Backend) -> dict[str, int]:
+    """Return the token ids of a member by a spelling that is the same in every member.
+
+    Tokenizers mark a space with U+0120 or with U+2581. Here, all spellings use U+2581. If two
+    tokens get the same spelling, it stands for the token with the lower id.
+    """
+    assert isinstance(member, HuggingFaceBackend)
+    known = sorted(member.tokenizer.get_vocab().items(), key=lambda item: -item[1])
+    size = member.vocabulary_size
+    return {text.replace("\u0120", "\u2581"): token for text, token in known if token < size}
 
 
 def _shared(members: Sequence[Backend]) -> list[str]:
     """Return the spellings of the tokens that all members share, sorted."""
-    vocabularies = [
-        member.vocabulary.keys() for member in members if isinstance(member, SupportsAnchors)
-    ]
-    return sorted(set(vocabularies[0]).intersection(*vocabularies[1:]))
+    first, *others = [spellings(member).keys() for member in members]
+    return sorted(set(first).intersection(*others))

@@ -7,30 +7,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
-from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, to_result
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.strategies.base import Strategy, StrategyContext, check_whole
-from adafuse_llm.strategies.rivals.token_level import (
+from adafuse_llm import AdaFuseConfig, InvalidInputError
+from adafuse_llm.backends import Backend, KnowsDistributions, is_allowed
+from adafuse_llm.strategies import (
+    Member,
+    PlayRound,
+    Pool,
+    Proposal,
+    RoundOutcome,
+    Steps,
+    Strategy,
+    StrategyContext,
+    choose_best,
+    in_lockstep,
+    to_result,
+)
+from benchmarks.peers.token_level import (
     LISTED,
+    UNFINISHED,
     averaged,
     first_logprobs,
     offer,
-    suggest,
     union,
 )
 
-GATED_THRESHOLD = 0.5
-"""Threshold of the name ``gac-gated``."""
-
 GROWTH = 4
-"""Factor by which the number of listed tokens grows while the choice is not certain."""
+"""Factor by which the number of candidates grows while the choice is not certain."""
 
 
 @dataclass(frozen=True)
@@ -42,63 +48,38 @@ class GaC(Strategy):
     member's tokenizer encodes it. If the encoding has several tokens, the text has probability zero
     for this member. The text with the highest average is committed.
 
-    With a threshold, one member is the gate. If the probability of its likeliest token is above the
-    threshold, the gate decides alone. The other members read the committed text in their next pass.
-    All members decide the first word of a reply to messages, because each one begins a reply in its
-    own way.
+    With a threshold, the first member is the gate. If the probability of its likeliest token is
+    above the threshold, the gate decides alone. The other members read the committed text in their
+    next pass. All members decide the first word of a reply to messages, because each one begins a
+    reply in its own way.
 
     The score is -log of the weighted average. The NLL is -log of the member's probability, in nats.
 
     Cost: one pass per member for each committed token. If the gate decides alone, the cost is only
     one pass of the gate.
 
-    Members list only their likeliest tokens, but the result is the same as with whole
-    distributions. A text that no member lists has at most the average probability of the members'
-    least likely listed tokens. While such a text could win, the members list more tokens. This
-    costs no pass.
+    Only the members' likeliest tokens are candidates, but the result is that of all tokens. A text
+    that is not a candidate has at most the average probability of the least likely ones. While such
+    a text could win, there are more candidates. This costs no pass.
 
     Args:
-        threshold: probability above which the gate decides alone. None turns the gate off. Any
-            threshold but 0.5 is part of the name, as in ``gac-gated-0.7``.
-        gate: name of the gate. Default: the first member that decodes.
-
-    Raises:
-        InvalidOptionError: the threshold is not a probability, or there is a gate but no threshold.
+        threshold: probability above which the gate decides alone. None turns the gate off.
     """
 
     threshold: float | None = None
-    gate: str | None = None
 
-    options = frozenset({*GRAMMARS, "weights"})
-
-    def __post_init__(self) -> None:
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise InvalidOptionError(
-                f"GaC(threshold=...) must be between 0 and 1, or None; got {self.threshold!r}"
-            )
-        if self.threshold is None and self.gate is not None:
-            raise InvalidOptionError(
-                f"GaC(gate={self.gate!r}) has no effect without a threshold. Set a "
-                "threshold, such as threshold=0.5."
-            )
+    options = frozenset({"weights"})
 
     @property
     @override
     def name(self) -> str:
         if self.threshold is None:
             return "gac"
-        setting = "" if self.threshold == GATED_THRESHOLD else f"-{self.threshold:g}"
-        return f"gac-gated{setting}"
+        return "gac-gated" if self.threshold == 0.5 else f"gac-gated-{self.threshold:g}"
 
     @override
     def check(self, members: Sequence[Backend]) -> None:
-        names = [member.name for member in members]
-        if self.gate is not None and self.gate not in names:
-            raise InvalidInputError(
-                f"GaC(gate=...) must be one of the members that decode ({', '.join(names)}); "
-                f"got {self.gate!r}"
-            )
-        check_whole(self.name, members)
+        check_distributions(self.name, members)
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
@@ -106,36 +87,34 @@ class GaC(Strategy):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        members = context.members
-        gates = [member for member in members if member.name == self.gate]
-        return partial(self._play, members, (gates or members)[0])
+        return partial(self._play, context.members)
 
-    def _play(self, members: Sequence[Member], gate: Member) -> Steps[RoundOutcome]:
-        opening = gate.opening
+    def _play(self, members: Sequence[Member]) -> Steps[RoundOutcome]:
+        gate, opening = members[0], members[0].opening
         if self.threshold is not None and not opening.is_reply:
             offered = yield from offer(gate, 1)
             likeliest = gate.next(gate.tree.root)
             if math.exp(likeliest.logprobs[0] - likeliest.mass) > self.threshold:
                 return self._alone(members, gate, offered)
         proposals = yield from in_lockstep([offer(member, LISTED) for member in members])
-        pool = union(members, proposals)
-        if not opening.spaces and (gate.grammar is None or gate.grammar.may_end):
+        pool, margins = union(members, proposals)
+        if not opening.spaces:
             pool.suggest("", stops=True)
-        listed = LISTED
+        listed, ordered = LISTED, [_Ordered(member) for member in members]
         while True:
             logprobs = yield from first_logprobs(members, pool, whole=True)
             scored = averaged(members, pool.candidates, logprobs)
             best = min((c.score for c in scored if c.score is not None), default=math.inf)
-            if math.exp(-best) >= _unlisted(members, listed):
-                break
+            missing = [m.weight * o.at(listed) for m, o in zip(members, ordered, strict=True)]
+            if math.exp(-best) >= math.fsum(missing) / math.fsum(m.weight for m in members):
+                return choose_best(pool, scored, margins)
+            for each in ordered:
+                each.suggest(pool, listed, GROWTH * listed)
             listed *= GROWTH
-            yield from in_lockstep([suggest(member, pool, listed) for member in members])
-        margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return choose_best(pool, scored, margins)
 
     def _alone(self, members: Sequence[Member], gate: Member, offered: Proposal) -> RoundOutcome:
         """Commit the gate's likeliest token to all members."""
-        pool = union([gate], [offered])
+        pool, _ = union([gate], [offered])
         (candidate,) = pool.candidates
         for member in members:
             pool.encode(member, candidate)
@@ -145,14 +124,46 @@ class GaC(Strategy):
         return choose_best(pool, [scored], margins)
 
 
-def _unlisted(members: Sequence[Member], listed: int) -> float:
-    """Return the highest average that a text can have if no member lists it.
+class _Ordered:
+    """A member's next tokens that may follow, the likeliest first."""
 
-    A member with fewer than `listed` tokens has listed its whole vocabulary.
+    def __init__(self, member: Member) -> None:
+        self._member, root = member, member.tree.root
+        self._logprobs = distribution(member)
+        order = np.argsort(-self._logprobs, kind="stable")
+        self._tokens = [
+            int(token) for token in order if root.allowed is None or is_allowed(root.allowed, token)
+        ]
+
+    def at(self, count: int) -> float:
+        """Return the probability of the token at a place, from 1, or 0 beyond the last token."""
+        if count > len(self._tokens):
+            return 0.0
+        return math.exp(self._logprobs[self._tokens[count - 1]])
+
+    def suggest(self, pool: Pool, start: int, end: int) -> None:
+        """Add the texts of the tokens from one place to another, if they are whole characters."""
+        member = self._member
+        for token in self._tokens[start:end]:
+            text = member.text(member.tree.child(member.tree.root, token))
+            if token not in member.end_ids and not text.endswith(UNFINISHED):
+                pool.suggest(text)
+
+
+def distribution(member: Member) -> NDArray[np.floating]:
+    """Return the log-probabilities of all next tokens of a member, whose root is evaluated."""
+    assert isinstance(member.backend, KnowsDistributions)
+    return member.backend.distribution(member.tree, member.tree.root)
+
+
+def check_distributions(strategy: str, members: Sequence[Backend]) -> None:
+    """Check that members know whole distributions.
+
+    Raises:
+        InvalidInputError: a member does not.
     """
-    bound = 0.0
-    for member in members:
-        logprobs = member.next(member.tree.root).logprobs
-        if len(logprobs) >= listed:
-            bound += member.weight * math.exp(logprobs[listed - 1] - member.mass(member.tree.root))
-    return bound / math.fsum(member.weight for member in members)
+    if lacking := [m.name for m in members if not isinstance(m, KnowsDistributions)]:
+        raise InvalidInputError(
+            f"strategy {strategy!r} needs whole distributions, and {', '.join(lacking)} list only "
+            "the likeliest tokens. Leave them out with use=[...]."
+        )

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from typing_extensions import override
 
-from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.blocking import BlockingWork
-from adafuse_llm.decoding.draft import NoDrafts
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
-from adafuse_llm.errors import DecodingError, InvalidOptionError
-from adafuse_llm.strategies.base import StrategyContext
-from adafuse_llm.strategies.rivals.token_level import union
-from adafuse_llm.strategies.rivals.whole_answers import (
+from adafuse_llm import AdaFuseConfig
+from adafuse_llm.strategies import (
+    Member,
+    NoDrafts,
+    PlayRound,
+    RoundOutcome,
+    Steps,
+    StrategyContext,
+    choose_best,
+    in_lockstep,
+    play_round,
+)
+from benchmarks.peers.token_level import union
+from benchmarks.peers.whole_answers import (
     WholeAnswers,
     answer,
     text_until_stop,
@@ -26,12 +30,8 @@ from adafuse_llm.strategies.rivals.whole_answers import (
 )
 
 
-@runtime_checkable
 class Ranker(Protocol):
-    """Interface that compares answers.
-
-    An engine calls a ranker on a thread that only this ranker has, one call at a time.
-    """
+    """Interface that compares answers."""
 
     def compare(self, question: str, answers: Sequence[str]) -> Sequence[Sequence[float]]:
         """Return a matrix with one row and one column per answer.
@@ -54,28 +54,19 @@ class Rerank(WholeAnswers):
     With a ranker, such as `PairRanker`, every answer is compared with every other answer in both
     orders. The score of an answer is the mean logit that the other answers are better. Only the
     members that proposed an answer have an NLL, which is the mean in nats per token. Weights have
-    no effect.
-
-    Cost: each member's own decoding. Without a ranker, each member also makes one pass over the
-    other answers. With a ranker, the ranker makes one pass.
+    no effect. Other requests wait while the ranker works.
 
     Args:
         ranker: object that compares the answers. Without a ranker, the members score them.
     """
 
     name = "rerank"
-    options = WholeAnswers.options | {"choices"}
 
     def __init__(self, ranker: Ranker | None = None) -> None:
-        if ranker is not None and not isinstance(ranker, Ranker):
-            raise InvalidOptionError(
-                "Rerank(ranker=...) must be an object with a method compare, such as "
-                f"PairRanker(folder); got {ranker!r}"
-            )
         self.ranker = ranker
         if ranker is not None:
             self.name = "rerank-pairs"
-            self.options = self.options - {"choices", "weights"}
+            self.options = self.options - {"weights"}
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
@@ -87,53 +78,29 @@ class Rerank(WholeAnswers):
         self, ranker: Ranker, members: Sequence[Member], config: AdaFuseConfig
     ) -> Steps[RoundOutcome]:
         proposals = yield from in_lockstep([answer(member, config) for member in members])
-        pool = union(members, proposals)
+        pool, margins = union(members, proposals)
         texts = [text_until_stop(c.shown, config).strip() for c in pool.candidates]
-        comparison = BlockingWork(
-            f"ranker {type(ranker).__name__}",
-            ranker,
-            partial(_mean_logits, ranker, members[0].prompt_text, texts),
-        )
-        yield (comparison,)
-        scores = comparison.result
+        scores = _mean_logits(ranker.compare(members[0].prompt_text, texts))
         order = sorted(range(len(texts)), key=scores.__getitem__)
+        pool.candidates[:] = [pool.candidates[place] for place in order]
         scored = [
-            to_result_by_proposers(pool.candidates[place], members, scores[place])
-            for place in order
+            to_result_by_proposers(candidate, members, scores[place])
+            for candidate, place in zip(pool.candidates, order, strict=True)
         ]
-        pool.candidates = [pool.candidates[place] for place in order]
         for candidate in pool.candidates:
             for member in members:
                 pool.encode(member, candidate)
-        margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
         return choose_best(pool, scored, margins)
 
 
-def _mean_logits(ranker: Ranker, question: str, answers: Sequence[str]) -> list[float]:
+def _mean_logits(logits: Sequence[Sequence[float]]) -> list[float]:
     """Return each answer's mean logit, over both orders, that the other answers are better.
 
     If there is only one answer, its value is 0.
-
-    Raises:
-        DecodingError: the ranker fails, or does not return a square matrix of finite numbers.
     """
-    name = type(ranker).__name__
-    places = range(len(answers))
-    try:
-        logits = [list(map(float, row)) for row in ranker.compare(question, answers)]
-    except Exception as error:
-        raise DecodingError(f"the ranker {name} failed: {type(error).__name__}: {error}") from error
-    pairs = [(i, j) for i in places for j in places if i != j]
-    if [len(row) for row in logits] != [len(answers)] * len(answers):
-        sizes = ", ".join(str(len(row)) for row in logits)
-        raise DecodingError(
-            f"the ranker {name} must return {len(answers)} rows of {len(answers)} logits; got rows "
-            f"of {sizes or 'nothing'}"
-        )
-    if not all(math.isfinite(logits[i][j]) for i, j in pairs):
-        raise DecodingError(f"the ranker {name} returned logits that are NaN or infinite")
+    places = range(len(logits))
     return [
         math.fsum(logits[j][i] - logits[i][j] for j in places if j != i)
-        / max(1, 2 * (len(answers) - 1))
+        / max(1, 2 * (len(logits) - 1))
         for i in places
     ]

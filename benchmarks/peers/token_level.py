@@ -12,17 +12,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adafuse_llm import results
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal, Span
-from adafuse_llm.decoding.rounds import to_result
-from adafuse_llm.decoding.score import Pool, PoolCandidate
-from adafuse_llm.text.words import CHARACTER_TOKENS, is_incomplete
-from adafuse_llm.tree import Node
+from adafuse_llm import Candidate
+from adafuse_llm.backends import Node
+from adafuse_llm.strategies import (
+    Member,
+    Pool,
+    PoolCandidate,
+    Proposal,
+    Span,
+    Steps,
+    in_lockstep,
+    to_result,
+)
 
 LISTED = 10
 """Number of likeliest next tokens that each member lists."""
+
+CHARACTER_TOKENS = 3
+"""Number of tokens that may complete a character."""
+
+UNFINISHED = "\ufffd"
+"""How a text ends that ends inside a character."""
+
+Margins = dict[str, tuple[float, ...]]
+"""The margins of each member, by its name."""
 
 
 def offer(member: Member, count: int) -> Steps[Proposal]:
@@ -32,88 +45,39 @@ def offer(member: Member, count: int) -> Steps[Proposal]:
     return (yield from offer_tokens(member, member.next(root).tokens[:count]))
 
 
-def offer_tokens(
-    member: Member, tokens: Sequence[int], start: Node | None = None
-) -> Steps[Proposal]:
-    """Return the given next tokens of a member as spans.
-
-    Args:
-        member: the member.
-        tokens: the tokens.
-        start: the evaluated node before the tokens. Default: the last committed token.
-    """
-    root = start or member.tree.root
+def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
+    """Return the given next tokens of a member as spans, each up to the end of its character."""
+    root = member.tree.root
     starts = {t: member.tree.child(root, t) for t in tokens if t not in member.end_ids}
-    ends = yield from _complete(member, list(starts.values()))
-    by_token = dict(zip(starts, ends, strict=True))
-    spans = [Span(by_token.get(t, root), stops=t not in by_token) for t in tokens]
-    return Proposal(tuple(spans), (member.next(root).margin,))
-
-
-def _complete(member: Member, starts: Sequence[Node]) -> Steps[list[Node]]:
-    """Extend each token greedily to the end of its last character. Return the last nodes."""
-    ends = list(starts)
+    ends = list(starts.values())
     growing = list(range(len(ends)))
     for _ in range(CHARACTER_TOKENS):
         growing = [
             i
             for i in growing
-            if is_incomplete(member.text(ends[i])) and not member.is_full(ends[i])
+            if member.text(ends[i]).endswith(UNFINISHED) and not member.is_full(ends[i])
         ]
         yield from member.evaluate(ends[i] for i in growing)
         growing = [i for i in growing if member.next(ends[i]).chosen not in member.end_ids]
         for i in growing:
             ends[i] = member.tree.child(ends[i], member.next(ends[i]).chosen)
-    return ends
+    by_token = dict(zip(starts, ends, strict=True))
+    spans = [Span(by_token.get(t, root), stops=t not in by_token) for t in tokens]
+    return Proposal(tuple(spans), (member.next(root).margin,))
 
 
-def union(members: Sequence[Member], proposals: Sequence[Proposal]) -> Pool:
-    """Return the pool of the members' proposals."""
+def union(members: Sequence[Member], proposals: Sequence[Proposal]) -> tuple[Pool, Margins]:
+    """Return the pool of the members' proposals, and the members' margins."""
     pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
-    return pool
-
-
-def normalized_union(
-    members: Sequence[Member], top_k: int
-) -> Steps[tuple[Pool, list[list[float]], dict[str, tuple[float, ...]]]]:
-    """Return UniTE's union of the members' `top_k` likeliest next tokens.
-
-    Returns:
-        The union. Natural logs of the members' probabilities of its candidates, normalized over the
-        union, [member, candidate]. The members' margins, by member name.
-    """
-    proposals = yield from in_lockstep([offer(member, top_k) for member in members])
-    pool = union(members, proposals)
-    logprobs = yield from first_logprobs(members, pool)
-    margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-    return pool, [_normalized(row) for row in logprobs], margins
-
-
-def _normalized(logprobs: Sequence[float]) -> list[float]:
-    """Shift log-probabilities so that the probabilities sum to one."""
-    highest = max(logprobs)
-    total = highest + math.log(math.fsum(math.exp(value - highest) for value in logprobs))
-    return [value - total for value in logprobs]
-
-
-def suggest(member: Member, pool: Pool, count: int) -> Steps[None]:
-    """Add the texts of a member's likeliest tokens to the pool, if they are whole characters."""
-    root = member.tree.root
-    yield from member.widen(root, count)
-    for token in member.next(root).tokens[:count]:
-        text = member.text(member.tree.child(root, token))
-        if token not in member.end_ids and not is_incomplete(text):
-            pool.suggest(text)
+    return pool, {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
 
 
 def first_logprobs(
     members: Sequence[Member], pool: Pool, *, whole: bool = False
 ) -> Steps[list[list[float]]]:
     """Return the natural log of each member's probability of each candidate, [member, candidate].
-
-    Under a grammar, probabilities are normalized over the permitted tokens.
 
     This is the probability of the member's first token for the candidate. If the member proposed
     the candidate, this is the token that it proposed. Otherwise, it is the first token of its
@@ -131,14 +95,12 @@ def first_logprobs(
             for member, row in zip(members, nodes, strict=True)
         ]
     )
-    masses = [member.mass(member.tree.root) for member in members]
     return [
         [
-            (member.next(member.tree.root).end_logprob if candidate.stops else _logprob(node))
-            - mass
+            member.next(member.tree.root).end_logprob if candidate.stops else _logprob(node)
             for candidate, node in zip(pool.candidates, row, strict=True)
         ]
-        for member, row, mass in zip(members, nodes, masses, strict=True)
+        for member, row in zip(members, nodes, strict=True)
     ]
 
 
@@ -161,8 +123,10 @@ def averaged(
     members: Sequence[Member],
     candidates: Sequence[PoolCandidate],
     logprobs: Sequence[Sequence[float]],
-) -> list[results.Candidate]:
+) -> list[Candidate]:
     """Score candidates with -log of the weighted average of the members' probabilities.
+
+    A candidate with an average of 0 has no score.
 
     Args:
         members: the members.
@@ -170,34 +134,9 @@ def averaged(
         logprobs: natural logs of the probabilities, [member, candidate].
     """
     weights = [member.weight for member in members]
-    values = [
-        math.fsum(w * math.exp(log) for w, log in zip(weights, logs, strict=True))
-        / math.fsum(weights)
-        for logs in zip(*logprobs, strict=True)
-    ]
-    return scored_by(members, candidates, logprobs, values)
-
-
-def scored_by(
-    members: Sequence[Member],
-    candidates: Sequence[PoolCandidate],
-    logprobs: Sequence[Sequence[float]],
-    values: Sequence[float],
-) -> list[results.Candidate]:
-    """Score candidates with -log of a value. A candidate with the value 0 has no score.
-
-    Args:
-        members: the members.
-        candidates: the candidates.
-        logprobs: natural logs of the probabilities, [member, candidate].
-        values: the fused value of each candidate.
-    """
-    return [
-        to_result(
-            candidate,
-            members,
-            [0.0 - log for log in logs],
-            0.0 - math.log(value) if value > 0 else None,
-        )
-        for candidate, value, *logs in zip(candidates, values, *logprobs, strict=True)
-    ]
+    scored = []
+    for candidate, *logs in zip(candidates, *logprobs, strict=True):
+        mean = math.fsum(w * math.exp(log) for w, log in zip(weights, logs, strict=True))
+        score = 0.0 - math.log(mean / math.fsum(weights)) if mean > 0 else None
+        scored.append(to_result(candidate, members, [0.0 - log for log in logs], score))
+    return scored

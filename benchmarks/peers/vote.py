@@ -10,13 +10,18 @@ from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best
-from adafuse_llm.decoding.score import Pool
-from adafuse_llm.strategies.base import StrategyContext
-from adafuse_llm.strategies.rivals.whole_answers import (
+from adafuse_llm import AdaFuseConfig
+from adafuse_llm.strategies import (
+    Member,
+    PlayRound,
+    RoundOutcome,
+    Steps,
+    StrategyContext,
+    choose_best,
+    in_lockstep,
+)
+from benchmarks.peers.token_level import union
+from benchmarks.peers.whole_answers import (
     WholeAnswers,
     answer,
     text_until_stop,
@@ -30,9 +35,7 @@ class MajorityVote(WholeAnswers):
     Every member writes its own answer greedily. Answers with the same key count as one answer, with
     the text of the earliest member. The earlier member's answer wins a tie. The score is the share
     of the votes for other answers. Only the members that proposed an answer have an NLL, which is
-    the mean in nats per token.
-
-    Cost: each member's own decoding.
+    the mean in nats per token. Cost: each member's own decoding.
 
     Args:
         key: function that returns the text by which answers are compared. Its argument is the
@@ -43,7 +46,7 @@ class MajorityVote(WholeAnswers):
     name = "vote"
 
     def __init__(self, key: Callable[[str], str] | None = None) -> None:
-        self.key = key or plain
+        self.key = key or _plain
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
@@ -51,24 +54,22 @@ class MajorityVote(WholeAnswers):
 
     def _play(self, members: Sequence[Member], config: AdaFuseConfig) -> Steps[RoundOutcome]:
         proposals = yield from in_lockstep([answer(member, config) for member in members])
-        pool = Pool(members[0].opening)
+        pool, margins = union(members, proposals)
+        keys = [self.key(text_until_stop(each.shown, config)) for each in pool.candidates]
         votes: defaultdict[str, float] = defaultdict(float)
-        for member, proposal in zip(members, proposals, strict=True):
-            candidate = pool.add(member, proposal)
-            votes[self._key(candidate.shown, config)] += member.weight
-        scored = []
+        for key, candidate in zip(keys, pool.candidates, strict=True):
+            votes[key] += math.fsum(member.weight for member in candidate.proposers)
+        total = math.fsum(votes.values())
+        scored = [
+            to_result_by_proposers(candidate, members, 1.0 - votes[key] / total)
+            for key, candidate in zip(keys, pool.candidates, strict=True)
+        ]
         for candidate in pool.candidates:
-            share = votes[self._key(candidate.shown, config)] / math.fsum(votes.values())
-            scored.append(to_result_by_proposers(candidate, members, 1.0 - share))
             for member in members:
                 pool.encode(member, candidate)
-        margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
         return choose_best(pool, scored, margins)
 
-    def _key(self, text: str, config: AdaFuseConfig) -> str:
-        return self.key(text_until_stop(text, config))
 
-
-def plain(text: str) -> str:
+def _plain(text: str) -> str:
     """Return the words of a text in lower case, without punctuation."""
     return " ".join(re.findall(r"\w+", text.casefold()))

@@ -7,19 +7,23 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from adafuse_llm import results
-from adafuse_llm.config import GRAMMARS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal, Span, branch
-from adafuse_llm.decoding.rounds import to_result
-from adafuse_llm.decoding.score import PoolCandidate
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm import AdaFuseConfig, Candidate
+from adafuse_llm.strategies import (
+    Member,
+    PoolCandidate,
+    Proposal,
+    Span,
+    Steps,
+    Strategy,
+    branch,
+    to_result,
+)
 
 
 class WholeAnswers(Strategy):
     """Base of the strategies that choose among whole answers. A stream has one event."""
 
-    options = frozenset({*GRAMMARS, *SAMPLING, "max_word_letters", "max_word_tokens", "weights"})
+    options = frozenset({"max_word_letters", "max_word_tokens", "weights"})
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
@@ -49,7 +53,7 @@ def text_until_stop(text: str, config: AdaFuseConfig) -> str:
 
 def to_result_by_proposers(
     candidate: PoolCandidate, members: Sequence[Member], score: float
-) -> results.Candidate:
+) -> Candidate:
     """Return a candidate with the NLLs of its proposers. No other member has read it."""
     own = [candidate.nll(m) if m in candidate.proposers else math.inf for m in members]
     return to_result(candidate, members, own, score)

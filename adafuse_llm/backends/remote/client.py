@@ -18,7 +18,6 @@ from adafuse_llm.backends.remote.protocol import (
     Delta,
     Facts,
     HostDied,
-    Message,
     decoded_result,
     encoded_adjustment,
     encoded_draw,
@@ -508,58 +507,6 @@ class _Adjusts(RemoteBackend):
         return self._facts.own_adjustment
 
 
-class _Anchored(RemoteBackend):
-    """A member that satisfies `SupportsAnchors`."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._spellings: Mapping[str, int] | None = None
-
-    @property
-    def vocabulary(self) -> Mapping[str, int]:
-        if self._spellings is None:
-            self._spellings = self._call("vocabulary")
-        return self._spellings
-
-    def anchor_bytes(self, count: int) -> int:
-        return int(self._ask("anchor_bytes", count))
-
-    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
-        return list(self._with_node("relative", tree, node, (tuple(anchors),)))
-
-    def corrected(
-        self,
-        tree: TokenTree,
-        node: Node,
-        anchors: Sequence[int],
-        target: Sequence[float],
-        *,
-        steps: int,
-        rate: float,
-    ) -> tuple[int, float]:
-        descent = (tuple(anchors), tuple(target), steps, rate)
-        token, logprob = self._with_node("corrected", tree, node, (node.allowed, descent))
-        return token, logprob
-
-    def _with_node(self, name: str, tree: TokenTree, node: Node, arguments: Message) -> Any:
-        """Return the value of a message about an evaluated node."""
-
-        def call(session: _Session) -> Any:
-            mirror = tree.state
-            if (
-                not isinstance(mirror, _Mirror)
-                or mirror.session is not session
-                or mirror.number_of(node) is None
-            ):  # a new host has not evaluated the node
-                self._evaluate(session, [NodeQuery(tree, (node,), (), FEWEST_TOP)])
-                mirror = tree.state
-            assert isinstance(mirror, _Mirror)
-            return session.call(name, mirror.number, mirror.number_of(node), *arguments)
-
-        with self._lock:
-            return self._repeated(call)
-
-
 class _CachesPrefixes(RemoteBackend):
     """A member with a prefix cache that can be cleared."""
 
@@ -576,7 +523,6 @@ PARTS: Final[Mapping[str, type[RemoteBackend]]] = {
     "FollowsGrammars": _FollowsGrammars,
     "DrawsTokens": _Draws,
     "AdjustsTokens": _Adjusts,
-    "SupportsAnchors": _Anchored,
     "clear_prefix_cache": _CachesPrefixes,
 }
 """The class that offers each ability."""

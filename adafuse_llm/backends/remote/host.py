@@ -17,7 +17,6 @@ from adafuse_llm.backends.base import (
     LimitsCache,
     LimitsDrafting,
     NodeQuery,
-    SupportsAnchors,
     SupportsPlacement,
     TellsSize,
 )
@@ -44,7 +43,6 @@ PROTOCOLS = (
     "FollowsGrammars",
     "DrawsTokens",
     "AdjustsTokens",
-    "SupportsAnchors",
 )
 METHODS = ("clear_prefix_cache",)
 """Protocols and methods that a backend may have in addition to those of `Backend`."""
@@ -71,10 +69,6 @@ class Host:
             "evaluate": self._evaluate,
             "prepare_draws": self._prepare_draws,
             "clear_prefix_cache": self._clear_prefix_cache,
-            "vocabulary": self._vocabulary,
-            "relative": self._relative,
-            "corrected": self._corrected,
-            "anchor_bytes": self._anchor_bytes,
             "free_bytes": self._free_bytes,
             "cache_bytes": self._cache_bytes,
             "draft_limits": self._draft_limits,
@@ -137,32 +131,6 @@ class Host:
 
     def _clear_prefix_cache(self) -> None:
         self._backend.clear_prefix_cache()  # type: ignore[attr-defined]  # one of METHODS
-
-    def _vocabulary(self) -> dict[str, int]:
-        assert isinstance(self._backend, SupportsAnchors)
-        return dict(self._backend.vocabulary)
-
-    def _anchor_bytes(self, count: int) -> int:
-        assert isinstance(self._backend, SupportsAnchors)
-        return self._backend.anchor_bytes(count)
-
-    def _relative(self, request: int, node: int, anchors: Sequence[int]) -> tuple[float, ...]:
-        assert isinstance(self._backend, SupportsAnchors)
-        tree, known = self._requests[request].tree, self._requests[request].nodes
-        return tuple(self._backend.relative(tree, known[node], anchors))
-
-    def _corrected(
-        self,
-        request: int,
-        node: int,
-        allowed: bytes | None,
-        descent: tuple[Sequence[int], Sequence[float], int, float],
-    ) -> tuple[int, float]:
-        assert isinstance(self._backend, SupportsAnchors)
-        tree, known = self._requests[request].tree, self._requests[request].nodes
-        known[node].allowed = allowed
-        anchors, target, steps, rate = descent
-        return self._backend.corrected(tree, known[node], anchors, target, steps=steps, rate=rate)
 
     def _free_bytes(self) -> int:
         assert isinstance(self._backend, SupportsPlacement)

@@ -9,15 +9,10 @@ these. So every transport can choose its own encoding. The host answers every me
     ("evaluate", closed requests, deltas)       results, one for each `Delta`
     ("prepare_draws",)                          None
     ("clear_prefix_cache",)                     None
-    ("vocabulary",)                             dict of token ids by spelling
-    ("relative", request, node, anchors)        as `SupportsAnchors.relative`
-    ("corrected", request, node, mask, rest)    as `SupportsAnchors.corrected`; the rest is anchors,
-                                                target, steps and rate
 
 A host answers the following questions at once, even while it evaluates:
 
     ("free_bytes",)                             as `SupportsPlacement.free_bytes`
-    ("anchor_bytes", count)                     as `SupportsAnchors.anchor_bytes`
     ("cache_bytes", tokens)                     as `SupportsPlacement.cache_bytes`
     ("draft_limits", length, count)             `LimitsDrafting.draft_limit` of `count` lengths
 """

@@ -21,7 +21,6 @@ from adafuse_llm.backends import (
     NodeQuery,
     RestrictsTokens,
     RunsElsewhere,
-    SupportsAnchors,
     SupportsClose,
     SupportsPlacement,
     TokenTree,
@@ -291,7 +290,6 @@ PROTOCOLS = (
     RestrictsTokens,
     FollowsGrammars,
     DrawsTokens,
-    SupportsAnchors,
 )
 
 
@@ -341,33 +339,6 @@ def test_draft_limits_are_those_of_the_model() -> None:
     backend = tiny("mamba")
     member: Any = MemoryHosts(lambda: tiny("mamba")).member(backend)
     assert [member.draft_limit(n) for n in (1, 255, 256, 700)] == [1, 255, 256, 700]
-
-
-def test_anchors_are_bitwise_those_of_a_local_model_even_after_the_host_died() -> None:
-    local = tiny()
-    hosts = MemoryHosts(tiny, iter([None, None, None, None, "before"]))
-    member: Any = hosts.member(local)
-    anchors, target = [5, 9, 30], [0.2, 0.3, 0.5]
-    trees = TokenTree([5, 6, 7]), TokenTree([5, 6, 7])
-    assert member.vocabulary == local.vocabulary
-    assert member.anchor_bytes(3) == local.anchor_bytes(3) > 0
-    for backend, tree in zip((member, local), trees, strict=True):
-        backend.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
-        tree.root.allowed = bytes([255] * 20)
-    for _ in range(2):
-        relative, corrected = zip(
-            *(
-                (
-                    backend.relative(tree, tree.root, anchors),
-                    backend.corrected(tree, tree.root, anchors, target, steps=3, rate=0.1),
-                )
-                for backend, tree in zip((member, local), trees, strict=True)
-            ),
-            strict=True,
-        )
-        assert relative[0] == relative[1]
-        assert corrected[0] == corrected[1]
-    assert len(hosts.channels) == 2
 
 
 @pytest.mark.quick

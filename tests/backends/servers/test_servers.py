@@ -123,7 +123,7 @@ def test_the_member_keeps_the_rules(
     applied = check(Subject(lambda: loaded, logits=lambda ids: server.logprobs(ids).tolist()))
     extensions = {
         *("token_texts", "masks", "word_ends", "draws", "adjustments", "placement", "drafts"),
-        *("grammars", "anchors"),
+        *("grammars", "distribution"),
     }
     assert applied == (check.name not in extensions)
 
