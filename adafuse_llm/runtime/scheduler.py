@@ -124,8 +124,7 @@ class _Lane:
     Attributes:
         waiting: the queries that wait, oldest first.
         begun: number of evaluations that the lane has begun.
-        evaluating: name of the member that is being evaluated, or of the ranker that works; None
-            if the lane is free.
+        evaluating: name of the member that is being evaluated; None if the lane is free.
     """
 
     def __init__(self, name: str) -> None:
