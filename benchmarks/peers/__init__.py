@@ -8,14 +8,13 @@ are the length limit, stop sequences and weights, and not sampling or the form o
 from __future__ import annotations
 
 from adafuse_llm.strategies import register_strategy
+from benchmarks.peers.answers import MajorityVote, Rerank
 from benchmarks.peers.beam import BeamSearch
 from benchmarks.peers.deepen import DeePEn
 from benchmarks.peers.gac import GaC
 from benchmarks.peers.pair_ranker import PairRanker
-from benchmarks.peers.rerank import Rerank
 from benchmarks.peers.sweetspan import SweetSpan
 from benchmarks.peers.unite import UniTE
-from benchmarks.peers.vote import MajorityVote
 
 __all__ = [
     "BeamSearch",
