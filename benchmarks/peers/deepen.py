@@ -76,8 +76,18 @@ class DeePEn(Strategy):
                 f"strategy {self.name!r} needs embeddings, so members must be transformers models; "
                 f"leave out {', '.join(lacking)}"
             )
-        if not _shared(members):
+        if not (shared := _shared(members)):
             raise InvalidInputError(f"strategy {self.name!r} needs tokens that all members share")
+        if _cached.get("last", ([], []))[0] == list(members):
+            return
+        hugging = [each for each in members if isinstance(each, HuggingFaceBackend)]
+        needed = sum(4 * each.vocabulary_size * len(shared) for each in hugging)
+        free = sum({each.device: each.free_bytes() for each in hugging}.values())
+        if needed > free:
+            raise InvalidInputError(
+                f"strategy {self.name!r} needs {needed / 1e9:.1f} GB of memory for the "
+                f"{len(shared)} tokens that the members share, and {free / 1e9:.1f} GB are free"
+            )
 
     @override
     def top(self, config: AdaFuseConfig) -> int:

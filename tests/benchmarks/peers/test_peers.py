@@ -168,6 +168,15 @@ def test_members_that_cannot_take_part_are_named() -> None:
         engine.generate("x")
 
 
+def test_deepen_refuses_members_whose_matrices_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [backend(recipe) for recipe in TRIPLE[1:]]
+    monkeypatch.setattr(type(members[0]), "free_bytes", lambda _: 1000)
+    with pytest.raises(
+        InvalidInputError, match=r"GB of memory for the \d+ tokens that the members"
+    ):
+        DeePEn().check(members)
+
+
 # Words ----------------------------------------------------------------------------------------
 
 
