@@ -112,7 +112,7 @@ class MemberUnavailableError(MemberError):
 
 
 class DecodingError(AdaFuseError, RuntimeError):
-    """No member could score any candidate of a round, or a ranker failed."""
+    """No member could score any candidate of a round."""
 
 
 class MalformedReplyError(AdaFuseError, ValueError):

@@ -8,14 +8,13 @@ from pydantic import ValidationError
 
 from adafuse_llm.errors import nearest, short_repr
 
-NO_BEAMS = "it has no effect without beams; for several hypotheses, use the strategy 'hypotheses-3'"
+NO_BEAMS = "it has no effect without beams, which do not exist here"
 
 NOT_SUPPORTED = {
     "bad_words_ids": "token ids differ between members; pass logit_bias={text: -100}",
     "early_stopping": NO_BEAMS,
     "length_penalty": NO_BEAMS,
-    "num_beams": "members would search in tokens of their own; use the strategy 'hypotheses-3' or "
-    "'beam-3'",
+    "num_beams": "members would search in tokens of their own; leave it out",
     "sequence_bias": "token ids differ between members; pass logit_bias={text: number}",
     "suppress_tokens": "token ids differ between members; pass logit_bias={text: -100}",
     "typical_p": "it would forbid a member's likeliest tokens, which the ensemble compares; pass "

@@ -42,6 +42,12 @@ class ServingConfig(Options):
         description="Origins whose pages may use the server from a browser, such as "
         "https://app.example.org. Default: none but the server's own page.",
     )
+    allowed_strategies: tuple[str, ...] = Field(
+        default=(),
+        description="Strategies that requests may name, besides `single` and the server's own, "
+        "such as mixture, fixed-5 or mypackage.mymodule:MyStrategy. Requests use the name of the "
+        "strategy, never its place. Default: auto, adafuse, mixture, fixed-1, fixed-2 and fixed-3.",
+    )
     max_body_bytes: int = Field(
         default=4 * 2**20, ge=1024, description="Maximum bytes of the body of a request."
     )
@@ -97,7 +103,7 @@ class ServingConfig(Options):
         default=False, description="Whether the log has the body of each request."
     )
 
-    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @field_validator("allowed_hosts", "allowed_strategies", "cors_origins", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return _one_or_many(value)

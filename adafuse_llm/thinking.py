@@ -17,7 +17,7 @@ from typing import TypeVar
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Query, Steps
+from adafuse_llm.decoding.member import Member, MemberQuery, Steps
 from adafuse_llm.decoding.rounds import decode
 from adafuse_llm.reasoning import CLOSING, REASONING_CLOSES
 from adafuse_llm.strategies.base import StrategyContext
@@ -32,9 +32,9 @@ TOKENS = AdaFuseConfig(max_word_tokens=1)
 
 def thoughts_first(
     members: Sequence[Member],
-    steps: Generator[tuple[Query, ...] | E, None, None],
+    steps: Generator[tuple[MemberQuery, ...] | E, None, None],
     drafting: Callable[[Sequence[Member]], Drafting],
-) -> Generator[tuple[Query, ...] | E, None, None]:
+) -> Generator[tuple[MemberQuery, ...] | E, None, None]:
     """Let the members that have a thinker reason, all at the same time, and then yield `steps`.
 
     Args:

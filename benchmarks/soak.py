@@ -50,7 +50,7 @@ from adafuse_llm.embedded import handbook_questions
 from adafuse_llm.runtime.heap import trim_heap
 from tests.support.forks import in_child
 
-STRATEGIES = ("adafuse", "single", "fixed-2", "unite", "gac")
+STRATEGIES = ("adafuse", "single", "fixed-2", "mixture")
 QUESTIONS = 8
 WORKERS = 6
 STOPPED = FAULTY = 0.05

@@ -27,7 +27,6 @@ UNSPACED_SCRIPTS = (
     *("CJK ", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO", "YI "),
     *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "TAI ", "NEW TAI", "TANGUT", "NUSHU", "KHITAN"),
 )
-NEAR = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,11 @@ class Options:
     chat_template_kwargs: Mapping[str, Any] | None = None
     continue_final_message: bool = False
 
-    def settled(self, members: int, *, searches: bool = False) -> Options:
-        """These options with B as a number: 1 for a member alone, unless it searches."""
+    def settled(self, members: int) -> Options:
+        """These options with B as a number: 1 for a member alone."""
         if self.branching_factor is not None:
             return self
-        return replace(self, branching_factor=1 if members == 1 and not searches else 3)
+        return replace(self, branching_factor=1 if members == 1 else 3)
 
     @property
     def language(self) -> Language | None:
@@ -938,81 +937,6 @@ class WordMixture:
         return nll if single else nll - member.word_end([*ids, *tokens], allowed)
 
 
-def look_ahead(
-    members: Sequence[ReferenceMember],
-    ids: Mapping[str, Sequence[int]],
-    candidates: Sequence[ReferenceCandidate],
-    weights: Sequence[float],
-    options: Options,
-    opening: Opening,
-    words: int,
-) -> None:
-    """Replace the scores of candidates by those of their best continuation of up to some words."""
-    scores = [each.score for each in candidates if each.score is not None]
-    if not words or len(candidates) < 2 or not scores:
-        return
-    close = [c for c in candidates if c.score is not None and c.score <= min(scores) + NEAR]
-    found = {
-        member.name: [
-            (
-                candidate,
-                continue_words(member, ids[member.name], candidate, words, options, opening),
-            )
-            for candidate in close
-            if not candidate.stops and member.name not in candidate.unscorable
-        ]
-        for member in members
-    }
-    proposals = {name: [longer for _, longer in pairs] for name, pairs in found.items()}
-    longer = pool(members, ids, proposals, opening)
-    score(members, ids, longer, weights)
-    for candidate in candidates:
-        if candidate not in close:
-            candidate.score = None
-            continue
-        texts = {
-            (opening.compared(each.text), each.stops)
-            for pairs in found.values()
-            for of, each in pairs
-            if of is candidate
-        }
-        known = [
-            (each.score, each.nll)
-            for each in longer
-            if (opening.compared(each.written), each.stops) in texts and each.score is not None
-        ]
-        if known:
-            candidate.score, candidate.nll = min(known, key=lambda pair: pair[0])
-
-
-def continue_words(
-    member: ReferenceMember,
-    ids: Sequence[int],
-    candidate: ReferenceCandidate,
-    words: int,
-    options: Options,
-    opening: Opening,
-) -> Proposal:
-    """A candidate and the greedy words with which a member continues it."""
-    tokens = list(candidate.tokens[member.name])
-    allow = allowance(member, ids, opening, None)
-    stops = False
-    for _ in range(words):
-        done = list(tokens)
-
-        def follow(word: Sequence[int], done: Sequence[int] = done) -> int:
-            return member.greedy([*ids, *done, *word], allow([*done, *word]))
-
-        if member.is_full(len(ids) + len(done)):
-            break
-        token = follow([])
-        if token in member.end_ids:
-            stops = True
-            break
-        tokens += finish_word(member, [*ids, *done], token, options, follow)
-    return Proposal(tuple(tokens), opening.written(member, ids, tokens), stops)
-
-
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
     return min((text.index(stop) for stop in stops if stop in text), default=None)
 
@@ -1083,13 +1007,12 @@ def decode(  # noqa: C901
     *,
     messages: Sequence[Mapping[str, Any]] | None = None,
     propose: Propose = propose,
-    words_ahead: int = 0,
     rule: MeanRule | WordMixture | None = None,
 ) -> ReferenceGeneration:
     """The whole response to a prompt or a conversation."""
     if options.choices is not None:
         return choose(members, prompt, options, messages=messages)[0]
-    options = options.settled(len(members), searches=words_ahead > 0)
+    options = options.settled(len(members))
     rule = rule or MeanRule()
     if (language := options.language) is not None:
         return decode_form(members, prompt, options, language, messages=messages, rule=rule)
@@ -1113,7 +1036,6 @@ def decode(  # noqa: C901
         else:
             lead, candidates = found[0], [found[1]]
             margins = {lead: margins[lead]}
-        look_ahead(members, ids, candidates, weights, options, opening, words_ahead)
         scores = [math.inf if c.score is None else c.score for c in candidates]
         best = scores.index(min(scores))
         winner = candidates[best]

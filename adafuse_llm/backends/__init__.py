@@ -11,6 +11,7 @@ from adafuse_llm.backends.base import (
     Backend,
     DrawsTokens,
     FollowsGrammars,
+    KnowsDistributions,
     LimitsCache,
     LimitsDrafting,
     ListsFewTokens,
@@ -19,7 +20,6 @@ from adafuse_llm.backends.base import (
     RestrictsTokens,
     RunsBeside,
     RunsElsewhere,
-    SupportsAnchors,
     SupportsClose,
     SupportsPlacement,
     TellsSize,
@@ -28,7 +28,7 @@ from adafuse_llm.backends.fake import FakeBackend
 from adafuse_llm.text.codec import RendersTemplates, RendersTools, TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
-from adafuse_llm.tree import Next, Node, TokenTree
+from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
 __all__ = [
     "Adjustment",
@@ -39,6 +39,7 @@ __all__ = [
     "DrawsTokens",
     "FakeBackend",
     "FollowsGrammars",
+    "KnowsDistributions",
     "LimitsCache",
     "LimitsDrafting",
     "ListsFewTokens",
@@ -52,7 +53,6 @@ __all__ = [
     "RestrictsTokens",
     "RunsBeside",
     "RunsElsewhere",
-    "SupportsAnchors",
     "SupportsClose",
     "SupportsPlacement",
     "TellsSize",
@@ -60,4 +60,5 @@ __all__ = [
     "TextCodec",
     "TokenTree",
     "TokenizerCodec",
+    "is_allowed",
 ]

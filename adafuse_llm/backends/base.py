@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +307,7 @@ class AdjustsTokens(Protocol):
     """An optional extension of `Backend` that changes its distributions, such as penalties do.
 
     A backend with this extension applies ``TokenTree.changes`` to the logits after a node before it
-    computes anything from them: summaries, masses, draws, log-probabilities and anchors. It may
+    computes anything from them: summaries, masses, draws and log-probabilities. It may
     cache the unchanged logits. An engine refuses options such as `repetition_penalty` for a member
     without this extension.
     """
@@ -335,48 +339,13 @@ class FollowsGrammars(RestrictsTokens, Protocol):
 
 
 @runtime_checkable
-class SupportsAnchors(Protocol):
-    """An optional extension of `Backend` for strategies that fuse whole distributions.
+class KnowsDistributions(Protocol):
+    """An optional extension of `Backend` for strategies that need whole distributions."""
 
-    These methods represent a distribution over tokens as a distribution over *anchors*. An anchor
-    is a token that all members have; each member has its own id for it. The methods run no forward
-    pass, so their nodes must be evaluated already. Any thread may call them.
-    """
+    def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
+        """Return the natural log of the probability of every token after a node, [vocabulary].
 
-    @property
-    def vocabulary(self) -> Mapping[str, int]:
-        """Token ids by spelling. A token has the same spelling in every member."""
-        ...
-
-    def anchor_bytes(self, count: int) -> int:
-        """Return the bytes of memory that the member still has to allocate for `count` anchors."""
-        ...
-
-    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> Sequence[float]:
-        """Return the distribution over the anchors after a node."""
-        ...
-
-    def corrected(
-        self,
-        tree: TokenTree,
-        node: Node,
-        anchors: Sequence[int],
-        target: Sequence[float],
-        *,
-        steps: int,
-        rate: float,
-    ) -> tuple[int, float]:
-        """Return the likeliest token after moving the distribution after a node towards `target`.
-
-        Args:
-            tree: the request's tree.
-            node: a node of the tree.
-            anchors: token ids.
-            target: a probability for each anchor.
-            steps: number of steps of gradient descent.
-            rate: learning rate of gradient descent.
-
-        Returns:
-            The token id, and the natural log of its probability.
+        ``Node.allowed`` does not change it. The node must be evaluated: the method runs no forward
+        pass. Any thread may call it.
         """
         ...

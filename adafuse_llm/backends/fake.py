@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.adjustment import NOTHING, Changes, changed
 from adafuse_llm.backends.base import NodeQuery, NodeResult
@@ -14,6 +14,10 @@ from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import Draw, token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 END = "<end>"
 Rule = Callable[[str], Mapping[str, float]]
@@ -94,6 +98,15 @@ class FakeBackend:
 
     def release(self, tree: TokenTree) -> None:
         pass
+
+    def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
+        import numpy as np
+
+        known = self._distribution([*tree.ids, *tree.tokens(node)])
+        whole = np.full(len(self._codec.texts), -np.inf)
+        for token, logprob in _changed(known, tree.changes(node)):
+            whole[token] = logprob
+        return whole
 
     def cache_bytes(self, tokens: int) -> int:
         return tokens * self.bytes_per_token

@@ -44,7 +44,7 @@ from adafuse_llm.evaluation.runner import (
     unanswered,
 )
 from adafuse_llm.evaluation.statistics import Comparison, Score, p_value
-from adafuse_llm.evaluation.tasks import Question, Task, load_task, strategy_identity
+from adafuse_llm.evaluation.tasks import Question, Task, load_task
 from adafuse_llm.report.page import count
 from adafuse_llm.report.styles import printable
 
@@ -194,7 +194,7 @@ def evaluate(
     found: dict[str, list[Record]] = {}
     try:
         with ExitStack() as stack, cancel_on_interrupt() as cancel:
-            engines = _Engines(setup, job.task, max_requests, stack)
+            engines = _Engines(setup, max_requests, stack)
             ensemble = System()
             found[ensemble.name] = _run(job, ensemble, output, engines.together, cancel)
             members = _members(found[ensemble.name], engines) if alone else ()
@@ -269,7 +269,7 @@ def prepare(
         "template": form,
         "metrics": names,
         "models": list(setup.models) or "embedded",
-        **strategy_identity(setup.strategy),
+        "strategy": setup.strategy,
         "dtype": setup.dtype,
         "revision": setup.revision,
         "device_map": setup.device_map,
@@ -292,21 +292,15 @@ def prepare(
 
 
 class _Engines:
-    """The engines for a task, created on first use."""
+    """The engines, created on first use."""
 
-    def __init__(self, setup: Setup, task: Task, max_requests: int, stack: ExitStack) -> None:
-        self._setup, self._task, self._most, self._stack = setup, task, max_requests, stack
+    def __init__(self, setup: Setup, max_requests: int, stack: ExitStack) -> None:
+        self._setup, self._most, self._stack = setup, max_requests, stack
 
     @cached_property
     def _together(self) -> AdaFuseEngine:
         with interruptible():
-            engine = self._stack.enter_context(self._setup.engine(max_requests=self._most))
-        strategy = self._task.fitted(engine.strategy)
-        if strategy is engine.strategy:
-            return engine
-        return self._stack.enter_context(
-            AdaFuseEngine(engine.backends, engine.config, strategy=strategy, runtime=engine.runtime)
-        )
+            return self._stack.enter_context(self._setup.engine(max_requests=self._most))
 
     @cached_property
     def _singly(self) -> AdaFuseEngine:

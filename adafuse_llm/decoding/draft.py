@@ -42,7 +42,7 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.hit_rate import DRAFT_CHANCE, MAX_DRAFT_TOKENS, HitRate
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.lookup import Lookup
-from adafuse_llm.decoding.member import Member, MemberQuery, Query, Steps
+from adafuse_llm.decoding.member import Member, MemberQuery, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.tree import Node
@@ -61,8 +61,8 @@ class Drafting(Protocol):
     """Interface that orders the members' proposals and chooses the drafts of their passes."""
 
     def around(
-        self, steps: Generator[tuple[Query, ...] | E, None, None]
-    ) -> Generator[tuple[Query, ...] | E, None, None]:
+        self, steps: Generator[tuple[MemberQuery, ...] | E, None, None]
+    ) -> Generator[tuple[MemberQuery, ...] | E, None, None]:
         """Yield the steps of a request, and add drafts to its queries."""
         ...
 
@@ -89,8 +89,8 @@ class NoDrafts(Drafting):
 
     @override
     def around(
-        self, steps: Generator[tuple[Query, ...] | E, None, None]
-    ) -> Generator[tuple[Query, ...] | E, None, None]:
+        self, steps: Generator[tuple[MemberQuery, ...] | E, None, None]
+    ) -> Generator[tuple[MemberQuery, ...] | E, None, None]:
         return steps
 
     @override
@@ -146,8 +146,8 @@ class Drafts:
         self._start(AdaFuseConfig(branching_factor=1, margin_threshold=1.0))
 
     def around(
-        self, steps: Generator[tuple[Query, ...] | E, None, None]
-    ) -> Generator[tuple[Query, ...] | E, None, None]:
+        self, steps: Generator[tuple[MemberQuery, ...] | E, None, None]
+    ) -> Generator[tuple[MemberQuery, ...] | E, None, None]:
         """Yield the steps of a request, and add drafts to its queries."""
         for step in steps:
             if not isinstance(step, tuple):
@@ -156,13 +156,13 @@ class Drafts:
             queries = tuple(map(self._with_drafts, step))
             yield queries
             for query in queries:
-                if isinstance(query, MemberQuery) and query.drafts:
+                if query.drafts:
                     drafts = query.query.evaluate[-query.drafts :]
                     if any(node.next is None for node in drafts):
                         self._failed.add(query.member)
 
-    def _with_drafts(self, query: Query) -> Query:
-        if not isinstance(query, MemberQuery) or not query.may_draft:
+    def _with_drafts(self, query: MemberQuery) -> MemberQuery:
+        if not query.may_draft:
             return query
         if not self._is_used or query.member in self._failed:
             return query

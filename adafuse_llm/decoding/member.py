@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
-from adafuse_llm.decoding.blocking import BlockingWork
 from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.errors import GrammarError, MemberError
 from adafuse_llm.reasoning import CLOSING, REASONING_OPENS, split_reasoning
@@ -64,10 +63,7 @@ class MemberQuery:
         return MemberQuery(self.member, self.member.query(wanted, self.scored), 0, self.scored)
 
 
-Query = MemberQuery | BlockingWork[Any]
-"""What a computation waits for."""
-
-Steps = Generator[tuple[Query, ...], None, T]
+Steps = Generator[tuple[MemberQuery, ...], None, T]
 """A generator that yields queries to members, and is resumed once the trees hold the results."""
 
 
@@ -313,11 +309,6 @@ class Member:
         elif unknown:
             yield (MemberQuery(self, self.query((), unknown), 0, tuple(unknown)),)
 
-    def widen(self, node: Node, top: int) -> Steps[None]:
-        """Get the `top` likeliest tokens after an evaluated node, or all if fewer exist."""
-        if max(self._top, len(self.next(node).tokens)) < top:
-            yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top, self.word_ends)),)
-
     def query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> NodeQuery:
         """Return the query that evaluates `nodes` and scores `scored`.
 
@@ -511,13 +502,3 @@ class Member:
         self._standings = {node: ("", silent + is_new if whole == before else 0)}
         self._unfinished = new[len(whole) :]
         draws.commit(whole)
-
-    def prune(self, ends: Iterable[Node]) -> None:
-        """Keep only the paths to `ends` and the nodes below `ends`."""
-        self.tree.prune(ends)
-        if self._follower is not None:
-            self._follower.forget_dropped()
-        alive = set(self.tree.nodes())
-        self._texts = {node: text for node, text in self._texts.items() if node in alive}
-        self._standings = {node: each for node, each in self._standings.items() if node in alive}
-        self._encoded.clear()

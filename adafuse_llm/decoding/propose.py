@@ -33,19 +33,14 @@ class Proposal:
     margins: tuple[float, ...]
 
 
-def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) -> Steps[Proposal]:
+def propose(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
     """Propose up to M words, and stop at the first word of which the member is not confident.
 
     The member is confident of a word if Δ >= τ at the start of the word (equation 1). It proposes B
     alternatives for the word of which it is not confident. The alternatives start with the B
     likeliest tokens (equation 2) and grow greedily (equation 3).
-
-    Args:
-        member: the member.
-        config: options.
-        start: the node to continue. Default: the last committed token.
     """
-    end = start or member.tree.root
+    end = member.tree.root
     margins: list[float] = []
     for _ in range(config.max_words):
         yield from member.evaluate([end])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -13,7 +13,7 @@ from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Query, Steps
+from adafuse_llm.decoding.member import Member, MemberQuery, Steps
 from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate, fuse
 from adafuse_llm.errors import DecodingError
@@ -78,17 +78,12 @@ def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candid
     return to_result(candidate, members, nll, fuse(nll, [member.weight for member in members]))
 
 
-Rescore = Callable[[Pool, Sequence[results.Candidate]], Steps[list[results.Candidate]]]
-"""A function that changes the scores of a pool. It may evaluate more tokens."""
-
-
 def play_round(
     members: Sequence[Member],
     config: AdaFuseConfig,
     drafts: Drafting,
     scorer: Scorer = score,
     *,
-    rescore: Rescore | None = None,
     proposer: Proposer = propose,
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1 up to the commit: propose, pool, score, choose.
@@ -105,8 +100,6 @@ def play_round(
         pool.add(member, proposal)
     yield from in_lockstep([pool.read(m, partial(drafts.likely, m)) for m in members])
     scored = [scorer(candidate, members) for candidate in pool.candidates]
-    if rescore is not None:
-        scored = yield from rescore(pool, scored)
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
     outcome = choose_best(pool, scored, margins)
     drafts.observe(pool.candidates[outcome.winner])
@@ -117,7 +110,6 @@ def choose_best(
     pool: Pool,
     scored: Sequence[results.Candidate],
     margins: dict[str, tuple[float, ...]],
-    prefixes: Callable[[PoolCandidate], Iterable[PoolCandidate]] | None = None,
 ) -> RoundOutcome:
     """Choose the candidate with the lowest score.
 
@@ -129,8 +121,6 @@ def choose_best(
         pool: the candidates.
         scored: the candidates with their scores, in the same order.
         margins: the margins of each member, by member name.
-        prefixes: function that returns the prefixes of a candidate, the longest first. Default:
-            `Pool.prefixes`.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -138,7 +128,7 @@ def choose_best(
     winner = best_candidate(scored)
     whole = committed = pool.candidates[winner]
     if not pool.fits(whole):
-        for committed in (prefixes or pool.prefixes)(whole):  # the last one has no tokens
+        for committed in pool.prefixes(whole):  # the last one has no tokens
             if pool.fits(committed):
                 break
     return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, committed)
@@ -212,7 +202,7 @@ def decode(
     transcript: Transcript,
     rounds: list[Round],
     top_logprobs: int | None = None,
-) -> Generator[tuple[Query, ...] | StreamEvent, None, None]:
+) -> Generator[tuple[MemberQuery, ...] | StreamEvent, None, None]:
     """Play rounds until the response ends, and yield one event per committed span.
 
     Args:
@@ -279,7 +269,7 @@ def pool_texts(members: Sequence[Member], texts: Sequence[str], *, stops: bool) 
 
 def score_texts(
     members: Sequence[Member], pool: Pool
-) -> Generator[tuple[Query, ...] | Scores, None, None]:
+) -> Generator[tuple[MemberQuery, ...] | Scores, None, None]:
     """Score the texts of a pool with one pass per member, and yield the scores at the end.
 
     Args:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal, Span
+from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.text.exactness import difference
 from adafuse_llm.text.opening import Opening
-from adafuse_llm.text.words import added, leading_space
+from adafuse_llm.text.words import leading_space
 from adafuse_llm.tree import Node
 
 
@@ -24,17 +24,12 @@ class PoolCandidate:
         ends: the candidate's last node in each member's tree. A member is missing if it has not
             encoded the text, or if its context window has no room for the text.
         exact: members whose tokens decode to exactly the text. Other members cannot score it.
-        starts: the node before the candidate in each member's tree. For a missing member, this node
-            is the root.
     """
 
-    def __init__(
-        self, text: str, shown: str, stops: bool, starts: Mapping[Member, Node] | None = None
-    ) -> None:
+    def __init__(self, text: str, shown: str, stops: bool) -> None:
         self.text = text
         self.shown = shown
         self.stops = stops
-        self.starts = starts or {}
         self.proposers: list[Member] = []
         self.ends: dict[Member, Node] = {}
         self.exact: set[Member] = set()
@@ -47,9 +42,7 @@ class PoolCandidate:
 
     def path(self, member: Member) -> list[Node]:
         """Return the candidate's nodes in a member's tree. The member must be in `ends`."""
-        root = member.tree.root
-        before = self.starts.get(member, root).length - root.length
-        return member.tree.path(self.ends[member])[before:]
+        return member.tree.path(self.ends[member])
 
     def nll(self, member: Member) -> float:
         """Return the mean negative log-likelihood per token in nats (equation 4).
@@ -74,7 +67,7 @@ class PoolCandidate:
         A term is 0 if the grammar leaves one alternative. The first term is divided by the
         probability that the grammar permits there. This probability is the same for all candidates.
         """
-        start = self.starts.get(member, member.tree.root)
+        start = member.tree.root
         before = [start, *self.path(member)][: len(terms)]
         masses = [member.mass(start), *(0.0 for _ in terms)]
         return [
@@ -90,13 +83,10 @@ class Pool:
         opening: the beginning of the response. At the start of a reply, texts that differ only in
             leading whitespace are one candidate. Each member reads this candidate with the leading
             whitespace of the member's own proposal.
-        starts: the node before all spans in each member's tree. For a missing member, this node is
-            the root.
     """
 
-    def __init__(self, opening: Opening, starts: Mapping[Member, Node] | None = None) -> None:
+    def __init__(self, opening: Opening) -> None:
         self.candidates: list[PoolCandidate] = []
-        self._starts = starts or {}
         self._members: dict[Member, None] = {}
         self._opening = opening
         self._by_key: dict[tuple[str, bool], PoolCandidate] = {}
@@ -119,10 +109,6 @@ class Pool:
                 candidate.ends[member] = span.node
                 candidate.exact.add(member)
         return self._by_key[self._key(texts[0], proposal.spans[0].stops)]
-
-    def candidate_of(self, member: Member, span: Span) -> PoolCandidate:
-        """Return the candidate of a span that a member has added."""
-        return self._by_key[self._key(self._text(member, span.node), span.stops)]
 
     def suggest(self, text: str, *, stops: bool = False) -> PoolCandidate:
         """Return the candidate with this text. If the pool does not have it, add it first."""
@@ -149,7 +135,7 @@ class Pool:
                     self.encode(member, prefix)
                 yield prefix
         prefix = self._candidate("")
-        prefix.ends = {member: self._start(member) for member in self._members}
+        prefix.ends = {member: member.tree.root for member in self._members}
         yield prefix
 
     def fits(self, candidate: PoolCandidate) -> bool:
@@ -194,7 +180,7 @@ class Pool:
         for candidate in self.candidates:
             end = self.encode(member, candidate)
             if end is not None:
-                line = [self._start(member), *candidate.path(member)]
+                line = [member.tree.root, *candidate.path(member)]
                 needed = candidate.stops or likely(candidate)
                 nodes += line if needed else line[:-1]
                 ends.append(end)
@@ -213,8 +199,7 @@ class Pool:
             return "its context window has no room for the text"
         if member in candidate.exact:
             return "it gives the text a probability of 0"
-        before = member.text(self._start(member))
-        read = added(before, member.text(candidate.ends[member]))
+        read = member.text(candidate.ends[member])
         change = difference(self.written(member, candidate.text), read)
         return f"its tokenizer cannot write the text: {change}"
 
@@ -227,20 +212,16 @@ class Pool:
             first = member.tree.child(root, root.next.chosen)
             self._leading[member] = leading_space(member.text(first))
 
-    def _start(self, member: Member) -> Node:
-        return self._starts.get(member, member.tree.root)
-
     def _text(self, member: Member, node: Node) -> str:
         """Return the text of a span that ends at `node`."""
-        before = member.text(self._start(member))
-        return " " * self._held(member) + added(before, member.text(node))
+        return " " * self._held(member) + member.text(node)
 
     def _held(self, member: Member) -> int:
         """Return the number of spaces of the opening that a member's tree already holds."""
         return self._opening.spaces if member.holds_spaces else 0
 
     def _candidate(self, text: str, *, stops: bool = False) -> PoolCandidate:
-        return PoolCandidate(text, self._opening.shown(text), stops, self._starts)
+        return PoolCandidate(text, self._opening.shown(text), stops)
 
     def _key(self, text: str, stops: bool) -> tuple[str, bool]:
         return self._opening.key(text), stops
@@ -252,7 +233,7 @@ class Pool:
         return text[self._held(member) :]
 
     def _encode(self, member: Member, candidate: PoolCandidate) -> None:
-        encoded = member.encode(self.written(member, candidate.text), self._start(member))
+        encoded = member.encode(self.written(member, candidate.text))
         if encoded is not None:
             candidate.ends[member], exact = encoded
             if exact:

@@ -16,6 +16,7 @@ instructions and examples.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,9 +34,6 @@ from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_lines
 from adafuse_llm.evaluation.metrics import final_number
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, split_reasoning
-from adafuse_llm.strategies.base import Strategy
-from adafuse_llm.strategies.registry import find_strategy
-from adafuse_llm.strategies.rivals.vote import MajorityVote, plain
 
 __all__ = ["Question", "Task", "embedded_questions", "load_task"]
 
@@ -175,12 +173,6 @@ class Task:
         number = final_number(answer) if "number" in self.metrics else None
         return plain(answer) or plain(text) if number is None else str(number.normalize())
 
-    def fitted(self, strategy: Strategy) -> Strategy:
-        """Adapt a strategy to this task: a majority vote compares answers instead of texts."""
-        if isinstance(strategy, MajorityVote) and strategy.key is plain:
-            return MajorityVote(key=self.same)
-        return strategy
-
     def request(
         self, question: Question, header: str, form: str, *, chat: bool = False
     ) -> dict[str, Any]:
@@ -202,22 +194,15 @@ class Task:
         return put(header + form.replace("{question}", question.text), chat=chat)
 
 
+def plain(text: str) -> str:
+    """Return the words of a text in lower case, without punctuation."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
 def _without_reasoning(text: str) -> str:
     """Return a reply without its reasoning, which a chat template may have opened."""
     opened = REASONING_CLOSES in text and REASONING_OPENS not in text
     return split_reasoning(text, REASONING_OPENS if opened else "")[1]
-
-
-def strategy_identity(name: str) -> dict[str, str]:
-    """Return the fields that must be equal for recorded answers of a strategy to be reused.
-
-    They include how a majority vote compares answers (`Task.fitted`).
-
-    Raises:
-        InvalidOptionError: the strategy does not exist.
-    """
-    votes = isinstance(find_strategy(name), MajorityVote)
-    return {"strategy": name, **({"votes": "answers as the task reads them"} if votes else {})}
 
 
 def embedded_questions(

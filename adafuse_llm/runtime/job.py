@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal
 
-from adafuse_llm.decoding.member import Member, Query
+from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.errors import RequestTimeoutError
 from adafuse_llm.runtime.budget import Needs
 
@@ -80,7 +80,7 @@ class Job:
                 self._end = error
         return self._end is not None
 
-    def resume(self, deliver: Deliver) -> tuple[Query, ...]:
+    def resume(self, deliver: Deliver) -> tuple[MemberQuery, ...]:
         """Run the computation until it needs answers to queries, and return these queries.
 
         The tuple is empty if the job has ended. In that case, the last event or the error has

@@ -7,8 +7,7 @@ evaluated in one call. A job resumes when all its queries are answered. Synchron
 and batched calls all use this one loop.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs
-that are cancelled or late, and it still serves the other lanes. The model of a ranker has a lane of
-its own (`BlockingWork`).
+that are cancelled or late, and it still serves the other lanes.
 
 Choice of member: the scheduler picks the member with the most waiting queries, so that jobs
 advance together and batches stay large. A query that has waited too long goes first
@@ -40,14 +39,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from adafuse_llm.backends.base import Backend, NodeResult
 from adafuse_llm.backends.base import lane as lane_of
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
-from adafuse_llm.decoding.blocking import BlockingWork
-from adafuse_llm.decoding.member import Member, MemberQuery, Query
+from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
@@ -83,18 +80,16 @@ class PendingQuery:
     """
 
     job: Job
-    query: Query
+    query: MemberQuery
     since: int
 
     @property
-    def backend(self) -> Backend | BlockingWork[Any]:
-        """The backend that answers the query. Blocking work answers itself."""
-        return self.query if isinstance(self.query, BlockingWork) else self.query.member.backend
+    def backend(self) -> Backend:
+        """The backend that answers the query."""
+        return self.query.member.backend
 
 
-def next_backend(
-    waiting: Sequence[PendingQuery], begun: int, patience: int
-) -> Backend | BlockingWork[Any]:
+def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> Backend:
     """Return the backend to evaluate next: the one with the most waiting queries.
 
     If several backends have equally many, the one with the oldest query is next. If the oldest
@@ -125,8 +120,7 @@ class _Lane:
     Attributes:
         waiting: the queries that wait, oldest first.
         begun: number of evaluations that the lane has begun.
-        evaluating: name of the member that is being evaluated, or of the ranker that works; None
-            if the lane is free.
+        evaluating: name of the member that is being evaluated; None if the lane is free.
     """
 
     def __init__(self, name: str) -> None:
@@ -519,30 +513,18 @@ class _Coordinator(threading.Thread):
         """Evaluate a batch on the lane's thread, and send the outcome to the coordinator."""
         errors: Sequence[AdaFuseError | None] | BaseException
         try:
-            errors = _answer([pending.query for pending in batch])
+            errors = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
         except BaseException as error:  # a defect in this module; the coordinator reports it
             errors = error
         self._inbox.put(_BatchDone(lane, batch, errors))
-
-    def _lane(self, query: Query) -> _Lane:
-        """Return the lane of a query. Blocking work has a lane from its first time on."""
-        if not isinstance(query, BlockingWork):
-            return self._lane_of(query.member)
-        if query.lane not in self._lanes:
-            self._lanes[query.lane] = _Lane(query.lane)
-        return self._lanes[query.lane]
 
     def _lane_of(self, member: Member) -> _Lane:
         return self._lanes[self._scheduler.lanes[member.name]]
 
     def _resume(self, job: Job) -> None:
         queries = job.resume(self._active[job])
-        try:
-            lanes = [self._lane(query) for query in queries]
-        except BaseException as error:  # such as too many threads in the process
-            self._finish(job, error)
-            return
-        for lane, query in zip(lanes, queries, strict=True):
+        for query in queries:
+            lane = self._lane_of(query.member)
             lane.waiting.append(PendingQuery(job, query, lane.begun))
         if not queries:
             self._finish(job)
@@ -588,18 +570,6 @@ def _release(member: Member) -> None:
         member.backend.release(member.tree)
     except BaseException:  # the job has ended, so its result must not change
         logger.exception("member %r failed to release a job", member.name)
-
-
-def _answer(queries: Sequence[Query]) -> list[AdaFuseError | None]:
-    """Answer queries to one backend, or do blocking work; return an error or None for each query.
-
-    The computation that waits for blocking work raises its exceptions.
-    """
-    for query in queries:
-        if isinstance(query, BlockingWork):
-            query.run()
-    asked = [query for query in queries if isinstance(query, MemberQuery)]
-    return _evaluate_batch(asked[0].member.backend, asked) if asked else [None] * len(queries)
 
 
 def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[AdaFuseError | None]:

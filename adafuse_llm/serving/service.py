@@ -38,7 +38,8 @@ from adafuse_llm.serving.errors import (
 )
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
-from adafuse_llm.strategies.registry import NAMED
+from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.registry import AUTO, NAMED, find_strategy
 from adafuse_llm.text.isolation import grammar_threads
 
 logger = logging.getLogger(__name__)
@@ -49,9 +50,6 @@ SINGLE = "single"
 TOKEN_CHARACTERS = 16
 """Characters of a prompt for each token of the context window, above which it is refused at once.
 Tokens have three to five characters on average."""
-
-MAX_VIEWS = 32
-"""Maximum number of strategies that the server keeps ready."""
 
 OUTCOMES = {INVALID: "refused", BUSY: "busy", LATE: "timeout", FAILED: "failed"}
 """Outcomes of requests that end with an error, by its type."""
@@ -71,6 +69,9 @@ class Service:
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
         streams: the flags that cancel the requests of the streams of `RemoteEngine`, by id.
+
+    Raises:
+        InvalidOptionError: an allowed strategy does not exist.
     """
 
     def __init__(self, config: ServingConfig) -> None:
@@ -79,6 +80,7 @@ class Service:
         self.created = int(time.time())
         self.streams: dict[str, list[threading.Event]] = {}
         self._engine: AdaFuseEngine | None = None
+        self._strategies = _strategies(config.allowed_strategies)
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
@@ -122,23 +124,22 @@ class Service:
         """Return the engine with a strategy; None for its own.
 
         Raises:
-            ApiError: the members are not loaded, the server stops, or the strategy is unknown.
+            ApiError: the members are not loaded, the server stops, or requests may not name the
+                strategy.
         """
         engine = self.engine
         if strategy is None or strategy == engine.strategy.name:
             return engine
-        if (view := self._views.get(strategy)) is None:
-            if len(self._views) >= MAX_VIEWS:
-                self._views.clear()
-            try:
-                view = self._views[strategy] = engine.with_strategy(strategy)
-            except InvalidOptionError:
-                raise invalid(
-                    f"there is no strategy {short_repr(strategy)}.{nearest(strategy, NAMED)} "
-                    f"Strategies: {', '.join(NAMED)}.",
-                    "adafuse.strategy",
-                ) from None
-        return view
+        if strategy not in self._strategies:
+            names = list(dict.fromkeys((engine.strategy.name, *self._strategies)))
+            raise invalid(
+                f"this server has no strategy {short_repr(strategy)}.{nearest(strategy, names)} "
+                f"Strategies: {', '.join(names)}.",
+                "adafuse.strategy",
+            )
+        if strategy not in self._views:
+            self._views[strategy] = engine.with_strategy(self._strategies[strategy])
+        return self._views[strategy]
 
     def resolve(
         self, model: str | None, strategy: str | None, options: Mapping[str, Any]
@@ -388,3 +389,16 @@ class Service:
             self._stops = self._cancelled = True
             for cancel in self._cancels:
                 cancel.set()
+
+
+def _strategies(names: Sequence[str]) -> dict[str, Strategy | str]:
+    """Return the strategies that requests may name, by name.
+
+    Raises:
+        InvalidOptionError: one of them does not exist.
+    """
+    found: dict[str, Strategy | str] = {}
+    for name in (*(names or (AUTO, *NAMED)), SINGLE):
+        strategy = name if name == AUTO else find_strategy(name)
+        found[strategy if isinstance(strategy, str) else strategy.name] = strategy
+    return found

@@ -1,69 +1,55 @@
-"""AdaFuse, the strategies that it is compared with, and the parts for new strategies."""
+"""AdaFuse, the strategies beside it, and the parts for new strategies."""
 
+from adafuse_llm.decoding.draft import Drafting, NoDrafts
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal, Span, propose
+from adafuse_llm.decoding.propose import Proposal, Span, branch, finish_words, propose
 from adafuse_llm.decoding.rounds import (
     PlayRound,
+    Proposer,
     RoundOutcome,
+    Scorer,
     choose_best,
     play_round,
+    score,
     to_result,
 )
-from adafuse_llm.decoding.score import Pool, PoolCandidate
+from adafuse_llm.decoding.score import Pool, PoolCandidate, fuse
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.fixed import FixedWords
-from adafuse_llm.strategies.hypotheses import HypothesisSearch
-from adafuse_llm.strategies.look_ahead import LookAhead
 from adafuse_llm.strategies.mixture import Mixture
-from adafuse_llm.strategies.registry import find_strategy
-from adafuse_llm.strategies.rivals.core import CoRE
-from adafuse_llm.strategies.rivals.deepen import DeePEn
-from adafuse_llm.strategies.rivals.gac import GaC
-from adafuse_llm.strategies.rivals.pair_ranker import PairRanker
-from adafuse_llm.strategies.rivals.rerank import Ranker, Rerank
-from adafuse_llm.strategies.rivals.safe import SAFE
-from adafuse_llm.strategies.rivals.specem import SpecEM
-from adafuse_llm.strategies.rivals.sweetspan import SweetSpan
-from adafuse_llm.strategies.rivals.unite import UniTE
-from adafuse_llm.strategies.rivals.vote import MajorityVote
+from adafuse_llm.strategies.registry import find_strategy, register_strategy
 from adafuse_llm.strategies.single import Single
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",
-    "BeamSearch",
-    "CoRE",
-    "DeePEn",
     "FixedWords",
-    "GaC",
-    "HypothesisSearch",
-    "LookAhead",
-    "MajorityVote",
     "Mixture",
-    "PairRanker",
-    "Rerank",
-    "SAFE",
     "Single",
-    "SpecEM",
-    "SweetSpan",
-    "UniTE",
     "find_strategy",
+    "register_strategy",
+    "Drafting",
     "Member",
+    "NoDrafts",
     "PlayRound",
     "Pool",
     "PoolCandidate",
     "Proposal",
-    "Ranker",
+    "Proposer",
     "RoundOutcome",
+    "Scorer",
     "Span",
     "Steps",
     "Strategy",
     "StrategyContext",
+    "branch",
     "choose_best",
+    "finish_words",
+    "fuse",
     "in_lockstep",
     "play_round",
     "propose",
+    "score",
     "to_result",
 ]

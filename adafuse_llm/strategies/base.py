@@ -109,21 +109,6 @@ def check_word_ends(strategy: str, members: Sequence[Backend]) -> None:
             )
 
 
-def check_whole(strategy: str, members: Sequence[Backend]) -> None:
-    """Check that members know whole distributions.
-
-    Raises:
-        InvalidInputError: a member does not.
-    """
-    for member in members:
-        if isinstance(member, ListsFewTokens):
-            raise InvalidInputError(
-                f"strategy {strategy!r} needs whole distributions, but the server of member "
-                f"{member.name!r} tells only the likeliest tokens. Leave the member out with "
-                "use=[...], or choose another strategy, such as 'adafuse'."
-            )
-
-
 ALWAYS_USED = frozenset(
     {
         "max_new_tokens",

@@ -13,11 +13,18 @@ from adafuse_llm.strategies.adafuse import branch_tokens, rounds_of_words
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 
-class GreedyWords(Strategy):
-    """Base of the strategies whose members propose a fixed number of greedy words per round.
+class FixedWords(Strategy):
+    """AdaFuse with the same number of words in every round (the paper's Figure 2).
+
+    Every member proposes its greedy continuation of this length, whether it is confident or not. It
+    proposes no alternatives. If the response ends earlier, the span is shorter. The score and the
+    NLL are the same as in `AdaFuse`.
 
     Args:
         words: words per round.
+
+    Attributes:
+        scorer: function that scores a candidate, which a subclass may replace.
 
     Raises:
         InvalidOptionError: `words` is less than one.
@@ -30,6 +37,11 @@ class GreedyWords(Strategy):
         if words < 1:
             raise InvalidOptionError(f"words per round must be 1 or more; got {words!r}")
         self.words = words
+
+    @property
+    @override
+    def name(self) -> str:
+        return f"fixed-{self.words}"
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
@@ -45,23 +57,3 @@ class GreedyWords(Strategy):
         return config.override(
             {"margin_threshold": 0.0, "max_words": self.words, "branching_factor": 1}
         )
-
-
-class FixedWords(GreedyWords):
-    """AdaFuse with the same number of words in every round (the paper's Figure 2).
-
-    Every member proposes its greedy continuation of this length, whether it is confident or not. It
-    proposes no alternatives. If the response ends earlier, the span is shorter. The score and the
-    NLL are the same as in `AdaFuse`.
-
-    Args:
-        words: words per round.
-
-    Raises:
-        InvalidOptionError: `words` is less than one.
-    """
-
-    @property
-    @override
-    def name(self) -> str:
-        return f"fixed-{self.words}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -11,20 +12,8 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
-from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.fixed import FixedWords
-from adafuse_llm.strategies.hypotheses import HypothesisSearch
-from adafuse_llm.strategies.look_ahead import LookAhead
 from adafuse_llm.strategies.mixture import Mixture
-from adafuse_llm.strategies.rivals.core import CoRE
-from adafuse_llm.strategies.rivals.deepen import DeePEn
-from adafuse_llm.strategies.rivals.gac import GATED_THRESHOLD, GaC
-from adafuse_llm.strategies.rivals.rerank import Rerank
-from adafuse_llm.strategies.rivals.safe import SAFE
-from adafuse_llm.strategies.rivals.specem import SpecEM
-from adafuse_llm.strategies.rivals.sweetspan import SweetSpan
-from adafuse_llm.strategies.rivals.unite import UniTE
-from adafuse_llm.strategies.rivals.vote import MajorityVote
 from adafuse_llm.strategies.single import Single
 
 AUTO: Final = "auto"
@@ -40,35 +29,122 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "fixed-1": lambda: FixedWords(1),
     "fixed-2": lambda: FixedWords(2),
     "fixed-3": lambda: FixedWords(3),
-    "beam-3": BeamSearch,
-    "hypotheses-3": HypothesisSearch,
-    "look-ahead-4": LookAhead,
-    "unite": UniTE,
-    "gac": GaC,
-    "gac-gated": lambda: GaC(threshold=GATED_THRESHOLD),
-    "deepen": DeePEn,
-    "core": CoRE,
-    "safe": SAFE,
-    "specem": SpecEM,
-    "sweetspan": SweetSpan,
-    "rerank": Rerank,
-    "vote": MajorityVote,
 }
-"""Strategies by name. Those of a paper have its settings."""
+"""The strategies of this package by name. Those of the paper have its settings."""
 
-_WITH_COUNT: Mapping[str, Callable[[int], Strategy]] = {
-    "fixed": FixedWords,
-    "beam": BeamSearch,
-    "hypotheses": HypothesisSearch,
-    "look-ahead": LookAhead,
-}
-"""Strategies whose names end in a whole number."""
+_FIXED = re.compile(r"fixed-(\d{1,3})")
+_NAME = re.compile(r"[\w.-]+")
+_IMPORT = re.compile(r"[\w.]+:[\w.]+")
 
-_WITH_SETTING: Mapping[str, Callable[[float], Strategy]] = {
-    "deepen": lambda rate: DeePEn(rate=rate),
-    "gac-gated": lambda threshold: GaC(threshold=threshold),
-}
-"""Strategies whose names may end in a decimal number."""
+_registered: dict[str, Strategy | Callable[[], Strategy]] = {}
+
+
+def register_strategy(name: str, strategy: Strategy | Callable[[], Strategy]) -> None:
+    """Give a strategy a name, under which `find_strategy` and all engines of this process find it.
+
+    A name that is registered again stands for the new strategy.
+
+    Args:
+        name: the name: letters, digits, dots, hyphens and underscores.
+        strategy: the strategy, or a class or function that returns it, which is called each time
+            that the name is used.
+
+    Raises:
+        InvalidOptionError: the name has other characters or belongs to a strategy of this package,
+            or the object is neither a strategy nor callable.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidOptionError(
+            "the name of a strategy consists of letters, digits, dots, hyphens and underscores; "
+            f"got {short_repr(name)}"
+        )
+    if name == AUTO or name in NAMED or _FIXED.fullmatch(name):
+        raise InvalidOptionError(
+            f"{name!r} is a strategy of this package. Register yours under another name."
+        )
+    if not (_is_strategy(strategy) or callable(strategy)):
+        raise InvalidOptionError(
+            f"strategy {name!r} must be a Strategy object, or a class or function that returns "
+            f"one; got {short_repr(strategy)}"
+        )
+    _registered[name] = strategy
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the names of all strategies, ``auto`` first."""
+    return AUTO, *NAMED, *_registered
+
+
+def find_strategy(
+    strategy: Strategy | str, members: Sequence[Backend] = (), config: AdaFuseConfig | None = None
+) -> Strategy:
+    """Return the strategy with a given name. Return a strategy object unchanged.
+
+    The name ``auto`` stands for the strategy that `choose_strategy` chooses for the members. The
+    name ``fixed-N`` allows any number N of up to three digits. ``package.module:object`` imports a
+    strategy, or a class or function that returns it.
+
+    Raises:
+        InvalidOptionError: the name is unknown, the import fails, or the object is not a strategy.
+    """
+    if not isinstance(strategy, str):
+        if _is_strategy(strategy):
+            return strategy
+    elif strategy == AUTO:
+        return choose_strategy(members, config or AdaFuseConfig())
+    elif strategy in NAMED:
+        return NAMED[strategy]()
+    elif match := _FIXED.fullmatch(strategy):
+        return FixedWords(int(match[1]))
+    elif strategy in _registered:
+        return _made(strategy, _registered[strategy])
+    elif _IMPORT.fullmatch(strategy):
+        return _made(strategy, _imported(strategy))
+    names = strategy_names()
+    raise InvalidOptionError(
+        f"strategy must be one of {', '.join(names)}, the place of your own in the form "
+        f"package.module:object, or a Strategy object; got {short_repr(strategy)}."
+        f"{nearest(str(strategy), names)}"
+    )
+
+
+def _is_strategy(found: object) -> bool:
+    return isinstance(found, Strategy) and not isinstance(found, type)
+
+
+def _made(name: str, found: object) -> Strategy:
+    """Return a strategy, or the one that a class or function returns."""
+    try:
+        made = found if _is_strategy(found) or not callable(found) else found()
+    except Exception as error:
+        raise InvalidOptionError(
+            f"strategy {name!r} cannot be created ({type(error).__name__}: {error})"
+        ) from error
+    if isinstance(made, Strategy) and _is_strategy(made):
+        return made
+    raise InvalidOptionError(
+        f"strategy {name!r} must be a Strategy object, or a class or function that returns one; "
+        f"got {short_repr(made)}"
+    )
+
+
+def _imported(place: str) -> object:
+    """Import the object of ``package.module:object``.
+
+    Raises:
+        InvalidOptionError: the import fails, or the module does not have the object.
+    """
+    module, _, path = place.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except Exception as error:
+        raise InvalidOptionError(
+            f"strategy {place!r} cannot be imported ({type(error).__name__}: {error}). Python must "
+            "find the module: install its package, or name its folder in PYTHONPATH."
+        ) from error
+    return found
 
 
 def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strategy:
@@ -90,36 +166,3 @@ def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strate
     except InvalidInputError:
         return AdaFuse()
     return mixture
-
-
-def find_strategy(
-    strategy: Strategy | str, members: Sequence[Backend] = (), config: AdaFuseConfig | None = None
-) -> Strategy:
-    """Return the strategy with a given name. Return a strategy object unchanged.
-
-    The name ``auto`` stands for the strategy that `choose_strategy` chooses for the members.
-
-    The names ``fixed-N``, ``beam-N``, ``hypotheses-N`` and ``look-ahead-N`` allow any number N of
-    up to three digits.
-    The names ``deepen-R`` and ``gac-gated-T`` set the learning rate R and the threshold T, such as
-    ``deepen-0.3``.
-
-    Raises:
-        InvalidOptionError: the name is unknown, or the object is not a strategy.
-    """
-    if isinstance(strategy, str):
-        if strategy == AUTO:
-            return choose_strategy(members, config or AdaFuseConfig())
-        if match := re.fullmatch(rf"({'|'.join(_WITH_COUNT)})-(\d{{1,3}})", strategy):
-            return _WITH_COUNT[match[1]](int(match[2]))
-        if match := re.fullmatch(rf"({'|'.join(_WITH_SETTING)})-(\d+(?:\.\d+)?)", strategy):
-            return _WITH_SETTING[match[1]](float(match[2]))
-        if strategy in NAMED:
-            return NAMED[strategy]()
-    elif isinstance(strategy, Strategy) and not isinstance(strategy, type):
-        return strategy
-    raise InvalidOptionError(
-        f"strategy must be one of {AUTO}, {', '.join(NAMED)}, or a Strategy object; "
-        f"got {short_repr(strategy)}."
-        f"{nearest(str(strategy), NAMED)}"
-    )

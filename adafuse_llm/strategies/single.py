@@ -9,10 +9,10 @@ from typing_extensions import override
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.strategies.fixed import GreedyWords
+from adafuse_llm.strategies.fixed import FixedWords
 
 
-class Single(GreedyWords):
+class Single(FixedWords):
     """One member alone, which decodes greedily. This is the baseline of every ensemble.
 
     The tokens are the same as those of the model's own greedy ``generate()``. A round has one word.

@@ -16,12 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adafuse_llm.config import DEFAULT_BRANCHES, AdaFuseConfig
 from adafuse_llm.embedded import HELDOUT_KINDS
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.metrics import METRICS
 from adafuse_llm.evaluation.tasks import TASKS
 from adafuse_llm.report.page import count
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
+from benchmarks import peers
+
+peers.register()
 
 PAPER_TASKS = ("nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en")
 """Tasks of the paper's Table 1."""
@@ -244,9 +247,6 @@ PEERS = (
     Row(name="GaC", strategy="gac", kind="peer"),
     Row(name="GaC, gated", strategy="gac-gated", kind="peer"),
     Row(name="DeePEn", strategy="deepen", kind="peer"),
-    Row(name="CoRE", strategy="core", kind="peer"),
-    Row(name="SAFE", strategy="safe", kind="peer"),
-    Row(name="SpecEM", strategy="specem", kind="peer"),
 )
 
 PLAIN = Row(name="AdaFuse, B = 1", options={"branching_factor": 1})
@@ -478,7 +478,6 @@ def paper(
     alone = tuple(
         Row(name=f"{each} alone", strategy="single", use=(each,), kind="member") for each in members
     )
-    beams = _beams()
     parts = [
         Part(
             name="table-1",
@@ -555,15 +554,10 @@ def paper(
         Part(
             name="figure-7",
             title="Figure 7: the beam-search variant",
-            about="AdaFuse has B = 3. The rows of beams follow Appendix F of the paper. The rows "
-            "of hypotheses are this project's own variant, which keeps several partial answers "
-            "across rounds (B = 3). The page Strategies describes both.",
-            rows=tuple(beams),
-            reference=beams[0].name if beams else None,
-            axis="beams, or hypotheses",
-            absent={}
-            if beams
-            else {"beam search": "the strategies beam-N and hypotheses-N do not exist"},
+            about="AdaFuse has B = 3. The rows of beams follow Appendix F of the paper.",
+            rows=_beams(),
+            reference=_beams()[0].name,
+            axis="beams",
         ),
     ]
     if more:
@@ -593,35 +587,13 @@ def _subsets(members: Sequence[str]) -> Iterator[Row]:
             )
 
 
-def _beams() -> list[Row]:
-    """Return the rows of Figure 7, or no rows if their strategies do not exist.
-
-    The first row is AdaFuse, the reference. One hypothesis is AdaFuse itself.
-    """
-    own = "hypotheses across rounds"
-    wider = [
+def _beams() -> tuple[Row, ...]:
+    """Return the rows of Figure 7. The first row is AdaFuse, the reference."""
+    series = "beams in a round"
+    return (
+        BRANCHED.model_copy(update={"name": "AdaFuse", "at": 1.0, "series": series}),
         *(
-            Row(
-                name=f"{width} beams",
-                strategy=f"beam-{width}",
-                at=float(width),
-                series="beams in a round",
-            )
+            Row(name=f"{width} beams", strategy=f"beam-{width}", at=float(width), series=series)
             for width in WIDTHS
         ),
-        *(
-            Row(
-                name=f"{width} hypotheses",
-                strategy=f"hypotheses-{width}",
-                at=float(width),
-                series=own,
-            )
-            for width in WIDTHS
-        ),
-    ]
-    try:
-        for row in wider:
-            settled(row)
-    except InvalidOptionError:
-        return []
-    return [BRANCHED.model_copy(update={"name": "AdaFuse", "at": 1.0, "series": own}), *wider]
+    )

@@ -25,10 +25,10 @@ from adafuse_llm.evaluation.tasks import (
     Task,
     embedded_questions,
     load_task,
-    strategy_identity,
 )
 from adafuse_llm.strategies.base import Strategy
 from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Suite, settled
+from benchmarks.peers import MajorityVote
 
 WARM_UP = 1
 """Number of questions that are answered before the timed ones, and not counted."""
@@ -318,7 +318,9 @@ class Runner:
         members = job.row.use or self._members
         work = self._works[job.task]
         strategy, config = settled(job.row, {**work.options, "use": members})
-        return work.task.fitted(strategy), config
+        if isinstance(strategy, MajorityVote):  # it compares answers instead of texts
+            strategy = MajorityVote(key=work.task.same)
+        return strategy, config
 
     def _done(self, job: Job, config: AdaFuseConfig) -> tuple[list[Record], Sequence[Question]]:
         """Return the existing records, and the questions without an answer."""
@@ -335,7 +337,7 @@ class Runner:
             **self._identity,
             **self._works[job.task].identity,
             "metrics": [metric.name for metric in self._works[job.task].metrics],
-            **strategy_identity(job.row.strategy),
+            "strategy": job.row.strategy,
             "rounds": job.rounds,
             "max_requests": self._max_requests(job),
             **config.model_dump(mode="json"),

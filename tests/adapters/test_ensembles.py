@@ -105,7 +105,7 @@ def test_what_tells_ensembles_apart():
         Ensemble.of(["a", "b"]).identity,
         Ensemble.of(["b", "a"]).identity,
         Ensemble.of(["a", "b"], revision="v1").identity,
-        Ensemble.of(["a", "b"], strategy="vote").identity,
+        Ensemble.of(["a", "b"], strategy="mixture").identity,
         Ensemble.of(["a", MemberSpec(path="b", weight=2)]).identity,
         Ensemble.of(["a", {"path": "b", "quantization_config": {"bits": 4}}]).identity,
         *(Ensemble(given=engine).identity for engine in engines),
@@ -258,5 +258,5 @@ def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) ->
     path.write_text("use: [herron]\n")
     with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
         fields_from_config(path)
-    path.write_text("strategy: unite\n")
-    assert fields_from_config(path)["strategy"] == "unite"
+    path.write_text("strategy: mixture\n")
+    assert fields_from_config(path)["strategy"] == "mixture"

@@ -15,11 +15,11 @@ import pytest
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.backends import (
     FakeBackend,
+    KnowsDistributions,
     LimitsCache,
     Node,
     NodeQuery,
     NodeResult,
-    SupportsAnchors,
     SupportsClose,
     TokenTree,
     base,
@@ -124,6 +124,13 @@ class Caching(FakeBackend):
     def prefix(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         return ids
 
+    def distribution(self, tree: TokenTree, node: Node) -> Any:
+        self.current = tree
+        try:
+            return super().distribution(tree, node)
+        finally:
+            del self.current
+
     def _evaluate_one(self, query: NodeQuery) -> NodeResult:
         self.current = query.tree
         try:
@@ -148,23 +155,6 @@ class Caching(FakeBackend):
     def draft_limit(self, length: int) -> int:
         return 2 * length
 
-    @property
-    def vocabulary(self) -> dict[str, int]:
-        return {text: self._codec.token(text) for text in VOCABULARY}
-
-    def anchor_bytes(self, count: int) -> int:
-        return 4 * count
-
-    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
-        assert isinstance(tree.state, dict)
-        chances = dict(tree.state[tuple(tree.tokens(node))])
-        total = sum(math.exp(chances[anchor]) for anchor in anchors)
-        return [math.exp(chances[anchor]) / total for anchor in anchors]
-
-    def corrected(self, tree, node, anchors, target, *, steps, rate):
-        assert isinstance(tree.state, dict)
-        return tree.state[tuple(tree.tokens(node))][0]
-
 
 class NoCodec(FakeBackend):
     """A fake with another codec."""
@@ -186,7 +176,7 @@ def test_members_without_a_model_pass(make: Callable[[], Any], check: Check) -> 
 
 def test_all_extensions_of_the_caching_member_are_checked() -> None:
     member = Caching()
-    assert isinstance(member, SupportsAnchors)
+    assert isinstance(member, KnowsDistributions)
     assert isinstance(member, SupportsClose)
     assert isinstance(member, LimitsCache)
     report = conformance.run_checks(subject(lambda: member))
@@ -206,8 +196,8 @@ def test_a_member_with_a_small_window_passes(window: int) -> None:
 
     report = conformance.run_checks(subject(lambda: member, logits=logits))
     assert max(longest) == window
-    assert report.skipped == ("drafts", "anchors", "close")
-    assert "; drafts, anchors, close do not apply" in str(report)
+    assert report.skipped == ("drafts", "close")
+    assert "; drafts, close do not apply" in str(report)
 
 
 @pytest.mark.quick
@@ -492,14 +482,9 @@ class ClosesOnce(Caching):
         super().close()
 
 
-class UnevenAnchors(Caching):
-    def relative(self, tree, node, anchors):
-        return [2 * value for value in super().relative(tree, node, anchors)]
-
-
-class UnknownAnchorBytes(Caching):
-    def anchor_bytes(self, count):
-        return None
+class UnevenDistribution(Caching):
+    def distribution(self, tree, node):
+        return 2 * super().distribution(tree, node)
 
 
 class ListOfEnds(FakeBackend):
@@ -591,8 +576,7 @@ FAULTS: list[tuple[Callable[[], Any], str, str]] = [
     (SmallCache, "placement", "cache_limit is 1"),
     (ShortDrafts, "drafts", "draft_limit(1) returned 0"),
     (ClosesOnce, "close", "raised AssertionError"),
-    (UnevenAnchors, "anchors", "with the sum 2"),
-    (UnknownAnchorBytes, "anchors", "anchor_bytes returned None"),
+    (UnevenDistribution, "distribution", "distribution()"),
     (with_rule(ListOfEnds), "facts", "expected a frozenset"),
     (with_rule(VagueAboutGrammars), "grammars", "expected True or False"),
     (with_rule(ShiftedTexts), "token_texts", "but the codec decodes it to"),
@@ -712,7 +696,7 @@ def test_the_member_in_contributing_passes(tmp_path, monkeypatch, capsys) -> Non
             "drafts",
             "grammars",
         ),
-        *("anchors", "close"),
+        *("distribution", "close"),
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded import heldout_questions
-from benchmarks import embedded_skills, gpu, soak
+from benchmarks import embedded_skills, gpu, peers, soak
 from benchmarks.speed import branches as passes
 from benchmarks.speed import comparisons, first_words, memory, real, start_up
 from benchmarks.speed.__main__ import main as speed
@@ -74,7 +74,7 @@ def test_a_token_by_token_ensemble_reads_each_token_once(ensemble):
         assert member.tokenizer.decode(spoken).endswith(run.text)
 
 
-@pytest.mark.parametrize(("ensemble", "strategy"), [(UniTE, "unite"), (GaC, "gac")])
+@pytest.mark.parametrize(("ensemble", "strategy"), [(UniTE, peers.UniTE()), (GaC, peers.GaC())])
 def test_the_engines_strategies_write_what_these_ensembles_write(ensemble, strategy):
     """Where both have the members read the same tokens: the engine takes those that a member itself
     would go on with, these take one encoding per text. So the prompts end within a sentence: after

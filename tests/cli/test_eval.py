@@ -288,24 +288,6 @@ def test_prompts_are_sent_as_messages_on_request(adafuse, job, monkeypatch):
     assert asked == [[{"role": "user", "content": content}]]
 
 
-def test_a_majority_vote_is_on_answers(adafuse, tmp_path, fakes, monkeypatch):
-    data = tmp_path / "sums.jsonl"
-    data.write_text('{"question": "9+9?", "answer": "18"}\n')
-    job = ["eval", "--task", "gsm8k", "--data", data, "--output", tmp_path / "out.jsonl"]
-    real, keys = AdaFuseEngine.generate, []
-
-    def generate(self, prompt, **options):
-        keys.append(self.strategy.key)
-        return real(self, prompt, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    result = adafuse(*job, "--strategy", "vote")
-    assert result.exit_code == 0, result.output
-    assert keys[0]("9+9=18") == keys[0]("The answer is 18.0")
-    identity = json.loads((tmp_path / "out.jsonl.run.json").read_text())
-    assert identity["votes"] == "answers as the task reads them"
-
-
 def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, interrupted_while_loading):
     result = adafuse(*job)
     assert result.exit_code == 130

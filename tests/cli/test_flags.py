@@ -211,14 +211,16 @@ def test_without_flags_the_configuration_is_the_default(adafuse, fakes):
 
 
 def test_a_strategy_reaches_the_engine_and_refuses_what_it_does_not_use(adafuse, fakes):
-    assert adafuse("generate", "x:", "--strategy", "unite").exit_code == 0
-    assert fakes[0]["strategy"] == "unite"
-    refused = adafuse("generate", "x:", "--strategy", "unite", "--max-words", 2)
+    assert adafuse("generate", "x:", "--strategy", "fixed-2").exit_code == 0
+    assert fakes[0]["strategy"] == "fixed-2"
+    own = "benchmarks.peers.sweetspan:SweetSpan"
+    assert adafuse("generate", "x:", "--strategy", own).exit_code == 0
+    refused = adafuse("generate", "x:", "--strategy", "fixed-2", "--max-words", 2)
     assert refused.exit_code == 2
-    assert "option 'max_words': strategy 'unite' does not use it" in refused.output
-    unknown = adafuse("generate", "x:", "--strategy", "unit")
+    assert "option 'max_words': strategy 'fixed-2' does not use it" in refused.output
+    unknown = adafuse("generate", "x:", "--strategy", "mixtur")
     assert unknown.exit_code == 2
-    assert "Did you mean 'unite'?" in unknown.output
+    assert "Did you mean 'mixture'?" in unknown.output
 
 
 def test_weights_by_name_or_in_order():

@@ -318,4 +318,4 @@ def test_s11_a_shell_completes_commands_and_flags():
 
     assert complete("adafuse ge") == ["generate"]
     assert {"--html", "--model", "--max-words"} <= set(complete("adafuse generate --"))
-    assert complete("adafuse generate --strategy sw") == ["sweetspan"]
+    assert complete("adafuse generate --strategy si") == ["single"]

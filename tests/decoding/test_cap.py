@@ -12,23 +12,7 @@ from tests.support.models import Recipe
 from tests.support.recorded import recorded
 from tests.support.sizes import sized
 
-STRATEGIES = (
-    "adafuse",
-    "fixed-1",
-    "fixed-3",
-    "mixture",
-    "sweetspan",
-    "unite",
-    "gac",
-    "core",
-    "safe",
-    "specem",
-    "beam-3",
-    "hypotheses-3",
-    "look-ahead-2",
-    "rerank",
-    "vote",
-)
+STRATEGIES = ("adafuse", "fixed-1", "fixed-3", "mixture")
 CAPS = sized((1, 2, 3, 5, 8, 13, 20), (*range(1, 9), 11, 14, 17, 20))
 PROMPTS = ("The ferry leaves at", "def f(x):\n    ", "Answer: ", "a,  b\n")[: sized(3, 4)]
 
@@ -62,19 +46,11 @@ def test_e9_one_member_alone_writes_up_to_the_cap(cap: int) -> None:
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
-    ("strategy", "kinds"),
-    [
-        ("adafuse", ("bytelevel", "sentencepiece")),
-        ("adafuse", ("gemma", "unigram")),
-        ("deepen", ("bytelevel", "sentencepiece")),
-        ("beam-2", ("sentencepiece", "gemma")),
-        ("hypotheses-2", ("gemma", "sentencepiece")),
-        ("rerank", ("unigram", "bytelevel")),
-    ],
+    "kinds", [("bytelevel", "sentencepiece"), ("gemma", "unigram")], ids="+".join
 )
-def test_e9_models_stay_within_the_cap(strategy: str, kinds: tuple[str, str]) -> None:
+def test_e9_models_stay_within_the_cap(kinds: tuple[str, str]) -> None:
     recipes = [Recipe("llama", kind, seed=61, end_bias=-4.0, layers=1) for kind in kinds]
-    with AdaFuseEngine([recorded(recipe) for recipe in recipes], strategy=strategy) as engine:
+    with AdaFuseEngine([recorded(recipe) for recipe in recipes]) as engine:
         for prompt in ("The ferry", "x = {\n  "):
             for cap in (1, 4, 13):
                 check_cap(engine, prompt, cap)

@@ -15,7 +15,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation
 from adafuse_llm.backends.gumbel import drawn
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.sampling import Draw, text_hash
-from adafuse_llm.strategies import Rerank, Strategy, SweetSpan
+from adafuse_llm.strategies import Strategy
 from tests.reference import Options, Response, decode
 from tests.reference_sampling import kept, seeds
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same, check
@@ -383,18 +383,6 @@ def test_a_fixed_number_of_words_draws_what_the_reference_draws(words: int) -> N
             Options(margin_threshold=0, max_words=words, **draws),
         )
         assert_same(run(f"fixed-{words}", members, prompt=prompt, **draws), expected, TOLERANCE)
-        if words == 1:
-            spans = run(SweetSpan(words=1, ratio=float("inf")), members, prompt=prompt, **draws)
-            assert_same(spans, expected, TOLERANCE)
-
-
-@pytest.mark.parametrize("strategy", [Rerank(), "vote"], ids=["rerank", "vote"])
-def test_whole_answers_are_those_that_the_members_draw_alone(strategy: Strategy | str) -> None:
-    options: dict[str, Any] = {"prompt": PROMPTS[0], "max_new_tokens": 10, **DRAWS[0]}
-    together = run(strategy, TRIPLE, **options)
-    alone = [run("single", (member,), **options).text for member in TRIPLE]
-    for candidate, text in zip(together.rounds[0].candidates, alone, strict=True):
-        assert candidate.text.startswith(text)  # it may end with the word at the limit
 
 
 # Random requests ------------------------------------------------------------------------------

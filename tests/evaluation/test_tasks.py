@@ -9,8 +9,7 @@ import pytest
 from adafuse_llm import AdaFuseConfig, InvalidInputError
 from adafuse_llm.embedded import HELDOUT_KINDS
 from adafuse_llm.evaluation.metrics import METRICS, load_metric
-from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task, strategy_identity
-from adafuse_llm.strategies import MajorityVote, find_strategy
+from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task
 from benchmarks.paper.layout import OF_TASKS
 from tests.support.paths import BENCHMARKS
 from training.world import SKILLS
@@ -118,18 +117,6 @@ def test_answers_are_the_same_as_the_task_reads_them():
     assert gsm8k.same("I cannot say") != gsm8k.same("Who knows")
     assert nq.same(" Ada Brook.\nShe") == nq.same("ada brook\n\nQuestion")
     assert load_task("embedded").same("12 plus 7. The answer is 19.") == "19"
-
-
-def test_a_majority_vote_counts_answers():
-    task = load_task("gsm8k")
-    fitted = task.fitted(find_strategy("vote"))
-    assert isinstance(fitted, MajorityVote)
-    assert fitted.key("so 9+9=18") == fitted.key("The answer is 18")
-    own = MajorityVote(key=str.strip)
-    assert task.fitted(own) is own
-    assert task.fitted(find_strategy("unite")).name == "unite"
-    assert strategy_identity("vote") != {"strategy": "vote"}
-    assert strategy_identity("unite") == {"strategy": "unite"}
 
 
 def test_tasks_decide_what_keys_of_rows_do_not_leave_out():

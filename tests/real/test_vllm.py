@@ -85,7 +85,7 @@ def test_the_member_keeps_the_rules_of_backends(
     applied = check(Subject(lambda: member(url), logits=logits, tolerance=TOLERANCE))
     extensions = {
         *("token_texts", "masks", "word_ends", "draws", "adjustments", "placement", "drafts"),
-        *("grammars", "anchors"),
+        *("grammars", "distribution"),
     }
     assert applied == (check.name not in extensions)
 

@@ -1,11 +1,11 @@
-"""Nobody waits for somebody else's request: queues, flags of callers, and rankers."""
+"""Nobody waits for somebody else's request: queues and flags of callers."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 from typing import Any
@@ -15,17 +15,14 @@ import pytest
 from adafuse_llm import (
     AdaFuseEngine,
     EngineClosedError,
-    Generation,
     Request,
     RequestCancelledError,
-    RequestTimeoutError,
     RuntimeConfig,
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.waiting import CHECK_SECONDS, MAX_CHECKS, MIN_HEAP, WaitingJobs
-from adafuse_llm.strategies import Rerank
 from tests.support.waiting import PATIENCE, wait_until
 
 
@@ -206,88 +203,3 @@ def test_r3_v7_an_abandoned_request_ends_without_a_poll(monkeypatch: pytest.Monk
                 reader.result(PATIENCE)
         gate.set()
         assert first.result(PATIENCE).text == " ."
-
-
-# V5: rankers -----------------------------------------------------------------------------------
-
-
-class Judge:
-    """A ranker that prefers the first answer, once it may."""
-
-    def __init__(self) -> None:
-        self.inside, self.gate = threading.Event(), threading.Event()
-        self.threads: set[str] = set()
-        self.compared = 0
-
-    def compare(self, question: str, answers: Sequence[str]) -> list[list[float]]:
-        self.threads.add(threading.current_thread().name)
-        self.compared += 1
-        self.inside.set()
-        assert self.gate.wait(3 * PATIENCE)
-        return [[1.0] * len(answers)] * len(answers)
-
-
-@pytest.fixture
-def judge() -> Iterator[Judge]:
-    ranker = Judge()
-    yield ranker
-    ranker.gate.set()
-
-
-def saying(name: str) -> FakeBackend:
-    return FakeBackend(name, lambda text: {END: 0.9} if text.endswith(name) else {name: 0.9})
-
-
-@pytest.mark.quick
-def test_r3_v5_other_requests_go_on_while_a_ranker_works(judge: Judge) -> None:
-    with AdaFuseEngine([saying("a"), saying("b")], strategy=Rerank(judge)) as engine:
-        ranked = background(engine.generate, "x:")
-        assert judge.inside.wait(PATIENCE)
-        plain = engine.with_strategy("adafuse")
-        assert plain.generate("y:", timeout=PATIENCE).text
-        with pytest.raises(RequestTimeoutError, match=r"timeout=0.1 seconds.*'ranker Judge'"):
-            engine.generate("z:", timeout=0.1)
-        cancel = threading.Event()
-        cancelled = background(engine.generate, "z:", cancel=cancel)
-        cancel.set()
-        assert cancelled.result(PATIENCE).finish_reason == "cancelled"
-        assert not ranked.done()
-        judge.gate.set()
-        result: Generation = ranked.result(PATIENCE)
-    assert (result.text, result.rounds[0].winner) == ("a", 0)
-    assert len(judge.threads) == 1
-    assert judge.compared == 1  # nobody waited for the others
-
-
-def test_r3_v5_closing_names_a_ranker_that_still_works(
-    judge: Judge, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = AdaFuseEngine([saying("a"), saying("b")], strategy=Rerank(judge))
-    ranked = background(engine.generate, "x:")
-    assert judge.inside.wait(PATIENCE)
-    engine.close(timeout=0.1)
-    assert isinstance(ranked.exception(PATIENCE), EngineClosedError)
-    assert "a forward pass still runs: 'ranker Judge'" in caplog.text
-    judge.gate.set()
-    engine.close(timeout=PATIENCE)
-    assert not [each for each in threading.enumerate() if "Judge" in each.name]
-
-
-def test_r3_v5_a_ranker_without_a_thread_fails_only_its_request(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def refusing(thread: threading.Thread) -> None:
-        if "Judge" in thread.name:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    judge.gate.set()
-    with AdaFuseEngine([saying("a"), saying("b")], strategy=Rerank(judge)) as engine:
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refusing)
-            with pytest.raises(RuntimeError, match="can't start new thread"):
-                engine.generate("x:")
-            assert engine.with_strategy("adafuse").generate("y:").text
-        assert engine.generate("x:").text == "a"

@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine, Round
+from adafuse_llm import AdaFuseEngine, InvalidOptionError, Round
 from adafuse_llm.serving import ServingConfig, create_app
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
@@ -17,6 +17,8 @@ from tests.support.thinkers import thinkers
 
 QUESTION = [{"role": "user", "content": "What does a ticket cost if three cost 12 florins?"}]
 WORDS = {"max_tokens": 12}
+SWEET_SPAN = "benchmarks.peers.sweetspan:SweetSpan"
+"""The place of a strategy that is not part of the package."""
 CALCULATE = {
     "type": "function",
     "function": {
@@ -136,9 +138,37 @@ def test_options_of_the_ensemble_reach_the_engine(client, engine):
     assert response.choices[0].message.content == expected.text
     used = list(engine.members[:2])
     assert list(response.model_extra["adafuse"]["usage"]["prompt_tokens"]) == used
-    voted = ask(client, extra_body={"adafuse": {"strategy": "vote"}})
-    vote = engine.with_strategy("vote").generate(messages=QUESTION, max_new_tokens=12)
-    assert voted.choices[0].message.content == vote.text
+    response = ask(client, extra_body={"adafuse": {"strategy": "fixed-1"}})
+    words = engine.with_strategy("fixed-1").generate(messages=QUESTION, max_new_tokens=12)
+    assert response.choices[0].message.content == words.text
+
+
+@pytest.mark.parametrize(
+    ("allowed", "known", "unknown"),
+    [
+        ((), ["auto", "fixed-3", "mixture", "single"], ["fixed-4", "sweetspan"]),
+        (("fixed-4", SWEET_SPAN), ["fixed-4", "sweetspan", "adafuse", "single"], ["mixture"]),
+    ],
+    ids=["default", "list"],
+)
+def test_a_request_may_name_the_strategies_that_the_operator_allows(
+    engine, allowed, known, unknown
+):
+    """The place of a strategy is for the operator: a client cannot make the server import it."""
+    config = ServingConfig(allowed_strategies=allowed)
+    with served(create_app(engine, config)) as url, client_of(url) as client:
+        for name in known:
+            model = engine.members[0] if name == "single" else "adafuse"
+            assert ask(client, model=model, extra_body={"adafuse": {"strategy": name}}).choices
+        for name in (*unknown, SWEET_SPAN):
+            with pytest.raises(openai.BadRequestError, match=r"Strategies: adafuse, .*single") as e:
+                ask(client, extra_body={"adafuse": {"strategy": name}})
+            assert e.value.param == "adafuse.strategy"
+
+
+def test_an_allowed_strategy_that_does_not_exist_is_an_error_at_the_start(engine):
+    with pytest.raises(InvalidOptionError, match="Did you mean 'mixture'"):
+        create_app(engine, ServingConfig(allowed_strategies=["mixtur"]))
 
 
 def test_responses_are_drawn_with_a_seed(client, engine):

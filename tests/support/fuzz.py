@@ -67,16 +67,11 @@ PIECES = (
 PARTS = (*PIECES, "def f(x):", "Answer:", "  \n", "\u05e9\u05dc\u05d5\u05dd", "\U0001d53c", "\x85")
 """Texts that make up prompts."""
 
-ROUND_BY_ROUND = (
-    *("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "mixture", "sweetspan"),
-    *("beam-2", "look-ahead-2", "unite", "gac", "core", "safe", "specem", "deepen"),
-)
-"""Strategies in which a limit or a stop sequence changes nothing in the rounds before it."""
-
-SPANS = ("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "sweetspan", "beam-2")
+SPANS = ("adafuse", "single", "fixed-1", "fixed-2", "fixed-3")
 """Strategies whose NLL is that of the whole span."""
 
-WHOLE = ("hypotheses-2", "hypotheses-3", "rerank", "vote")
+STRATEGIES = (*SPANS, "mixture")
+"""Strategies. In each, a limit or a stop sequence changes nothing in the rounds before it."""
 
 CHARACTERS = sorted({*"".join((*PIECES, *PARTS)), *string.printable})
 
@@ -363,7 +358,7 @@ def make_case(
     names = list(kinds)
     (kind,) = chance.choices(names, [KINDS[name] for name in names])
     with_models = kind != "faults" and chance.random() < model_share
-    strategy = _strategy(chance, kind, with_models=with_models)
+    strategy = "adafuse" if chance.random() < 0.6 else chance.choice(STRATEGIES[1:])
     count = 1 if strategy == "single" else chance.choice([1, 2, 2, 2, 3])
     members: tuple[Habits | Recipe, ...]
     if with_models:
@@ -385,14 +380,6 @@ def make_case(
     rooms = tuple(chance.randint(1, 25) if chance.random() < 0.1 else None for _ in members)
     options = _options(chance, strategy, count)
     return Case(seed, number, kind, strategy, members, rooms, prompts, options, chance)
-
-
-def _strategy(chance: random.Random, kind: str, *, with_models: bool) -> str:
-    if chance.random() < 0.6:
-        return "adafuse"
-    if kind == "stops":
-        return chance.choice(ROUND_BY_ROUND[1:-1])
-    return chance.choice([*ROUND_BY_ROUND[1 : None if with_models else -1], *WHOLE])
 
 
 def _prompt(chance: random.Random) -> str:
@@ -518,7 +505,7 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
     no_windows = all(
         isinstance(each, RecordedModel) or not each.context_window for each in engine.backends
     )
-    if engine.strategy.name in ROUND_BY_ROUND and no_windows:
+    if no_windows:
         assert full.text.startswith(cut.text), f"{cut.text!r} is no beginning of {full.text!r}"
         if cut.text != full.text:
             assert cut.finish_reason == "length", f"{_short(cut)} is {_short(full)}, cut"

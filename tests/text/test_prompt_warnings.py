@@ -36,9 +36,7 @@ def chat(name: str = "chat", script: Any = runs_on) -> HuggingFaceBackend:
 # R5 -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "strategy", ["adafuse", "single", "rerank", "vote", "hypotheses-3", "unite"]
-)
+@pytest.mark.parametrize("strategy", ["adafuse", "single"])
 def test_r5_a_reply_in_the_plain_format_ends_before_an_invented_turn(strategy: str) -> None:
     with AdaFuseEngine([plain()], strategy=strategy) as engine:
         reply = engine.generate(messages=QUESTION, max_new_tokens=40)

@@ -53,7 +53,7 @@ def options() -> None:
 
 
 def engines(path: Path, spec: MemberSpec, config: AdaFuseConfig) -> None:
-    AdaFuseEngine.from_pretrained(PATHS, config=config, strategy="unite")  # ok
+    AdaFuseEngine.from_pretrained(PATHS, config=config, strategy="mixture")  # ok
     AdaFuseEngine.from_pretrained([*PATHS, spec], dtype="bfloat16")  # ok
     AdaFuseEngine.from_pretrained(PATHS, max_words=3)  # type: ignore[call-arg]
     AdaFuseEngine.from_embedded(config=config)  # ok

@@ -10,9 +10,9 @@ from adafuse_llm.backends.base import (
     Backend,
     DrawsTokens,
     FollowsGrammars,
+    KnowsDistributions,
     LimitsDrafting,
     RestrictsTokens,
-    SupportsAnchors,
     SupportsClose,
     SupportsPlacement,
 )
@@ -299,10 +299,10 @@ CHECKS: tuple[Check, ...] = (
         _implements(FollowsGrammars),
     ),
     Check(
-        "anchors",
-        "relative returns a distribution over the anchors, and corrected returns a token.",
-        choices.anchors,
-        _implements(SupportsAnchors),
+        "distribution",
+        "distribution returns the log-probability of every token.",
+        choices.distribution,
+        _implements(KnowsDistributions),
     ),
     Check(
         "close",

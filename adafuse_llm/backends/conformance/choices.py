@@ -1,13 +1,13 @@
-"""Checks of masks, draws and anchors."""
+"""Checks of masks, draws and whole distributions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from adafuse_llm.backends.base import DrawsTokens, NodeQuery, SupportsAnchors
+from adafuse_llm.backends.base import DrawsTokens, KnowsDistributions, NodeQuery
 from adafuse_llm.backends.conformance.harness import TOP, Harness, place
 from adafuse_llm.backends.conformance.oracle import (
     compare,
@@ -39,9 +39,6 @@ DRAWS = (
 
 KEYS = 4
 """Number of tokens to draw in each way."""
-
-ANCHORS = 8
-"""Maximum number of anchors."""
 
 
 def token_texts(harness: Harness) -> None:
@@ -132,55 +129,17 @@ def draws(harness: Harness) -> None:
         )
 
 
-def anchors(harness: Harness) -> None:
-    """Convert the distributions after nodes to distributions over anchors."""
-    backend = cast("SupportsAnchors", harness.backend)
-    vocabulary = backend.vocabulary
-    expect(vocabulary, "vocabulary is empty.")
-    expect(
-        all(type(token) is int and token >= 0 for token in vocabulary.values()),
-        "vocabulary has values that are not token ids.",
-    )
-    ids = sorted({*vocabulary.values()})
-    chosen = sorted(harness.chance.sample(ids, min(ANCHORS, len(ids))))
-    size = backend.anchor_bytes(len(chosen))
-    expect(
-        type(size) is int and size >= 0,
-        f"anchor_bytes returned {size!r}; expected an integer of at least 0.",
-    )
+def distribution(harness: Harness) -> None:
+    """Compare whole distributions after nodes with their summaries."""
+    backend = cast("KnowsDistributions", harness.backend)
     tree = harness.begin()
     nodes = [tree.root, *harness.line(tree, 2)]
     result = harness.check_nodes(tree, nodes)
     for node, summary in zip(nodes, result.next, strict=True):
-        relative = list(backend.relative(tree, node, chosen))
-        _check_relative(place(tree, node), relative, len(chosen), harness.tolerance)
-        token, logprob = backend.corrected(tree, node, chosen, relative, steps=0, rate=0.1)
-        where = f"{place(tree, node)}, corrected() without steps"
-        expect(
-            token in summary.tokens,
-            f"{where} returned token {token}; expected token {summary.tokens[0]}.",
-        )
-        what = f"the log-probability of token {token}"
-        compare_logprobs(where, what, logprob, summary.logprobs[0], harness.tolerance)
-        token, logprob = backend.corrected(tree, node, chosen, relative, steps=1, rate=0.1)
-        expect(
-            type(token) is int and logprob <= harness.tolerance,
-            f"corrected() returned {(token, logprob)!r}; expected a token id and a "
-            "log-probability.",
-        )
-
-
-def _check_relative(where: str, relative: Sequence[float], count: int, tolerance: float) -> None:
-    expect(
-        len(relative) == count,
-        f"{where}, relative() returned {len(relative)} probabilities for {count} anchors.",
-    )
-    expect(
-        all(value >= 0 for value in relative)
-        and math.isclose(sum(relative), 1, abs_tol=10 * tolerance),
-        f"{where}, relative() returned {relative}, with the sum {sum(relative):.6g}; expected "
-        "probabilities that sum to 1.",
-    )
+        whole = backend.distribution(tree, node)
+        for token, logprob in zip(summary.tokens, summary.logprobs, strict=True):
+            where, what = f"{place(tree, node)}, distribution()", f"token {token}"
+            compare_logprobs(where, what, float(whole[token]), logprob, harness.tolerance)
 
 
 def _distribution(harness: Harness, tree: TokenTree, node: Node) -> Mapping[int, float]:

@@ -13,7 +13,6 @@ from adafuse_llm.backends.base import (
     LimitsDrafting,
     RestrictsTokens,
     RunsElsewhere,
-    SupportsAnchors,
     SupportsClose,
     SupportsPlacement,
 )
@@ -26,7 +25,6 @@ MEMBERS: Mapping[type, Sequence[str]] = {
     LimitsCache: ("cache_limit", "device", "cache_bytes", "free_bytes"),
     RestrictsTokens: ("token_texts",),
     FollowsGrammars: ("follows_grammars", "grammar_tokenizer", "token_texts"),
-    SupportsAnchors: ("relative", "corrected", "anchor_bytes", "vocabulary"),
 }
 """The members of each extension that has several, first those that only the extension has."""
 

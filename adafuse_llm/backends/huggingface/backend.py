@@ -8,7 +8,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -23,14 +23,17 @@ from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
-from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
-from adafuse_llm.backends.logits.readout import TokenTable, read
+from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import check_tokens, separate
 from adafuse_llm.backends.prefixes import in_turn
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ PATH_STATES = 8
 """Estimated number of states per request in the path form: one for the trunk and one per branch."""
 
 
-class HuggingFaceBackend(SupportsAnchorsWithLogits):
+class HuggingFaceBackend:
     """A member that consists of a transformers model and its tokenizer.
 
     The constructor first runs the model on a few tokens. If tree attention gives the same numbers
@@ -116,7 +119,6 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         )
         after_fork(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        self._space = AnchorSpace(lambda: model.get_input_embeddings().weight, tokenizer.get_vocab)
         trial = Trial(name, self._decoder, self._context_window)
         self._executor = trial.choose(form)
         self._row_bytes, self._shares = trial.row_bytes, trial.shares
@@ -213,6 +215,10 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
                 self._finish(tree.state)
             tree.state = None
             self._executor.free()
+
+    def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
+        with self._lock:
+            return distribution(tree, node)
 
     def clear_prefix_cache(self) -> None:
         """Drop the rows of all requests so far. Call this after a change of the model's weights.

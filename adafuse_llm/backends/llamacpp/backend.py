@@ -27,8 +27,7 @@ from adafuse_llm.backends.llamacpp.model import Model
 from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
 from adafuse_llm.backends.llamacpp.trial import Settings, survivable
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
-from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
-from adafuse_llm.backends.logits.readout import TokenTable, read
+from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
 from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, in_turn, late, longest
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
@@ -37,6 +36,8 @@ from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Node, TokenTree
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
 PREFIX_CACHE_BYTES = 256 * 2**20
@@ -65,7 +66,7 @@ TRIAL_TOLERANCE = 0.1
 for quantized weights and caches depend on the size of the pass."""
 
 
-class LlamaCppBackend(SupportsAnchorsWithLogits):
+class LlamaCppBackend:
     """A member that consists of a GGUF model, which llama.cpp runs.
 
     One call of llama.cpp evaluates all nodes that requests wait for. The cache has a fixed number
@@ -150,7 +151,6 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         self._free = FreeSequences(self._context, self._context.sequences)
         text = self._text
         self._tokens = TokenTable(self._end_ids, lambda: text.token_texts, self.vocabulary_size)
-        self._space = AnchorSpace(lambda: self._model.embeddings, self._text.tokenizer.get_vocab)
         self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
         self._kept_tokens = 0
         after_fork(self._renew)
@@ -238,6 +238,10 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
                 state.follow()
                 self._running.discard(state)
                 self._keep(state)
+
+    def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
+        with self._lock:
+            return distribution(tree, node)
 
     def clear_prefix_cache(self) -> None:
         """Drop the cells of all finished requests."""

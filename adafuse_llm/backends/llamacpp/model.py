@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
-import torch
-
-from adafuse_llm.backends.gguf.header import read_facts
 from adafuse_llm.backends.llamacpp.library import LoadedFile, load_library
-from adafuse_llm.errors import LoadError, UnsupportedModelError
+from adafuse_llm.errors import UnsupportedModelError
 
 
 class Model(LoadedFile):
@@ -63,19 +59,3 @@ class Model(LoadedFile):
                 f"{self.label} {reason}. GGUF members must be causal language models with "
                 "attention in all layers. Use the transformers model instead, if it is causal."
             )
-
-    @functools.cached_property
-    def embeddings(self) -> torch.Tensor:
-        """The input embeddings of the tokens in float32, [vocabulary, hidden].
-
-        Raises:
-            LoadError: the file has no input embeddings.
-        """
-        from gguf import GGUFReader, dequantize
-
-        for file in read_facts(self.path).files:
-            for tensor in GGUFReader(file).tensors:
-                if tensor.name == "token_embd.weight":
-                    values = dequantize(tensor.data, tensor.tensor_type)
-                    return torch.from_numpy(values.copy())  # it can be a view of the file
-        raise LoadError(f"{self.label}: the file {self.path.name!r} has no input embeddings")

@@ -1,1 +1,1 @@
-"""What backends whose models return logits as tensors share: summaries, draws and anchors."""
+"""What backends whose models return logits as tensors share: summaries and draws."""

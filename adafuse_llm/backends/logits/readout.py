@@ -23,7 +23,7 @@ from adafuse_llm.backends.logits.draw import drawn, signed
 from adafuse_llm.backends.logits.likeliest import likeliest
 from adafuse_llm.backends.logits.rows import Logits, RequestLogits, gather, to_device
 from adafuse_llm.sampling import Draw, token_codes
-from adafuse_llm.tree import Next, Node
+from adafuse_llm.tree import Next, Node, TokenTree
 
 
 class TokenTable:
@@ -265,3 +265,12 @@ def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tenso
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=size, bitorder="little")
             row[:] = bits  # missing bits are 0
     return logits.masked_fill(~to_device(torch.from_numpy(permitted), logits.device), -math.inf)
+
+
+def distribution(tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
+    """Return the log-probabilities of all tokens after an evaluated node, [v]."""
+    assert isinstance(tree.state, RequestLogits), "the node is not evaluated"
+    row = tree.state.logits(node)[None]
+    changed = adjusted(row, row[:, :1], [tree.changes(node)])[0][0]
+    found: NDArray[np.floating[Any]] = changed.log_softmax(-1).cpu().numpy()
+    return found

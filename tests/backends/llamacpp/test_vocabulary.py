@@ -21,7 +21,6 @@ from transformers import AutoTokenizer
 
 from adafuse_llm.backends.huggingface.grammar_tokens import grammar_tokenizer
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText, LlamaTokenizer
-from adafuse_llm.backends.logits.anchors import shared_spellings
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
 from adafuse_llm.text.chat import Tool
@@ -221,8 +220,6 @@ def test_embedded_members_read_the_same_tokens_from_either_vocabulary(name: str)
     ours, theirs = llama_of(name), TokenizerCodec(hugging_face(name))
     assert ours.codec.encode_messages(CONVERSATION) == theirs.encode_messages(CONVERSATION)
     assert list(ours.token_texts) == theirs.token_texts() == ours.codec.token_texts()
-    spellings = shared_spellings(hugging_face(name).get_vocab(), len(ours.tokenizer))
-    assert shared_spellings(ours.tokenizer.get_vocab(), len(ours.tokenizer)) == spellings
 
 
 def test_a_text_never_begins_with_two_tokens_of_its_beginning() -> None:

@@ -123,7 +123,7 @@ def test_the_member_keeps_the_rules(
     applied = check(Subject(lambda: loaded, logits=lambda ids: server.logprobs(ids).tolist()))
     extensions = {
         *("token_texts", "masks", "word_ends", "draws", "adjustments", "placement", "drafts"),
-        *("grammars", "anchors"),
+        *("grammars", "distribution"),
     }
     assert applied == (check.name not in extensions)
 
@@ -241,11 +241,10 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(
             engine.generate(PROMPT, repetition_penalty=1.2)
         with pytest.raises(GrammarError, match=r"member 'far' cannot follow.*use=.*or use choices"):
             engine.generate(PROMPT, regex="[a-z]+")
-    refused = ("mixture", "gac", "deepen") if api == "llama-server" else ("gac", "deepen")
-    for strategy in refused:
+    if api == "llama-server":
         with (
-            AdaFuseEngine([loaded], strategy=strategy) as engine,
-            pytest.raises(InvalidInputError, match=r"'?far'?"),
+            AdaFuseEngine([loaded], strategy="mixture") as engine,
+            pytest.raises(InvalidInputError, match="'far'"),
         ):
             engine.generate(PROMPT)
     assert sum(server.counts.values()) == calls
@@ -257,24 +256,18 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize(
-    ("strategy", "api"),
-    [
-        *((each, "vllm") for each in ("unite", "core", "sweetspan", "safe", "specem", "mixture")),
-        ("mixture", "sglang"),
-    ],
-)
-def test_strategies_that_need_few_tokens_run_on_servers(
-    strategy: str, api: str, folder: Path, running: Callable[[InferenceServer], str]
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_a_mixture_needs_few_tokens_of_servers(
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
 ) -> None:
     here = backend(RECIPE)
     loaded = member(running(InferenceServer(api)), folder, name=here.name)
     other = backend(Recipe("qwen2", "unigram", seed=5))
     for others in ([], [other]):
-        options: Any = {"weights": [2, 1][: 1 + len(others)]} if strategy == "mixture" else {}
+        weights = [2, 1][: 1 + len(others)]
         got, want = (
-            AdaFuseEngine([one, *others], strategy=strategy).generate(
-                PROMPT, max_new_tokens=8, **options
+            AdaFuseEngine([one, *others], strategy="mixture").generate(
+                PROMPT, max_new_tokens=8, weights=weights
             )
             for one in (loaded, here)
         )

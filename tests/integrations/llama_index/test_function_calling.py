@@ -38,7 +38,7 @@ from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
 from adafuse_llm.adapters.reply_form import ReplyForm
-from adafuse_llm.strategies import BeamSearch
+from adafuse_llm.strategies import FixedWords
 from adafuse_llm.text.chat import Tool
 from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import recorded
@@ -125,7 +125,8 @@ def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, fr
         limited = AdaFuseLLM(engine=llm.engine, enforce=enforce)
         assert not limited.metadata.is_function_calling_model
     monkeypatch.undo()
-    monkeypatch.setattr(llm.engine, "strategy", BeamSearch())
+    monkeypatch.setattr(FixedWords, "options", frozenset())
+    monkeypatch.setattr(llm.engine, "strategy", FixedWords(1))
     assert not llm.metadata.is_function_calling_model
     assert calls_of(llm.chat_with_tools([ADD], "12 plus 7?"))  # requested in the prompt
 

@@ -7,17 +7,20 @@ from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.draft import NoDrafts
-from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal, Span, finish_words
-from adafuse_llm.decoding.rounds import PlayRound, play_round
-from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.tree import Node
-
-DEFAULT_BEAMS = 3
-"""Default number of beams of a member."""
+from adafuse_llm import AdaFuseConfig
+from adafuse_llm.backends import Node
+from adafuse_llm.strategies import (
+    Member,
+    NoDrafts,
+    PlayRound,
+    Proposal,
+    Span,
+    Steps,
+    Strategy,
+    StrategyContext,
+    finish_words,
+    play_round,
+)
 
 BEAM_TOKENS = 5
 """Number of new tokens of a beam (Appendix F). It is also the longest word that a beam proposes."""
@@ -30,29 +33,20 @@ class BeamSearch(Strategy):
     In a round, each member runs a beam search of width `num_beams` for at most five new tokens.
     Each beam is cut to its first word. These words are the member's candidates. All members score
     them, and the word with the lowest F is committed, so a round has one word. The score and the
-    NLL are the same as in `AdaFuse`. The page "Strategies" lists the details that the paper leaves
-    open.
+    NLL are the same as in `AdaFuse`. The paper leaves open how a beam is scored and what happens to
+    longer words: here, the score is the sum of log-probabilities, and a word has at most five
+    tokens.
 
     Cost: at most about five passes per member for each committed word. A pass evaluates up to
     `num_beams` tokens, or the words of the other members. There are no drafts.
 
     Args:
         num_beams: number of beams of a member.
-
-    Raises:
-        InvalidOptionError: `num_beams` is not a whole number, or is less than one.
     """
 
-    num_beams: int = DEFAULT_BEAMS
+    num_beams: int = 3
 
-    options = frozenset({"choices", "max_word_letters", "weights"})
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.num_beams, int) or self.num_beams < 1:
-            raise InvalidOptionError(
-                "BeamSearch(num_beams=...) must be a whole number of at least 1; "
-                f"got {self.num_beams!r}"
-            )
+    options = frozenset({"max_word_letters", "weights"})
 
     @property
     @override

@@ -7,15 +7,11 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from adafuse_llm import results
-from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.rounds import to_result
-from adafuse_llm.decoding.score import PoolCandidate, fuse
-from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.strategies.fixed import GreedyWords
+from adafuse_llm import Candidate
+from adafuse_llm.strategies import FixedWords, Member, PoolCandidate, fuse, to_result
 
 
-class SweetSpan(GreedyWords):
+class SweetSpan(FixedWords):
     """Spans of a fixed number of words, chosen by perplexity (arXiv 2409.18583).
 
     Every member proposes a greedy span, and computes the perplexity of every proposed span. If the
@@ -29,21 +25,16 @@ class SweetSpan(GreedyWords):
         words: words per span.
         ratio: maximum ratio of the highest to the lowest perplexity at which both are kept.
             Infinity keeps all values.
-
-    Raises:
-        InvalidOptionError: `words` or `ratio` is less than one.
     """
 
     name = "sweetspan"
 
     def __init__(self, words: int = 4, ratio: float = 10.0) -> None:
         super().__init__(words)
-        if not ratio >= 1:
-            raise InvalidOptionError(f"SweetSpan(ratio=...) must be 1 or more; got {ratio!r}")
         self.ratio = ratio
 
     @override
-    def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
+    def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:
         nll = [candidate.nll(member) for member in members]
         weights = [member.weight for member in members]
         counted = [n if w > 0 else math.inf for n, w in zip(nll, weights, strict=True)]

@@ -1,0 +1,141 @@
+"""PairRanker: a tiny model of the published one's architecture, and answers ranked by it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoTokenizer, DebertaV2Config, DebertaV2Model, DebertaV2Tokenizer
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrainedModel
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    LoadError,
+)
+from benchmarks.peers import PairRanker, Rerank
+from tests.support.models import Recipe, backend
+
+MARKERS = ("<|source|>", "<|candidate1|>", "<|candidate2|>")
+
+
+class Published(DebertaV2PreTrainedModel):
+    """Body and head under the names that the published weights have, one pair at a time."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        size = config.hidden_size
+        self.pretrained_model = DebertaV2Model(config)
+        self.head_layer = torch.nn.Sequential(
+            torch.nn.Dropout(0.1),
+            torch.nn.Linear(2 * size, size),
+            torch.nn.Tanh(),
+            torch.nn.Dropout(0.1),
+            torch.nn.Linear(size, config.n_tasks),
+        )
+        self.post_init()
+
+    def logit(self, tokenizer, question, first, second):
+        ids = [
+            token
+            for marker, text in zip(MARKERS, (question, first, second), strict=True)
+            for token in tokenizer.encode(marker + text)
+        ]
+        with torch.no_grad():
+            states = self.pretrained_model(torch.tensor([ids])).last_hidden_state[0]
+            asked, left, right = (
+                states[ids.index(each)] for each in tokenizer.convert_tokens_to_ids(list(MARKERS))
+            )
+            left, right = (self.head_layer(torch.cat([asked, each])) for each in (left, right))
+        return float((left - right).mean())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ranker")
+    special = [("[PAD]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[UNK]", 0.0), ("[MASK]", 0.0)]
+    pieces = ["\u2581", *"abcdefghijklmnopqrstuvwxyzT?.", "\u2581the", "ing", "\u2581no"]
+    tokenizer = DebertaV2Tokenizer(vocab=[*special, *((piece, -2.0) for piece in pieces)])
+    tokenizer.add_tokens([*MARKERS, "<|candidate|>"])
+    ids = tokenizer.convert_tokens_to_ids(list(MARKERS))
+    torch.manual_seed(5)
+    config = DebertaV2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        relative_attention=True,
+        position_buckets=8,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        position_biased_input=False,
+        type_vocab_size=0,
+        initializer_range=0.5,
+        n_tasks=2,
+        drop_out=0.1,
+        **dict(zip(("source_prefix_id", "cand1_prefix_id", "cand2_prefix_id"), ids, strict=True)),
+    )
+    Published(config).eval().save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def published(folder):
+    model, tokenizer = Published.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return lambda *texts: model.eval().logit(tokenizer, *texts)
+
+
+def test_logits_are_those_of_one_pair_at_a_time(folder, published):
+    answers = ["no", "the mill is red", "nothing. nothing at all"]
+    matrix = PairRanker(folder).compare("who is the miller?", answers)
+    for i, first in enumerate(answers):
+        for j, second in enumerate(answers):
+            expected = 0 if i == j else published("who is the miller?", first, second)
+            assert matrix[i][j] == pytest.approx(expected, abs=1e-5)
+    assert len({round(logit, 4) for row in matrix for logit in row}) == 7
+    assert PairRanker(folder).compare("x", ["no"]) == [[0.0]]
+
+
+def test_markers_in_texts_are_spaces_and_long_texts_are_cut(folder, published):
+    ranker = PairRanker(folder)
+    tricky = ranker.compare("who?<|candidate1|>me", ["no <|source|>", "yes"])[0][1]
+    assert tricky == pytest.approx(published("who? me", "no  ", "yes"), abs=1e-5)
+    ids = ranker._encode("x " * 3000, "a " * 3000, "b " * 3000)
+    assert len(ids) == 2048
+    places = [ids.index(marker) for marker in ranker._ids]
+    assert places == [1, 1225, 1225 + 412]
+
+
+def test_models_are_ranked_by_the_model(folder, published):
+    recipes = (
+        Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
+        Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
+    )
+    members = [backend(recipe) for recipe in recipes]
+    with AdaFuseEngine(members, strategy=Rerank(PairRanker(folder))) as engine:
+        generation = engine.generate("The ferry:", max_new_tokens=8)
+    with AdaFuseEngine(members, strategy=Rerank()) as engine:
+        plain = {
+            c.text for c in engine.generate("The ferry:", max_new_tokens=8).rounds[0].candidates
+        }
+    (only,) = generation.rounds
+    assert {c.text for c in only.candidates} == plain
+    best, other = (c.text.strip() for c in only.candidates)
+    logits = published("The ferry:", best, other), published("The ferry:", other, best)
+    assert only.candidates[0].score == pytest.approx((logits[1] - logits[0]) / 2, abs=1e-5)
+    assert only.candidates[0].score is not None
+    assert only.candidates[0].score < 0
+    assert math.isfinite(only.candidates[0].nll[only.candidates[0].proposers[0]])
+
+
+def test_another_model_is_refused(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "cand2_prefix_id": 3}))
+    with pytest.raises(LoadError, match="config and tokenizer differ in the ids of"):
+        PairRanker(tmp_path)

@@ -1,0 +1,337 @@
+"""The peers: what defines each, and each against a computation without any cache."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.fake import END
+from adafuse_llm.strategies import FixedWords, Strategy, find_strategy
+from benchmarks import peers
+from benchmarks.peers import BeamSearch, DeePEn, GaC, MajorityVote, Rerank, SweetSpan, UniTE
+from tests import reference_tokens
+from tests.reference import Options, decode, mean_nll, propose_beams
+from tests.support.compare import TOLERANCE, as_data, assert_same
+from tests.support.models import CHATML, STRICT, Recipe, backend, reference
+from tests.support.paths import ROOT
+
+PAIR = (
+    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
+    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
+)
+TRIPLE = (*PAIR, Recipe("qwen3", "unigram", seed=33, spread=0.6))
+CHATTING = (
+    Recipe("llama", "bytelevel", seed=51, template=CHATML),
+    Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
+)
+PROMPT = "Question: who keeps the light?\nAnswer:"
+MESSAGES = [{"role": "user", "content": "Who keeps the light?"}]
+
+
+def run(
+    strategy: Strategy, recipes: Sequence[Recipe], prompt: str | None = PROMPT, **options: Any
+) -> Generation:
+    with AdaFuseEngine([backend(recipe) for recipe in recipes], strategy=strategy) as engine:
+        return engine.generate(prompt, **options)
+
+
+def fake(name: str, rule: Callable[[str], Mapping[str, float]], *texts: str) -> FakeBackend:
+    return FakeBackend(name, lambda text: rule(text.partition(":")[2]), texts)
+
+
+def saying(name: str, reply: str) -> FakeBackend:
+    """A member that writes one reply."""
+    pieces = [*(f" {word}" for word in reply.split()), END]
+
+    def rule(text: str) -> Mapping[str, float]:
+        return {pieces[min(text.count(" "), len(pieces) - 1)]: 0.9, " um": 0.1}
+
+    return fake(name, rule, *pieces[:-1], " um")
+
+
+def test_peers_use_only_public_names() -> None:
+    public: dict[str, set[str]] = {}
+    module = ""
+    for line in (ROOT / "tests" / "public_api.txt").read_text().splitlines():
+        if line.startswith(" "):
+            public[module].add(line.strip())
+        else:
+            module = line
+            public[module] = set()
+    for path in (ROOT / "benchmarks" / "peers").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("adafuse_llm"):
+                hidden = {each.name for each in node.names} - public[node.module or ""]
+                assert not hidden, f"{path.name}: {node.module}"
+
+
+@pytest.mark.quick
+def test_peers_have_their_names_once_they_are_registered() -> None:
+    peers.register()
+    for name in ("unite", "gac", "gac-gated", "gac-gated-0.9", "deepen", "deepen-0.3", "beam-3"):
+        assert find_strategy(name).name == name
+    assert find_strategy("gac-gated") == GaC(threshold=0.5)
+    assert find_strategy("beam-5") == BeamSearch(5)
+
+
+# Tokens ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "choose"),
+    [
+        (UniTE(), reference_tokens.unite()),
+        (GaC(), reference_tokens.gac()),
+        (GaC(threshold=0.15), reference_tokens.gac(0.15)),
+        (DeePEn(rate=0.3), reference_tokens.deepen(rate=0.3)),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_tokens_are_those_of_a_computation_without_caches(
+    strategy: Strategy, choose: reference_tokens.Choose
+) -> None:
+    cases: list[tuple[Sequence[Recipe], dict[str, Any], tuple[float, ...] | None]] = [
+        (PAIR, {"prompt": PROMPT}, (0.25, 1.5)),
+        (TRIPLE, {"prompt": "Caf\u00e9 \U0001f600 Orrin"}, None),
+        (CHATTING, {"prompt": None, "messages": MESSAGES}, None),
+        (PAIR[::-1], {"prompt": "def f():\n     "}, None),
+    ]
+    for recipes, given, weights in cases:
+        members = [reference(recipe) for recipe in recipes]
+        expected = reference_tokens.decode(
+            members, choose=choose, max_new_tokens=12, weights=weights, **given
+        )
+        got = run(strategy, recipes, max_new_tokens=12, weights=weights, **given)
+        assert [each.text for each in got.rounds] == [text for text, _ in expected.rounds]
+        for each, (_, average) in zip(got.rounds, expected.rounds, strict=True):
+            score = each.candidates[each.winner].score
+            assert score == pytest.approx(-math.log(average), abs=1e-6)
+        assert (got.text, got.finish_reason) == (expected.text, expected.finish_reason)
+        assert got.usage.completion_tokens == expected.completion_tokens
+
+
+@pytest.mark.quick
+def test_gac_finds_what_is_nobodys_favorite_but_best_on_average() -> None:
+    """Eleventh of both members, and likelier on average than what either likes better."""
+
+    def member(name: str) -> FakeBackend:
+        own = {f" {name}{number}": 0.06 for number in range(10)}
+        return fake(name, lambda _: {**own, " z": 0.055, END: 0.001}, *own, " z")
+
+    with AdaFuseEngine([member("a"), member("b")], strategy=GaC()) as engine:
+        (first,) = engine.generate("x:", max_new_tokens=1).rounds
+    assert (first.text, first.candidates[first.winner].proposers) == (" z", ())
+    assert first.candidates[first.winner].score == pytest.approx(-math.log(0.055))
+    with AdaFuseEngine([member("a"), member("b")], strategy=UniTE()) as engine:
+        assert engine.generate("x:", max_new_tokens=1).text != " z"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("chance", "asked"), [(0.5, 1), (0.51, 0)])
+def test_a_gate_decides_only_above_its_threshold_and_spares_the_others_their_pass(
+    chance: float, asked: int
+) -> None:
+    members = [
+        fake(name, lambda _, p=own: {" a": p, " b": 1 - p}, " a", " b")  # type: ignore[misc]
+        for name, own in (("gate", chance), ("other", 0.25))
+    ]
+    with AdaFuseEngine(members, strategy=GaC(threshold=0.5)) as engine:
+        generation = engine.generate("So:", max_new_tokens=1)
+    assert len(generation.rounds[0].margins["other"]) == asked
+    assert generation.usage.forward_passes["other"] == asked
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("strategy", [UniTE(), GaC()])
+def test_a_member_makes_one_pass_for_each_committed_token(strategy: Strategy) -> None:
+    members = [saying("a", "one two three"), saying("b", "one two four")]
+    with AdaFuseEngine(members, strategy=strategy) as engine:
+        generation = engine.generate("Count:", weights=(2, 1))
+    assert generation.text == " one two three"
+    assert len(generation.rounds) == 4
+    assert generation.usage.forward_passes == {"a": 4, "b": 4}
+
+
+@pytest.mark.quick
+def test_members_that_cannot_take_part_are_named() -> None:
+    with (
+        AdaFuseEngine([backend(PAIR[0]), saying("b", "No")], strategy=DeePEn()) as engine,
+        pytest.raises(InvalidInputError, match=r"must be transformers models; leave out b$"),
+    ):
+        engine.generate("x")
+
+
+def test_deepen_refuses_members_whose_matrices_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [backend(recipe) for recipe in TRIPLE[1:]]
+    monkeypatch.setattr(type(members[0]), "free_bytes", lambda _: 1000)
+    with pytest.raises(
+        InvalidInputError, match=r"GB of memory for the \d+ tokens that the members"
+    ):
+        DeePEn().check(members)
+
+
+# Words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=["pair", "triple"])
+def test_sweetspan_leaves_out_ratings_out_of_proportion(recipes: Sequence[Recipe]) -> None:
+    left_out = 0
+    generation = run(SweetSpan(), recipes, max_new_tokens=32)
+    words = run(FixedWords(4), recipes, max_new_tokens=32)
+    first = [{c.text for c in each.rounds[0].candidates} for each in (generation, words)]
+    assert first[0] == first[1]
+    for each in generation.rounds:
+        scores = []
+        for candidate in each.candidates:
+            perplexities = [math.exp(nll) for nll in candidate.nll.values()]
+            lowest, highest = min(perplexities), max(perplexities)
+            kept = perplexities
+            if highest > 10 * lowest:
+                kept = [p for p in perplexities if lowest < p < highest] or [lowest]
+            left_out += len(perplexities) - len(kept)
+            scores.append(math.log(math.prod(kept)) / len(kept))
+            assert candidate.score == pytest.approx(scores[-1], abs=1e-9)
+        assert each.winner == scores.index(min(scores))
+    assert left_out
+
+
+@pytest.mark.quick
+def test_sweetspan_ignores_the_perplexities_of_members_without_weight() -> None:
+    """Both members write the same, but the likelihood of the one with a weight is far lower."""
+    members = [
+        fake(name, lambda _, p=chance: {" a": p, " b": 0.01}, " a", " b")  # type: ignore[misc]
+        for name, chance in (("one", 0.02), ("two", 0.99))
+    ]
+    with AdaFuseEngine(members, strategy=SweetSpan()) as engine:
+        generation = engine.generate("So:", weights=(1.0, 0.0), max_new_tokens=4)
+    assert generation.text == " a a a a"
+    assert generation.rounds[0].candidates[0].score == pytest.approx(-math.log(0.02))
+
+
+def test_beams_are_those_of_a_search_without_any_cache() -> None:
+    cases: list[tuple[Sequence[Recipe], dict[str, Any]]] = [
+        (TRIPLE, {"prompt": PROMPT, "stop": ("e",), "weights": (1.5, 0.25, 1.0)}),
+        (PAIR, {"prompt": "Caf\u00e9 \U0001f600 Orrin"}),
+        (CHATTING, {"prompt": None, "messages": MESSAGES}),
+    ]
+    for recipes, given in cases:
+        options = {name: given.pop(name) for name in ("stop", "weights") if name in given}
+        members = [reference(recipe) for recipe in recipes]
+        settings = Options(max_new_tokens=12, **options)
+        expected = decode(members, options=settings, propose=propose_beams(3), **given)
+        got = run(BeamSearch(3), recipes, max_new_tokens=12, **options, **given)
+        assert_same(got, expected, TOLERANCE)
+
+
+@pytest.mark.quick
+def test_a_beam_is_cut_to_its_first_word_and_a_round_commits_one_word() -> None:
+    """The likeliest first token is in no beam that is left, so its word is no candidate."""
+    rule = {
+        "": {" a": 0.6, " bc": 0.4},
+        " a": {" c": 0.25, " d": 0.25, " e": 0.25, " f": 0.25},
+        " bc": {"d": 0.9, " x": 0.1},
+        " bcd": {" y": 1.0},
+    }
+    texts = [" a", " bc", "d", " c", " d", " e", " f", " x", " y"]
+    member = fake("one", lambda text: rule.get(text, {END: 1.0}), *texts)
+    with AdaFuseEngine([member], strategy=BeamSearch(2)) as engine:
+        generation = engine.generate("So:")
+    assert [each.text for each in generation.rounds] == [" bcd", " y", ""]
+    first = [(each.text, each.stops) for each in generation.rounds[0].candidates]
+    assert first == [(" bcd", False), (" a", False)]
+
+
+# Whole answers --------------------------------------------------------------------------------
+
+
+def test_reranked_answers_are_the_members_own_and_the_likeliest_wins() -> None:
+    options: dict[str, Any] = {"max_new_tokens": 24, "stop": ("e",)}
+    (only,) = run(Rerank(), PAIR, **options).rounds
+    members = [reference(recipe) for recipe in PAIR]
+    ids = {m.name: m.codec.encode_prompt(PROMPT) for m in members}
+    for candidate, recipe in zip(only.candidates, PAIR, strict=True):
+        assert candidate.proposers == (recipe.name,)
+        alone = run(find_strategy("single"), [recipe], **options)
+        assert candidate.text.startswith(alone.text)
+        for member in members:
+            if member.name != recipe.name:
+                before = ids[member.name]
+                tokens = member.codec.encode_continuation(before, candidate.text)[0]
+                nll = mean_nll(member, before, tokens, stops=candidate.stops)
+                assert candidate.nll[member.name] == pytest.approx(nll, abs=1e-6)
+        mean = math.fsum(candidate.nll.values()) / len(candidate.nll)
+        assert candidate.score == pytest.approx(mean, abs=1e-9)
+    scores: list[Any] = [candidate.score for candidate in only.candidates]
+    assert only.winner == scores.index(min(scores))
+
+
+@pytest.mark.quick
+def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
+    members = [saying("a", "Twelve."), saying("b", "In Vell"), saying("c", "in vell!")]
+    with AdaFuseEngine(members, strategy=MajorityVote()) as engine:
+        generation = engine.generate("Where:")
+        assert (generation.text, generation.finish_reason) == (" In Vell", "stop")
+        (only,) = generation.rounds
+        assert [c.score for c in only.candidates] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
+        assert [set(c.nll) for c in only.candidates] == [{"a"}, {"b"}, {"c"}]
+        assert engine.generate("Where:", weights=(3, 1, 1)).text == " Twelve."
+        assert engine.generate("Where:", use=("a", "b")).text == " Twelve."
+
+
+@pytest.mark.quick
+def test_votes_count_what_stands_before_a_stop_sequence() -> None:
+    members = [saying("a", "No end"), saying("b", "Yes | then"), saying("c", "Yes | else")]
+    with AdaFuseEngine(members, strategy=MajorityVote()) as engine:
+        generation = engine.generate("So:", stop="|")
+    assert (generation.text, generation.finish_reason) == (" Yes ", "stop_sequence")
+
+
+class Judge:
+    """A ranker that prefers what comes first in its list."""
+
+    def __init__(self, *preferred: str) -> None:
+        self.preferred = preferred
+        self.seen: list[tuple[str, tuple[str, ...]]] = []
+
+    def compare(self, question: str, answers: Sequence[str]) -> list[list[float]]:
+        self.seen.append((question, tuple(answers)))
+        places = [self.preferred.index(each) for each in answers]
+        return [[float(there - here) for there in places] for here in places]
+
+
+@pytest.mark.quick
+def test_the_answer_with_the_highest_mean_logit_is_committed() -> None:
+    judge = Judge("two", "three", "one", "")
+    members = [saying("a", "one"), saying("b", "two"), saying("c", "three"), saying("d", "one")]
+    with AdaFuseEngine(members, strategy=Rerank(judge)) as engine:
+        (only,) = engine.generate("Which:").rounds
+        assert [c.text for c in only.candidates] == [" two", " three", " one"]
+        assert [c.score for c in only.candidates] == [-1.5, 0, 1.5]
+        assert [c.proposers for c in only.candidates] == [("b",), ("c",), ("a", "d")]
+        assert [set(c.nll) for c in only.candidates] == [{"b"}, {"c"}, {"a", "d"}]
+        assert judge.seen == [("Which:", ("one", "two", "three"))]
+        engine.generate("Which:", stop="two")
+        assert judge.seen[1] == ("Which:", ("one", "", "three"))
+
+
+# All of them ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", peers.STRATEGIES, ids=lambda strategy: strategy.name)
+def test_requests_of_a_batch_give_what_they_give_alone(strategy: Strategy) -> None:
+    with AdaFuseEngine([backend(recipe) for recipe in PAIR], strategy=strategy) as engine:
+        prompts = [PROMPT, "The ferry to Orrin leaves at nine."]
+        alone = [engine.generate(prompt, max_new_tokens=8) for prompt in prompts]
+        together = engine.generate_batch(prompts, max_new_tokens=8)
+        assert [each.text for each in together] == [each.text for each in alone]
+        events = list(engine.stream(PROMPT, max_new_tokens=8))
+        assert "".join(event.text for event in events) == alone[0].text
+        assert as_data(alone[0]) == as_data(engine.generate(PROMPT, max_new_tokens=8))

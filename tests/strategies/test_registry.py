@@ -1,0 +1,95 @@
+"""Strategies by name: those that somebody registers, and those that a name imports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, Candidate, InvalidOptionError
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.strategies import (
+    FixedWords,
+    Member,
+    PoolCandidate,
+    find_strategy,
+    register_strategy,
+    registry,
+    score,
+)
+
+pytestmark = pytest.mark.quick
+
+HERE = "tests.strategies.test_registry"
+
+
+class Least(FixedWords):
+    """Words that the members find least likely."""
+
+    name = "least"
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:
+        usual = score(candidate, members)
+        assert usual.score is not None
+        return usual.model_copy(update={"score": -usual.score})
+
+
+least = Least()
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The names that a test registers are gone after it."""
+    monkeypatch.setattr(registry, "_registered", {})
+    yield
+
+
+def text(strategy: str) -> str:
+    members = [
+        FakeBackend(name, lambda _, p=own: {" a": p, " b": 1 - p}, [" a", " b"])  # type: ignore[misc]
+        for name, own in (("one", 0.9), ("two", 0.4))
+    ]
+    with AdaFuseEngine(members, strategy=strategy) as engine:
+        return engine.generate("So:", max_new_tokens=1).text
+
+
+@pytest.mark.parametrize("given", [least, Least], ids=["object", "class"])
+def test_a_strategy_can_have_a_name(given: Any) -> None:
+    register_strategy("mine.v-1", given)
+    assert text("fixed-1") == " a"
+    assert text("mine.v-1") == " b"
+    assert "mine.v-1" in registry.strategy_names()
+
+
+@pytest.mark.parametrize("place", ["least", "Least"])
+def test_the_place_of_a_strategy_imports_it(place: str) -> None:
+    assert find_strategy(f"{HERE}:{place}").name == "least"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mixtur", r"must be one of auto, adafuse, .*Did you mean 'mixture'\?"),
+        ("fixed-0", "words per round must be 1 or more"),
+        ("fixed-1000", "must be one of"),
+        ("no.such.module:Own", r"cannot be imported \(ModuleNotFoundError: .*PYTHONPATH"),
+        (f"{HERE}:Most", r"cannot be imported \(AttributeError"),
+        (f"{HERE}:HERE", "must be a Strategy object, or a class or function"),
+        (f"{HERE}:FixedWords", r"cannot be created \(TypeError"),
+        (Least, "must be one of"),
+        (3, "must be one of"),
+    ],
+)
+def test_what_is_no_strategy_is_one_error(name: Any, message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        find_strategy(name)
+
+
+@pytest.mark.parametrize("name", ["auto", "adafuse", "fixed-12", "a:b", "", "two words"])
+def test_names_that_stand_for_something_else_are_refused(name: str) -> None:
+    with pytest.raises(InvalidOptionError):
+        register_strategy(name, least)
