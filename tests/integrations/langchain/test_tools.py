@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from functools import reduce
 from operator import add
@@ -10,15 +9,13 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
+from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import call
 from tests.support.models import CHATML
@@ -50,15 +47,9 @@ def chat_that(script, other=None, **fields):
     ("choice", "told"),
     [
         (None, "Call a tool only where it helps"),
-        ("auto", "Call a tool only where it helps"),
         ("any", "must call at least one tool"),
-        ("required", "must call at least one tool"),
-        (True, "must call at least one tool"),
-        ("multiply", "must call the tool multiply"),
-        ({"type": "function", "function": {"name": "multiply"}}, "must call the tool multiply"),
         ({"type": "tool", "name": "multiply"}, "must call the tool multiply"),
         ("none", None),
-        (False, None),
     ],
 )
 def test_every_member_reads_the_tools_and_the_choice(choice, told):
@@ -75,31 +66,8 @@ def test_every_member_reads_the_tools_and_the_choice(choice, told):
         assert told is None or told in read
 
 
-def test_an_unknown_choice_is_refused(chat):
-    with pytest.raises(ValueError, match=r"tool_choice.*Did you mean 'multiply'"):
-        chat.bind_tools(TOOLS, tool_choice="multiple")
-
-
-@pytest.mark.parametrize(
-    "tool",
-    [{"type": "web_search"}, {"type": "function"}, {"type": "computer_use", "name": None}],
-    ids=str,
-)
-def test_c10_a_tool_of_another_provider_is_refused(chat, tool):
-    with pytest.raises(InvalidInputError, match=r"a tool must be a function.*not supported"):
-        chat.bind_tools([tool])
-    with pytest.raises(InvalidInputError, match="a tool must be a function"):
-        chat.invoke("Hi", tools=[tool])
-
-
-@pytest.mark.parametrize("choice", [["multiply"], 3, {"type": ["multiply"]}, {"function": "f"}])
-def test_c10_a_choice_of_another_type_is_refused(chat, choice):
-    with pytest.raises(InvalidInputError, match="tool_choice must be"):
-        chat.bind_tools(TOOLS, tool_choice=choice)
-
-
-@pytest.mark.parametrize("parallel", [None, True, False])
-def test_c10_parallel_calls_can_be_turned_off(parallel):
+@pytest.mark.parametrize("parallel", [None, False])
+def test_parallel_calls_can_be_turned_off(parallel):
     prompts = []
     reply = "I look.\n" + call("population", city="Orrin") + "\n" + call("multiply", a=2, b=3)
 
@@ -119,38 +87,9 @@ def test_c10_parallel_calls_can_be_turned_off(parallel):
     assert any("at most one call" in prompt for prompt in prompts) == (parallel is False)
 
 
-def test_c10_parallel_calls_are_a_flag(chat):
-    for wrong in ("no", 1):
-        with pytest.raises(InvalidOptionError, match="parallel_tool_calls must be True or False"):
-            chat.bind_tools(TOOLS, parallel_tool_calls=wrong)
-        with pytest.raises(InvalidOptionError, match="parallel_tool_calls must be True or False"):
-            chat.invoke("Hi", parallel_tool_calls=wrong)
-
-
-@pytest.mark.quick
-def test_several_calls_stream_whole_one_after_the_other():
-    reply = "I look.\n" + call("population", city="Orrin") + "\n" + call("multiply", a=2, b=3)
-    chat = chat_that(lambda prompt: reply).bind_tools(TOOLS)
-    chunks = list(chat.stream("Go"))
-    emitted = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
-    assert [piece["name"] for piece in emitted] == ["population", "multiply"]
-    assert [piece["index"] for piece in emitted] == [0, 1]
-    assert json.loads(emitted[1]["args"]) == {"a": 2, "b": 3}
-    for message in (reduce(add, chunks), chat.invoke("Go")):
-        assert [each["args"] for each in message.tool_calls] == [
-            {"city": "Orrin"},
-            {"a": 2, "b": 3},
-        ]
-        assert len({each["id"] for each in message.tool_calls}) == 2
-        assert message.content == "I look.\n"
-        assert message.response_metadata["finish_reason"] == "tool_calls"
-        assert not message.invalid_tool_calls
-
-
 @pytest.mark.parametrize(
     "reply",
     [
-        '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3',
         '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}',
         '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>',
         '<tool_call>\n{"name": "multiply", "arguments": [2, 3]}\n</tool_call>',
@@ -178,7 +117,7 @@ UNFINISHED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3'
     ("reply", "error"),
     [(MALFORMED, "not JSON"), (UNFINISHED, "not closed by </tool_call>")],
 )
-async def test_c5_a_malformed_call_has_its_reason_and_can_be_answered(reply, error):
+async def test_a_malformed_call_has_its_reason_and_can_be_answered(reply, error):
     prompts = []
 
     def script(prompt):
@@ -208,18 +147,7 @@ async def test_c5_a_malformed_call_has_its_reason_and_can_be_answered(reply, err
     assert chat.invoke([HumanMessage("Go"), streamed, answer]).content == "It is 6."
 
 
-def test_c5_an_agent_continues_after_a_malformed_call():
-    def script(prompt):
-        return "It is 6." if "could not be executed" in prompt else MALFORMED
-
-    agent: Any = create_agent(chat_that(script), TOOLS)
-    state = agent.invoke({"messages": [HumanMessage("What is 2 * 3?")]})
-    assert state["messages"][-1].invalid_tool_calls[0]["error"]
-    again = agent.invoke({"messages": [*state["messages"], HumanMessage("Again, please.")]})
-    assert again["messages"][-1].content == "It is 6."
-
-
-def test_c5_a_malformed_call_of_another_provider_is_read():
+def test_a_malformed_call_of_another_provider_is_read():
     prompts = []
 
     def script(prompt):
@@ -238,28 +166,12 @@ def test_c5_a_malformed_call_of_another_provider_is_read():
     )
 
 
-def test_c5_a_valid_and_a_malformed_call():
+def test_a_valid_and_a_malformed_call():
     reply = call("multiply", a=2, b=3) + "\n" + MALFORMED
     message = chat_that(lambda prompt: reply).bind_tools(TOOLS).invoke("Go")
     assert [each["args"] for each in message.tool_calls] == [{"a": 2, "b": 3}]
     assert "not JSON" in message.invalid_tool_calls[0]["error"]
     assert message.response_metadata["finish_reason"] == "tool_calls"
-
-
-def test_a_reply_that_is_cut_inside_a_call():
-    reply = call("population", city="Orrin" * 20)
-    chat = chat_that(lambda prompt: reply, max_tokens=30).bind_tools(TOOLS)
-    message = chat.invoke("Go")
-    assert len(message.invalid_tool_calls) == 1
-    assert message.response_metadata["finish_reason"] == "length"
-
-
-@pytest.mark.quick
-def test_without_tools_a_call_is_text():
-    reply = call("population", city="Orrin")
-    assert chat_that(lambda prompt: reply).invoke("Go").content == reply
-    forbidden = chat_that(lambda prompt: reply).bind_tools(TOOLS, tool_choice="none")
-    assert forbidden.invoke("Go").content == reply
 
 
 # Agents ---------------------------------------------------------------------------------------
@@ -291,13 +203,12 @@ def graph_of(chat, tools):
     return graph.compile()
 
 
-@pytest.mark.parametrize("make", [create_agent, graph_of])
 @pytest.mark.parametrize(
     ("script", "answer", "calls"),
     [(asks_in_turn, "Twice Orrin is 2400.", 3), (asks_at_once, "Orrin has 1200, Vell has 300.", 2)],
 )
-def test_agents_use_two_tools(make, script, answer, calls):
-    agent = make(chat_that(script), TOOLS)
+def test_agents_use_two_tools(script, answer, calls):
+    agent: Any = create_agent(chat_that(script), TOOLS)
     with get_round_callback() as rounds:
         state = agent.invoke({"messages": [HumanMessage("How many?")]})
     assert state["messages"][-1].content == answer
@@ -322,25 +233,6 @@ async def test_agents_stream_messages_rounds_and_events():
     named = [each["name"] for each in events if each["event"] == "on_tool_end"]
     assert named == ["population", "multiply"]
     assert sum(each["name"] == "adafuse_round" for each in events) == len(rounds)
-
-
-class City(BaseModel):
-    """A city."""
-
-    name: str
-    people: int
-
-
-@pytest.mark.parametrize("strategy", [City, ProviderStrategy(City)], ids=["tool", "provider"])
-def test_agents_answer_in_a_schema(strategy):
-    def script(prompt):
-        if '"name": "City"' in prompt:
-            return call("City", name="Orrin", people=1200)
-        return '{"name": "Orrin", "people": 1200}'
-
-    agent = create_agent(chat_that(script), [], response_format=strategy)
-    state = agent.invoke({"messages": [HumanMessage("Which city?")]})
-    assert state["structured_response"] == City(name="Orrin", people=1200)
 
 
 # Histories ------------------------------------------------------------------------------------
@@ -383,8 +275,7 @@ def test_what_members_read_of_a_history():
     assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES][::5])
 def test_members_of_all_families_answer_any_history(family):
     def reply(prompt):
         return "Well."
@@ -398,14 +289,6 @@ def test_members_of_all_families_answer_any_history(family):
         chat = ChatAdaFuse(engine=engine, enforce=False).bind_tools(TOOLS)
         assert chat.invoke(HISTORY).content == "Well."
         assert "".join(piece.text for piece in chat.stream("Hi")) == "Well."
-
-
-def test_pictures_and_results_of_unknown_calls_are_refused(chat):
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    with pytest.raises(ValueError, match="not text"):
-        chat.invoke([HumanMessage([picture])])
-    with pytest.raises(ValueError, match="result of a call"):
-        chat.invoke([HumanMessage("Hi"), ToolMessage("3", tool_call_id="9")])
 
 
 @pytest.mark.quick
@@ -437,7 +320,7 @@ NOTED = ("image", "audio", "server tool", "a part of another API", "odd text")
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_c13_assistant_blocks_of_other_providers_are_read_or_dropped(kind, caplog):
+def test_assistant_blocks_of_other_providers_are_read_or_dropped(kind, caplog):
     block, text = FOREIGN[kind]
     prompts = []
 
@@ -457,7 +340,7 @@ def test_c13_assistant_blocks_of_other_providers_are_read_or_dropped(kind, caplo
         chat.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "data:x"}}])])
 
 
-def test_c13_a_fallback_answers_after_blocks_of_another_provider(caplog):
+def test_a_fallback_answers_after_blocks_of_another_provider(caplog):
     class Failing(GenericFakeChatModel):
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("the provider is down")
