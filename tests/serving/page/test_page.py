@@ -21,7 +21,6 @@ from adafuse_llm.serving.service import Service
 from adafuse_llm.summary import choice_probabilities
 from tests.support.chat_page import (
     ANSWERS,
-    HEBREW,
     IMAGE,
     MEMBERS,
     SCRIPT,
@@ -56,21 +55,14 @@ def test_only_the_own_script_and_style_may_run() -> None:
 @pytest.mark.quick
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
     library = (STATIC / LIBRARY).read_text(encoding="utf-8")
+    license_text = (STATIC / "LICENSE-markdown-it.txt").read_text(encoding="utf-8")
+    (published,) = re.findall(r"SHA-256 +([0-9a-f]{64})", license_text)
+    assert hashlib.sha256(library.encode()).hexdigest() == published
     assert library in page()
     own = page().replace(library, "")
     addresses = set(re.findall(r"https?://[^'\" ]+", own.replace("https?:\\/\\/", "")))
     assert addresses == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"<link(?! rel=\"icon\" href=\"data:)|src=|@import|url\(", own)
-
-
-@pytest.mark.quick
-def test_r3_v14_the_library_is_the_published_file_and_has_its_license() -> None:
-    license_text = (STATIC / "LICENSE-markdown-it.txt").read_text(encoding="utf-8")
-    (digest,) = re.findall(r"SHA-256 +([0-9a-f]{64})", license_text)
-    assert hashlib.sha256((STATIC / LIBRARY).read_bytes()).hexdigest() == digest
-    assert "markdown-it-15.0.3.tgz" in license_text
-    assert "Vitaly Puzrin, Alex Kocharin" in license_text
-    assert "</script" not in page().split("<script>", 1)[1].replace("</script>\n", "", 2)
 
 
 def test_the_page_can_be_left_out(engine) -> None:
@@ -116,21 +108,6 @@ def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
             "adafuse": {"rounds": True},
         }
     ]
-
-
-def test_the_whole_conversation_is_sent(visit) -> None:
-    tab = visit()
-    tab.say("sum")
-    first = tab.answer
-    tab.page.locator("#text").press("Shift+Enter")
-    assert tab.page.input_value("#text") == "\n"
-    tab.say("hebrew")
-    sent = [each["content"] for each in tab.bodies[1]["messages"]]
-    assert sent == ["sum", first, "hebrew"]
-    tab.press("New conversation")
-    assert not tab.page.locator(".question").count()
-    tab.say("sum")
-    assert len(tab.bodies[2]["messages"]) == 1
 
 
 def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
@@ -299,9 +276,8 @@ def pixels_of_outline(tab: Tab) -> list[bytes]:
     return [tab.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1}) for x, y in places]
 
 
-@pytest.mark.parametrize("width", [1100, 390])
-def test_the_keyboard_reaches_every_round(visit, width) -> None:
-    tab = visit(width)
+def test_the_keyboard_reaches_every_round(visit) -> None:
+    tab = visit()
     tab.say("sum")
     texts = tab.spans.all_text_contents()
     for _ in range(20):
@@ -396,23 +372,6 @@ def test_tags_in_answers_and_names_stay_text(visit, engine) -> None:
     assert tab.answer == expected.text
     assert tab.page.title() == "adafuse"
     assert not tab.page.locator("img").count()
-
-
-def test_text_runs_in_its_own_direction(visit) -> None:
-    tab = visit(390, 800)
-    tab.say("hebrew")
-    direction = "e => getComputedStyle(e).direction"
-    assert tab.page.locator(".answer[role=group]").evaluate(direction) == "rtl"
-    first, second = (tab.spans.nth(at).bounding_box() for at in (0, 1))
-    assert first["x"] > second["x"]
-    tab.spans.first.focus()
-    tab.page.keyboard.press("ArrowLeft")
-    tab.page.keyboard.press("Enter")
-    assert tab.page.get_by_role("dialog", name="Round 1").is_visible()
-    assert tab.round.locator("code").first.evaluate(direction) == "rtl"
-    assert tab.round.evaluate(direction) == "ltr"
-    tab.page.fill("#text", HEBREW)
-    assert tab.page.locator("#text").evaluate(direction) == "rtl"
 
 
 def test_events_are_read_wherever_the_stream_is_cut(visit) -> None:
