@@ -152,7 +152,7 @@ def rounds() -> list[Round]:
 
 
 @pytest.mark.quick
-def test_s8_a_summary_counts_rounds_backed_and_rounds_decided():
+def test_a_summary_counts_rounds_backed_and_rounds_decided():
     summary = Summary.of(rounds())
     assert summary.model_dump() == {
         "rounds": 2,

@@ -50,7 +50,7 @@ def test_options_that_are_none():
         check_option_names({"max_tokens": 5, "max_new_tokens": 6})
 
 
-def test_l2_a_strategy_belongs_to_an_engine():
+def test_a_strategy_belongs_to_an_engine():
     with pytest.raises(InvalidOptionError) as caught:
         check_option_names({"strategy": "single", "unsupported": "warn"}, extra=["unsupported"])
     assert "engine.with_strategy('single')" in str(caught.value)
@@ -92,7 +92,7 @@ def test_checked_options_are_the_engines():
             engine.generate(messages=messages, **check_option_names({"temperature": -1}))
 
 
-def test_c14_an_unknown_option_names_at_most_three_options_like_it():
+def test_an_unknown_option_names_at_most_three_options_like_it():
     fields = [
         "max_retries",
         "max_token_count",

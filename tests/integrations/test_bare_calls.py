@@ -59,7 +59,7 @@ def replying(reply: str) -> Any:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("enforce", ["auto", False])
 @pytest.mark.parametrize("case", WRITTEN)
-def test_r4_bare_calls_are_calls_in_langchain(case: str, enforce: Any) -> None:
+def test_bare_calls_are_calls_in_langchain(case: str, enforce: Any) -> None:
     reply, expected = WRITTEN[case]
     with replying(reply) as engine:
         chat = ChatAdaFuse(engine=engine, enforce=enforce)
@@ -80,7 +80,7 @@ def test_r4_bare_calls_are_calls_in_langchain(case: str, enforce: Any) -> None:
 
 
 @pytest.mark.parametrize("case", WRITTEN)
-async def test_r4_bare_calls_are_calls_in_llama_index(case: str) -> None:
+async def test_bare_calls_are_calls_in_llama_index(case: str) -> None:
     reply, expected = WRITTEN[case]
     with replying(reply) as engine:
         llm = AdaFuseLLM(engine=engine)
@@ -100,7 +100,7 @@ async def test_r4_bare_calls_are_calls_in_llama_index(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", WRITTEN)
-def test_r4_bare_calls_are_calls_on_the_server(case: str) -> None:
+def test_bare_calls_are_calls_on_the_server(case: str) -> None:
     reply, expected = WRITTEN[case]
     asked: dict[str, Any] = {
         "model": "adafuse",
@@ -121,7 +121,7 @@ def test_r4_bare_calls_are_calls_on_the_server(case: str) -> None:
         assert parts[-1].finish_reason == "tool_calls"
 
 
-def test_r4_what_looks_like_a_call_has_a_warning() -> None:
+def test_what_looks_like_a_call_has_a_warning() -> None:
     with replying(UNKNOWN) as engine:
         bound = ChatAdaFuse(engine=engine).bind_tools([add])
         for message in (bound.invoke(QUESTION), reduce(joined, list(bound.stream(QUESTION)))):
@@ -151,7 +151,7 @@ def test_r4_what_looks_like_a_call_has_a_warning() -> None:
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("choice", ["auto", "none"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 10, 16])
-def test_v13_a_call_that_is_cut_off_is_no_text(size: int, choice: str) -> None:
+def test_a_call_that_is_cut_off_is_no_text(size: int, choice: str) -> None:
     if choice == "none" and size > 6:
         pytest.skip("without a grammar, the whole marker is text if calls are not wanted")
     marked = f"<tool_call>\n{CALL}\n</tool_call>"
@@ -190,7 +190,7 @@ def test_v13_a_call_that_is_cut_off_is_no_text(size: int, choice: str) -> None:
             assert "".join(part.delta.content or "" for part in parts) == ""
 
 
-def test_v13_no_call_is_written_where_none_is_wanted() -> None:
+def test_no_call_is_written_where_none_is_wanted() -> None:
     with replying(f"See.\n<tool_call>\n{CALL}\n</tool_call>") as engine:
         bound = ChatAdaFuse(engine=engine).bind_tools([add], tool_choice="none")
         message = bound.invoke(QUESTION)
@@ -216,7 +216,7 @@ def test_v13_no_call_is_written_where_none_is_wanted() -> None:
         ({"type": "tool", "name": "add"}, ["add"], "add"),
     ],
 )
-def test_l1_a_tool_choice_means_the_same_everywhere(
+def test_a_tool_choice_means_the_same_everywhere(
     choice: Any, names: list[str], resolved: str
 ) -> None:
     assert to_tool_choice(choice, names) == resolved
