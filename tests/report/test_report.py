@@ -89,16 +89,6 @@ def test_fragments_of_different_generations_fit_into_one_page(generation):
     assert generation._repr_html_() == fragment(generation)
 
 
-def test_a_generation_without_rounds_can_be_shown():
-    import threading
-
-    cancel = threading.Event()
-    cancel.set()
-    nothing = AdaFuseEngine([writes("one", "a b")]).generate(">", cancel=cancel)
-    assert nothing.rounds == ()
-    assert "interrupted" in page(nothing)
-
-
 def test_a_terminal_shows_text_rounds_and_cost(generation):
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(generation)
@@ -306,18 +296,6 @@ def test_a_long_answer_has_charts_of_few_points():
     assert f'title="mean of rounds 0 to 2: {sum(seconds) / 3:.3f} s"' in made
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_fragment_follows_the_theme_of_its_site(new_tab, generation, scheme):
-    tab = new_tab(color_scheme=scheme)
-    papers = {}
-    for theme in ("light", "dark", "auto"):
-        tab.set_content(f'<body data-theme="{theme}">{fragment(generation)}</body>')
-        papers[theme] = tab.locator(".adafuse").evaluate("e => getComputedStyle(e).backgroundColor")
-    assert papers["light"] == "rgb(255, 255, 255)"
-    assert papers["dark"] == "rgb(21, 24, 28)"
-    assert papers["auto"] == papers[scheme]
-
-
 HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
 
 
@@ -388,20 +366,3 @@ def test_a_browser_opens_it_and_shows_candidates_on_focus(
     assert "Round 1" in tab.locator(".card:visible").inner_text()
     assert problems == []
     assert requests == [path.as_uri()]
-
-
-JUPYTER = """
-.out dl dt { float: left; width: 20%; font-weight: bold }
-.out table { table-layout: fixed; border-spacing: 0 }
-"""
-"""What a notebook's own style sheet says of the elements of an output."""
-
-
-def test_a_notebook_shows_it_like_a_page(new_tab, generation):
-    tab = new_tab(viewport={"width": 1000, "height": 800})
-    sizes = []
-    for sheet in ("", JUPYTER):
-        tab.set_content(f'<style>{sheet}</style><div class="out">{fragment(generation)}</div>')
-        labels = tab.locator(".bars dt, .charts th")
-        sizes.append([labels.nth(at).bounding_box() for at in range(labels.count())])
-    assert sizes[0] == sizes[1]
