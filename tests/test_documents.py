@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -180,17 +179,6 @@ def test_question_messages_is_one_user_message_with_numbered_passages() -> None:
     ]
     with pytest.raises(InvalidInputError, match="question is empty"):
         question_messages(" ", PASSAGES)
-
-
-def test_importing_documents_loads_no_model_library() -> None:
-    code = (
-        "import sys, adafuse_llm.documents, adafuse_llm.embedded, training.world; "
-        "print(sorted({'torch', 'transformers', 'bm25s', 'numpy'} & set(sys.modules)))"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert output.strip() == "[]"
 
 
 def test_links_out_of_the_folder_are_skipped_by_default(tmp_path: Path) -> None:

@@ -88,18 +88,6 @@ async def test_a_run_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> 
     assert len(seen) == sum(len(events) for events in found.values())
 
 
-async def test_a_run_numbers_responses_as_a_batch_does(embedded: AdaFuseEngine) -> None:
-    prompts = ["The ferry", "Bread"]
-    requests = [Request(prompt=prompt, options={**DRAWN, "n": 2}) for prompt in prompts]
-    found = await by_index(await embedded.aopen(requests))
-    batch = {
-        index: event.generation
-        for index, event in embedded.stream_batch(prompts, **{**DRAWN, "n": 2})
-        if event.generation
-    }
-    assert results(found) == plain([batch[index] for index in range(4)])
-
-
 @pytest.mark.quick
 async def test_requests_are_checked_when_they_are_opened() -> None:
     engine = AdaFuseEngine([FakeBackend("one", always)])

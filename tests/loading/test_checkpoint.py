@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
@@ -122,24 +121,6 @@ def test_other_tensors_than_the_models_do_not_prevent_loading(copy: Path, name: 
     load(copy).close()
 
 
-def test_a_tied_output_layer_need_not_be_stored(tmp_path: Path) -> None:
-    folder = tmp_path / "tied"
-    torch.manual_seed(0)
-    known = tokenizer("bytelevel")
-    config = transformers.LlamaConfig(
-        vocab_size=len(known),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    known.save_pretrained(folder)
-    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    load(folder).close()
-
-
 def test_names_without_the_prefix_of_the_base_model_load(tmp_path: Path) -> None:
     folder = tmp_path / "gpt2"
     torch.manual_seed(0)
@@ -244,37 +225,6 @@ def test_an_index_that_is_not_an_index_is_refused(copy: Path, content: str) -> N
     (copy / "model.safetensors.index.json").write_text(content)
     with pytest.raises(LoadError, match=r"model\.safetensors\.index\.json"):
         load(copy)
-
-
-def test_an_index_that_config_names_is_checked(copy: Path, unpickled: list[Any]) -> None:
-    write_index(copy, "mine.safetensors.index.json", "pytorch_model.bin")
-    change_config(copy, transformers_weights="mine.safetensors.index.json")
-    with pytest.raises(LoadError, match=r"'pytorch_model\.bin'.*pickle"):
-        load(copy)
-    assert not unpickled
-
-
-def cached(copy: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Move a model to a cache of the hub, with files as links to blobs; return its hub id."""
-    hub = copy.parent / "hub"
-    model = hub / "models--someone--tiny"
-    snapshot, commit = model / "snapshots" / ("0" * 40), model / "refs" / "main"
-    snapshot.mkdir(parents=True)
-    commit.parent.mkdir()
-    commit.write_text("0" * 40)
-    copy.rename(model / "blobs")
-    for blob in (model / "blobs").iterdir():
-        (snapshot / blob.name).symlink_to(f"../../blobs/{blob.name}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
-    return "someone/tiny"
-
-
-def test_models_of_the_hubs_cache_load(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sharded(copy)
-    name = cached(copy, monkeypatch)
-    load(name).close()
-    snapshot = next(Path(constants.HF_HUB_CACHE).glob("*/snapshots/*"))
-    load(snapshot).close()
 
 
 # Adapters -------------------------------------------------------------------------------------

@@ -37,11 +37,6 @@ def test_a_file_with_nested_aliases_is_refused(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_aliases_can_be_used(tmp_path: Path) -> None:
-    file = written(tmp_path, "models: [&one a/one, *one]\nmax_words: 2")
-    assert read_config(file).models == ("a/one", "a/one")
-
-
 def test_models_can_be_mappings_of_the_fields_of_member_specs(tmp_path: Path) -> None:
     text = "models: [a/one, {path: a/two, process: true, threads: 2}]"
     assert read_config(written(tmp_path, text)).members == [
@@ -116,13 +111,6 @@ def test_a_json_schema_is_a_mapping_or_a_file_next_to_the_configuration(tmp_path
         assert read.json_schema == SCHEMA
         assert list(read.json_schema["properties"]) == ["b", "a"]
     assert read_config(written(tmp_path, "json_schema:")).config.json_schema is None
-
-
-def test_the_other_forms_of_a_response_are_texts(tmp_path: Path) -> None:
-    file = written(tmp_path, 'grammar: |\n  start: "a" rest\n  rest: "b"\n')
-    assert read_config(file).config.grammar == 'start: "a" rest\nrest: "b"\n'
-    assert read_config(written(tmp_path, "regex: '[0-9]+'")).config.regex == "[0-9]+"
-    assert read_config(written(tmp_path, "choices: [a, b]")).config.choices == ("a", "b")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from adafuse_llm import (
     MissingDependencyError,
 )
 from adafuse_llm.backends.gguf import read_facts
-from adafuse_llm.backends.llamacpp import LlamaCppBackend, library
+from adafuse_llm.backends.llamacpp import library
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import gguf as loading
 from adafuse_llm.loading.gguf import find_tokenizer, is_gguf_member, plan_gguf
@@ -124,30 +124,6 @@ def test_the_folder_of_ollama_is_refused_with_the_files_of_its_models(ollama: Pa
             f"file of a model: {blobs / 'sha256-2'} (hf.co/o/m-GGUF:Q8_0), {blobs / 'sha256-1'} "
             "(qwen3:8b)."
         )
-
-
-@pytest.mark.quick
-def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch) -> None:
-    file = put(tmp_path, "sha256-1") / "sha256-1"
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)
-    assert "sha256-1 cannot be read: Permission denied" in refusal(file)
-
-
-@pytest.mark.quick
-def test_transformers_loads_a_folder_of_both_kinds_unless_file_is_set(saved_with_gguf) -> None:
-    assert not is_gguf_member(MemberSpec(str(saved_with_gguf)))
-    assert found(saved_with_gguf, file="*.gguf") == saved_with_gguf / "m.gguf"
-
-
-@pytest.fixture
-def saved_with_gguf(tmp_path: Path) -> Path:
-    for file in WREN.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    return put(tmp_path, "m.gguf")
 
 
 @pytest.mark.quick
@@ -385,13 +361,3 @@ def test_files_that_people_have_write_the_same_text(tmp_path: Path) -> None:
             embeddings[name] = vars(engine.backends[0])["_model"].embeddings.tolist()
     assert list(texts.values()) == [texts["original"]] * 5
     assert list(embeddings.values()) == [embeddings["original"]] * 5
-
-
-@pytest.mark.gguf
-def test_a_truncated_file_is_refused_before_llama_cpp_reads_it(tmp_path: Path, monkeypatch) -> None:
-    file = put(tmp_path, "m.gguf") / "m.gguf"
-    file.write_bytes(file.read_bytes()[:-1])
-    monkeypatch.setattr("adafuse_llm.backends.llamacpp.backend.survivable", None)
-    for load in (AdaFuseEngine.from_pretrained, lambda paths: LlamaCppBackend(paths[0], "m")):
-        with pytest.raises(LoadError, match=r"m\.gguf is truncated.* Download the file again"):
-            load([str(file)])

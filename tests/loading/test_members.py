@@ -34,7 +34,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.loading.huggingface import divide_memory
 from adafuse_llm.loading.members import load_members
-from tests.support.models import Recipe, model, tokenizer
+from tests.support.models import tokenizer
 
 
 def load(*members: str | Path | MemberSpec, **options: Any) -> AdaFuseEngine:
@@ -74,12 +74,6 @@ def test_weights_of_members_become_weights_of_the_ensemble(saved: Path) -> None:
 
 
 # Names ----------------------------------------------------------------------------------------
-
-
-def test_the_same_name_given_twice_is_an_error(saved: Path) -> None:
-    specs = [MemberSpec(path=str(saved), name="a"), MemberSpec(path=str(saved), name="a")]
-    with pytest.raises(InvalidInputError, match=r"different names.*'a'"):
-        load(*specs)
 
 
 # Memory ---------------------------------------------------------------------------------------
@@ -146,14 +140,6 @@ def test_the_name_of_an_embedded_member_gets_a_hint(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
     with pytest.raises(LoadError, match=r"embedded member.*from_embedded\(\).*member_paths\(\)"):
         load("wren")
-
-
-def test_a_folder_with_the_name_of_an_embedded_member_loads(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy.rename(copy.parent / "wren")
-    monkeypatch.chdir(copy.parent)
-    load("wren").close()
 
 
 @pytest.mark.parametrize(
@@ -293,21 +279,6 @@ def test_remote_code_without_the_flag(copy: Path) -> None:
     (copy / "homemade.py").write_text("raise SystemExit('this code ran')\n")
     with pytest.raises(LoadError, match=r"trust_remote_code=True"):
         load(copy)
-
-
-def test_a_loaded_model_and_its_tokenizer_are_not_changed() -> None:
-    from adafuse_llm.backends.huggingface import HuggingFaceBackend
-
-    recipe = Recipe("qwen2", seed=8)
-    mine = model(recipe)
-    before = mine.config.to_json_string(), mine.generation_config.to_json_string()
-    weights = {name: value.clone() for name, value in mine.state_dict().items()}
-    hooks = sum(len(module._forward_hooks) for module in mine.modules())
-    with AdaFuseEngine([HuggingFaceBackend(mine, tokenizer("bytelevel"), "mine")]) as engine:
-        engine.generate("The ferry", max_new_tokens=4)
-    assert (mine.config.to_json_string(), mine.generation_config.to_json_string()) == before
-    assert all(torch.equal(value, weights[name]) for name, value in mine.state_dict().items())
-    assert sum(len(module._forward_hooks) for module in mine.modules()) == hooks
 
 
 @pytest.mark.quick

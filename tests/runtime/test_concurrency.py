@@ -145,17 +145,6 @@ def test_threads_and_batches_give_the_same_results_in_the_path_form() -> None:
     assert [as_data(result) for result in threads] == approximately(expected)
 
 
-def test_a_batch_of_conversations_gives_the_same_results_as_single_ones(
-    ensemble: AdaFuseEngine,
-) -> None:
-    conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
-    results = ensemble.generate_batch(messages=conversations, **OPTIONS)
-    expected = [
-        as_data(ensemble.generate(messages=messages, **OPTIONS)) for messages in conversations
-    ]
-    assert [as_data(result) for result in results] == approximately(expected)
-
-
 async def test_the_event_loop_stays_free_while_a_response_is_decoded(
     ensemble: AdaFuseEngine,
 ) -> None:
@@ -280,21 +269,6 @@ def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
     assert generation.text == "".join(r.text for r in generation.rounds)
     assert tuple(seen) == generation.rounds
     stopped_within_a_round(slow_member, slow_member.calls)
-
-
-def test_a_cancelled_stream_releases_all_its_text(slow_ensemble: AdaFuseEngine) -> None:
-    cancel = threading.Event()
-    events = []
-    for event in slow_ensemble.stream(
-        "x", max_new_tokens=100_000, cancel=cancel, stop=["zz", "a b c d e f"]
-    ):
-        events.append(event)
-        if len(events) == 4:
-            cancel.set()
-    last = events[-1].generation
-    assert last is not None
-    assert last.finish_reason == "cancelled"
-    assert "".join(event.text for event in events) == last.text
 
 
 def test_a_request_that_is_cancelled_before_it_starts_computes_nothing(

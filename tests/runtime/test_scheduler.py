@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from adafuse_llm import (
-    AdaFuseConfig,
     AdaFuseEngine,
     CacheMemoryError,
     EngineClosedError,
@@ -36,7 +35,6 @@ from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
-from adafuse_llm.strategies.adafuse import branch_tokens
 from tests.support.forks import in_child
 from tests.support.models import Recipe, model, tokenizer
 from tests.support.waiting import PATIENCE, wait_until
@@ -247,11 +245,6 @@ FEW: DecodeOptions = {
 """With these a request of one prompt token needs 9 tokens at a member alone, 10 at each of two."""
 
 
-def test_the_pool_of_a_round_bounds_the_branches():
-    """Two members propose two confident words and three alternatives for the third."""
-    assert branch_tokens(2, AdaFuseConfig(max_words=3, branching_factor=3)) == 2 * 5 * 16
-
-
 @pytest.mark.quick
 def test_requests_start_in_order_of_arrival_within_the_memory_limit():
     """With 20 bytes, two short requests run at the same time. The long request waits until no other
@@ -313,16 +306,6 @@ def test_a_request_that_does_not_fit_is_an_error_before_anything_is_computed():
         assert not members[0].sizes
         fewer: DecodeOptions = {**FEW, "max_new_tokens": 6}
         assert engine.generate("x", **fewer).text == " ." * 6
-
-
-def test_members_of_one_device_share_its_memory():
-    members = [Watched(name, bytes_per_token=1) for name in "ab"]
-    runtime = RuntimeConfig(cache_bytes=19)
-    with (
-        AdaFuseEngine(members, runtime=runtime) as engine,
-        pytest.raises(CacheMemoryError, match="20 bytes"),
-    ):
-        engine.generate("x", **FEW)
 
 
 def test_a_request_needs_no_more_than_the_context_window_and_its_branches():
@@ -672,14 +655,6 @@ def test_a_model_is_never_used_by_two_threads_after_a_hanging_pass(hanging, monk
         hanging.gate.set()
         assert engine.generate("y", max_new_tokens=2).text
     assert hanging.most == 1
-
-
-def test_a_hanging_pass_does_not_hold_up_another_device(hanging):
-    with AdaFuseEngine([hanging, Watched("dots", device="cuda:1")]) as engine:
-        background(engine.generate, "hang", use="stuck")
-        assert hanging.inside.wait(PATIENCE)
-        assert engine.generate("y", use="dots", max_new_tokens=2, timeout=PATIENCE).text
-        hanging.gate.set()
 
 
 # The queue ------------------------------------------------------------------------------------

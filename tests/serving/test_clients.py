@@ -9,8 +9,6 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
-from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai import OpenAIResponses
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, SecretStr
 
@@ -123,32 +121,3 @@ def test_langchains_class_for_the_responses_api(address, expected):
         assert isinstance(answers.invoke(QUESTION), Answer)
     with pytest.raises(ContextOverflowError):
         chat.invoke("mill " * 9000)
-
-
-def test_llama_indexs_class_for_the_responses_api(address, expected):
-    def look_up(name: str) -> str:
-        """Look up a name in the handbook."""
-        return name
-
-    llm = OpenAIResponses(
-        model="adafuse",
-        api_base=f"{address}/v1",
-        api_key=KEY,
-        temperature=0,
-        context_window=4096,
-        max_output_tokens=24,
-    )
-    question = ChatMessage(role="user", content=QUESTION)
-    response = llm.chat([question])
-    assert response.message.content == expected.text
-    assert "".join(part.delta or "" for part in llm.stream_chat([question])) == expected.text
-    llm.max_output_tokens = 200
-    tool = FunctionTool.from_defaults(look_up)
-    asked = "Who was the architect of the Silesse Mill?"
-    called = llm.chat_with_tools([tool], user_msg=asked, tool_required=True)
-    (call,) = llm.get_tool_calls_from_response(called)
-    assert call.tool_name == "look_up"
-    role, given = "tool", {"tool_call_id": call.tool_id}
-    result = ChatMessage(role=role, content="Javan Grenberg", additional_kwargs=given)
-    history = [ChatMessage(role="user", content=asked), called.message, result]
-    assert llm.chat(history).message.content

@@ -165,12 +165,6 @@ def test_a_call_replaces_the_form_of_the_response(kind, obliging):
 
 
 @BOTH
-def test_members_may_be_named_in_the_environment(kind, monkeypatch):
-    monkeypatch.setenv("ADAFUSE_MEMBERS", " ink, quill,")
-    assert kind().members == ["ink", "quill"]
-
-
-@BOTH
 def test_copies_pickles_and_dumps_are_the_same_model(kind, obliging):
     members = [
         "a/b",
@@ -256,17 +250,6 @@ def test_what_a_chat_model_can_do_is_told_truthfully(saved):
     chat.warmup()
     assert ChatAdaFuse(members=saved).profile == chat.profile
     chat.unload()
-
-
-@BOTH
-def test_a_configuration_file_is_a_model(kind, saved, tmp_path):
-    path = tmp_path / "tuned.yaml"
-    path.write_text(f"models: {saved}\nmax_words: 2\nmax_new_tokens: 60\nweights: [1, 2]\n")
-    model = kind.from_config(path, max_new_tokens=50)
-    assert (model.max_words, model.max_new_tokens, list(model.weights)) == (2, 50, [1, 2])
-    same = kind(members=saved, max_words=2, max_new_tokens=50, weights=[1, 2])
-    assert text(model.invoke("What is it?")) == text(same.invoke("What is it?"))
-    assert kind.from_config(path, members="embedded").model_name == "wren+heron+finch"
 
 
 @BOTH

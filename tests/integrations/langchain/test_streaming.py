@@ -94,29 +94,3 @@ async def test_the_third_version_of_events(engine):
     assert message.response_metadata["finish_reason"] == "stop"
     kept = [each["text"] for each in message.additional_kwargs["adafuse_rounds"]]
     assert kept == [each["text"] for each in plain.additional_kwargs["adafuse_rounds"]]
-
-
-@pytest.mark.quick
-def test_the_end_is_told_once(chat, llm):
-    chunks = list(chat.stream("Hi"))
-    for key in ("finish_reason", "model_name", "usage_by_member"):
-        assert [key in chunk.response_metadata for chunk in chunks] == [
-            *([False] * (len(chunks) - 1)),
-            True,
-        ]
-    last = chunks[-1]
-    assert [chunk.usage_metadata is None for chunk in chunks].count(False) == 1
-    assert last.response_metadata["finish_reason"] == "stop"
-    assert last.response_metadata["model_name"] == "ink+quill"
-    usage = last.response_metadata["usage_by_member"]
-    assert set(usage) == {"ink", "quill"}
-    assert usage["quill"]["forward_passes"] > 0
-    assert last.usage_metadata["input_tokens"] == usage["ink"]["prompt_tokens"]
-    assert last.usage_metadata["output_tokens"] == usage["ink"]["completion_tokens"]
-    whole = chat.invoke("Hi", max_tokens=2)
-    assert whole.response_metadata["finish_reason"] == "length"
-    assert chat.invoke("Hi", stop=["day"]).response_metadata["finish_reason"] == "stop"
-    result = llm.generate(["Hi", "Hey"])
-    assert result.llm_output["model_name"] == "ink+quill"
-    each = [answers[0].generation_info["usage_metadata"] for answers in result.generations]
-    assert result.llm_output["token_usage"]["total_tokens"] == sum(u["total_tokens"] for u in each)

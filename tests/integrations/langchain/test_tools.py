@@ -9,18 +9,12 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, tools_condition
 
-from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import call
-from tests.support.models import CHATML
-from tests.support.scripted import scripted, scripted_engine
-from tests.support.templates import FAMILIES
+from tests.support.scripted import scripted_engine
 
 
 @tool
@@ -64,27 +58,6 @@ def test_every_member_reads_the_tools_and_the_choice(choice, told):
         (read, *_) = [p for p in prompts if template in p and "2 times 3" in p]
         assert (told is not None) == ('"name": "population"' in read) == ('"multiply"' in read)
         assert told is None or told in read
-
-
-@pytest.mark.parametrize("parallel", [None, False])
-def test_parallel_calls_can_be_turned_off(parallel):
-    prompts = []
-    reply = "I look.\n" + call("population", city="Orrin") + "\n" + call("multiply", a=2, b=3)
-
-    def script(prompt):
-        prompts.append(prompt)
-        return reply
-
-    chat = chat_that(script)
-    bound = chat.bind_tools(TOOLS, parallel_tool_calls=parallel)
-    per_call = chat.bind_tools(TOOLS)
-    for message in (
-        bound.invoke("Go"),
-        reduce(add, list(bound.stream("Go"))),
-        per_call.invoke("Go", parallel_tool_calls=parallel),
-    ):
-        assert len(message.tool_calls) == (1 if parallel is False else 2)
-    assert any("at most one call" in prompt for prompt in prompts) == (parallel is False)
 
 
 @pytest.mark.parametrize(
@@ -191,18 +164,6 @@ def asks_at_once(prompt):
     return call("population", city="Orrin") + "\n" + call("population", city="Vell")
 
 
-def graph_of(chat, tools):
-    """The loop of an agent, written out."""
-    bound = chat.bind_tools(tools)
-    graph = StateGraph(MessagesState)
-    graph.add_node("model", lambda state: {"messages": [bound.invoke(state["messages"])]})
-    graph.add_node("tools", ToolNode(tools))
-    graph.add_edge(START, "model")
-    graph.add_conditional_edges("model", tools_condition, {"tools": "tools", END: END})
-    graph.add_edge("tools", "model")
-    return graph.compile()
-
-
 @pytest.mark.parametrize(
     ("script", "answer", "calls"),
     [(asks_in_turn, "Twice Orrin is 2400.", 3), (asks_at_once, "Orrin has 1200, Vell has 300.", 2)],
@@ -275,22 +236,6 @@ def test_what_members_read_of_a_history():
     assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES][::5])
-def test_members_of_all_families_answer_any_history(family):
-    def reply(prompt):
-        return "Well."
-
-    begins = f"{{%- set bos_token = {FAMILIES[family].bos!r} -%}}"  # scripted members have none
-    members = [
-        scripted(reply, name="one", template=begins + FAMILIES[family].template),
-        scripted(reply, "sentencepiece", name="other", template=CHATML),
-    ]
-    with AdaFuseEngine(members) as engine:
-        chat = ChatAdaFuse(engine=engine, enforce=False).bind_tools(TOOLS)
-        assert chat.invoke(HISTORY).content == "Well."
-        assert "".join(piece.text for piece in chat.stream("Hi")) == "Well."
-
-
 @pytest.mark.quick
 async def test_reasoning_is_kept_apart():
     chat = chat_that(lambda prompt: "<think>It is Orrin.</think>\n\nOrrin.")
@@ -338,19 +283,3 @@ def test_assistant_blocks_of_other_providers_are_read_or_dropped(kind, caplog):
         assert block.get("type", "inline_data") in caplog.text
     with pytest.raises(ValueError, match="only text is allowed"):
         chat.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "data:x"}}])])
-
-
-def test_a_fallback_answers_after_blocks_of_another_provider(caplog):
-    class Failing(GenericFakeChatModel):
-        def _generate(self, *args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("the provider is down")
-
-    chat = chat_that(lambda prompt: "Good.")
-    both = Failing(messages=iter(())).with_fallbacks([chat])
-    history = [
-        HumanMessage("Draw."),
-        AIMessage([FOREIGN["image"][0], FOREIGN["audio"][0]]),
-        HumanMessage("And?"),
-    ]
-    assert both.invoke(history).content == "Good."
-    assert ["audio, image_url" in each.message for each in caplog.records] == [True]

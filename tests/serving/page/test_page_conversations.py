@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.support.chat_page import ANSWERS, Tab, generated
 
 
@@ -163,47 +161,6 @@ def test_where_there_is_no_room_rounds_of_old_conversations_go(visit) -> None:
     tab.page.evaluate("kept.set = () => false")
     tab.say("long")
     assert tab.page.get_by_text("The browser has no room").is_visible()
-
-
-def test_the_page_works_where_the_browser_keeps_nothing(visit, site) -> None:
-    tab = visit()
-    other = Tab(tab.page.context.new_page())
-    other.page.add_init_script(
-        "for (const name of ['localStorage', 'sessionStorage'])"
-        " Object.defineProperty(window, name, { get() { throw new Error('forbidden'); } })"
-    )
-    other.open(site[1], 1100, 700, "light")
-    other.say("sum")
-    other.say("long")
-    open_list(other)
-    other.press("New conversation")
-    assert other.problems == []
-    other.page.close()
-
-
-@pytest.mark.parametrize("width", [390])
-def test_the_keyboard_reaches_every_conversation(visit, width) -> None:
-    tab = visit(width, 800)
-    tab.say("sum")
-    tab.press("New conversation")
-    tab.say("long")
-    tab.page.locator("#list").focus()
-    tab.page.keyboard.press("Enter")
-    assert not tab.is_too_wide
-    assert tab.focused.startswith("long"), "the open conversation"
-    tab.page.keyboard.press("Tab")
-    assert tab.page.evaluate("document.activeElement.ariaLabel") == "Delete long"
-    tab.page.keyboard.press("Tab")
-    tab.page.keyboard.press("Enter")
-    assert questions(tab) == ["sum"]
-    assert tab.page.locator("#talks").is_visible() == (width > 960)
-    if width > 960:
-        tab.page.keyboard.press("Escape")
-    else:
-        open_list(tab)
-        tab.page.keyboard.press("Escape")
-    assert not tab.page.locator("#talks").is_visible()
-    assert tab.page.evaluate("document.activeElement.id") == "list"
 
 
 def test_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -> None:
