@@ -17,41 +17,6 @@ from adafuse_llm import (
 pytestmark = pytest.mark.quick
 
 
-def test_defaults() -> None:
-    assert AdaFuseConfig().model_dump() == {
-        "margin_threshold": 0.7,
-        "max_words": 3,
-        "branching_factor": None,
-        "max_word_tokens": 16,
-        "max_word_letters": 4,
-        "max_new_tokens": 256,
-        "stop": (),
-        "weights": None,
-        "use": None,
-        "json_schema": None,
-        "regex": None,
-        "grammar": None,
-        "choices": None,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "top_k": None,
-        "min_p": 0.0,
-        "seed": None,
-        "n": 1,
-        "repetition_penalty": None,
-        "presence_penalty": None,
-        "frequency_penalty": None,
-        "no_repeat_ngram_size": None,
-        "min_new_tokens": None,
-        "logit_bias": None,
-        "logprobs": False,
-        "top_logprobs": 0,
-        "private_reasoning": None,
-        "chat_template_kwargs": None,
-        "continue_final_message": False,
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [

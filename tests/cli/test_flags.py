@@ -327,7 +327,7 @@ def test_version(adafuse):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_e12_json_has_no_control_characters(monkeypatch, encoding):
+def test_json_has_no_control_characters(monkeypatch, encoding):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr("sys.stdout", stream)
     text = "a\x00\x1b[2J\x7f\x80\x9b2J\x9fé好🙂"
@@ -342,7 +342,7 @@ COMMANDS = ("ask", "generate", "run", "eval", "tune", "report", "info")
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])
-def test_s6_the_help_shows_values_by_name_and_no_python_types(adafuse, name):
+def test_the_help_shows_values_by_name_and_no_python_types(adafuse, name):
     shown = adafuse(*([name] if name else []), "--help", env={"COLUMNS": "200"}).output
     assert not re.findall(r"<\w[^>\n]*>", shown)
     lines = {line.split()[1]: line.split() for line in shown.splitlines() if " --" in line[:8]}

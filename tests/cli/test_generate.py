@@ -118,7 +118,7 @@ def test_without_colour_brackets_name_the_winner(adafuse, fakes):
     assert "[w:did]" not in shown
 
 
-def test_s11_a_page_shows_the_text_and_its_rounds(adafuse, fakes, tmp_path):
+def test_a_page_shows_the_text_and_its_rounds(adafuse, fakes, tmp_path):
     path = tmp_path / "page.html"
     for flags in ([], ["--json"], ["--trace"], ["--chat"]):
         result = adafuse("generate", "Founder <b>:", "--html", path, *flags)
@@ -133,7 +133,7 @@ def test_s11_a_page_shows_the_text_and_its_rounds(adafuse, fakes, tmp_path):
 
 
 @pytest.mark.parametrize("prompt", ["\n", "word " * 1000])
-def test_s11_the_heading_of_a_page_is_short_and_not_empty(adafuse, members, tmp_path, prompt):
+def test_the_heading_of_a_page_is_short_and_not_empty(adafuse, members, tmp_path, prompt):
     path = tmp_path / "page.html"
     flags = ["--html", path, "--max-new-tokens", 1]
     result = adafuse("generate", prompt, *members, *flags)

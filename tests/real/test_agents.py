@@ -41,7 +41,7 @@ def multiply(a: float, b: float) -> str:
 
 
 @pytest.mark.parametrize("names", [("qwen",), ("smollm", "qwen")], ids="+".join)
-def test_r4_a_langchain_agent_finishes_an_errand(real_engine: Engines, names: Any) -> None:
+def test_a_langchain_agent_finishes_an_errand(real_engine: Engines, names: Any) -> None:
     chat = ChatAdaFuse(engine=real_engine(*names), max_new_tokens=100)
     agent = create_agent(chat, [unit_price, tool(multiply, return_direct=True)])
     state = agent.invoke({"messages": [HumanMessage(ERRAND)]}, {"recursion_limit": 9})
@@ -54,7 +54,7 @@ def test_r4_a_langchain_agent_finishes_an_errand(real_engine: Engines, names: An
     assert "12" in state["messages"][-1].text
 
 
-def test_r4_a_llama_index_agent_finishes_an_errand(real_engine: Engines) -> None:
+def test_a_llama_index_agent_finishes_an_errand(real_engine: Engines) -> None:
     llm = AdaFuseLLM(engine=real_engine("qwen"), max_new_tokens=100)
     last = FunctionTool.from_defaults(multiply, return_direct=True)
     agent = FunctionAgent(llm=llm, tools=[unit_price, last])

@@ -77,7 +77,7 @@ def generated(real_models: dict[str, tuple[Any, Any]]) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_r1_alone_and_chosen_among_several(
+def test_alone_and_chosen_among_several(
     name: str, real_engine: Engine, generated: Callable[..., str]
 ) -> None:
     """One half of the texts goes to the member alone, the other half to a pair with this member."""
@@ -96,7 +96,7 @@ def test_r1_alone_and_chosen_among_several(
 
 
 @pytest.mark.parametrize("name", ["smollm", "qwen"])
-def test_r1_in_langchain_and_llama_index(
+def test_in_langchain_and_llama_index(
     name: str, real_engine: Engine, generated: Callable[..., str]
 ) -> None:
     for engine, use in ((real_engine(name), None), (real_engine("smollm", "qwen"), name)):
@@ -110,7 +110,7 @@ def test_r1_in_langchain_and_llama_index(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_r1_in_the_command(
+def test_in_the_command(
     name: str, real_folders: dict[str, Path], generated: Callable[..., str]
 ) -> None:
     text = PROMPTS[0]

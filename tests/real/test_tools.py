@@ -93,7 +93,7 @@ def server_replies(engine: AdaFuseEngine, choice: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("names", MEMBERS, ids="+".join)
 @pytest.mark.parametrize("choice", ("auto", *CHOICES))
-def test_r4_langchain_calls_tools(real_engine: Engines, names: Any, choice: str) -> None:
+def test_langchain_calls_tools(real_engine: Engines, names: Any, choice: str) -> None:
     for message in langchain_replies(real_engine(*names), choice):
         assert message.tool_calls or choice == "auto"
         for call in message.tool_calls:
@@ -103,7 +103,7 @@ def test_r4_langchain_calls_tools(real_engine: Engines, names: Any, choice: str)
 
 @pytest.mark.parametrize("names", MEMBERS, ids="+".join)
 @pytest.mark.parametrize("choice", ("auto", *CHOICES))
-def test_r4_llama_index_calls_tools(real_engine: Engines, names: Any, choice: str) -> None:
+def test_llama_index_calls_tools(real_engine: Engines, names: Any, choice: str) -> None:
     for response in llama_index_replies(real_engine(*names), choice):
         calls = selections(response.message)
         assert calls or choice == "auto"
@@ -114,7 +114,7 @@ def test_r4_llama_index_calls_tools(real_engine: Engines, names: Any, choice: st
 
 @pytest.mark.parametrize("names", MEMBERS, ids="+".join)
 @pytest.mark.parametrize("choice", ("auto", *CHOICES))
-def test_r4_the_server_calls_tools(real_engine: Engines, names: Any, choice: str) -> None:
+def test_the_server_calls_tools(real_engine: Engines, names: Any, choice: str) -> None:
     for message in server_replies(real_engine(*names), choice):
         calls = message.get("tool_calls") or []
         assert calls or choice == "auto"
@@ -123,7 +123,7 @@ def test_r4_the_server_calls_tools(real_engine: Engines, names: Any, choice: str
         check_no_call(message.get("content") or "")
 
 
-def test_r4_qwen_calls_a_tool_of_its_own_accord(real_engine: Engines) -> None:
+def test_qwen_calls_a_tool_of_its_own_accord(real_engine: Engines) -> None:
     """Qwen2.5-Coder writes bare JSON here, which the grammar permits as free text."""
     engine = real_engine("qwen")
     for message in langchain_replies(engine, "auto"):
