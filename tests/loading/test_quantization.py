@@ -76,29 +76,10 @@ CASES = {
         "Params4bit",
         0.1,
     ),
-    "bitsandbytes-4bit-double": Case(
-        "bitsandbytes",
-        lambda: bitsandbytes(
-            load_in_4bit=True,
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-        ),
-        "Params4bit",
-        0.1,
-    ),
     "bitsandbytes-8bit": Case(
         "bitsandbytes", lambda: bitsandbytes(load_in_8bit=True), "Int8Params", 0.3
     ),
     "torchao-int8": Case("torchao", lambda: torchao("Int8WeightOnlyConfig"), "Int8Tensor", 1e-4),
-    "torchao-int4-in-8": Case(
-        "torchao",
-        lambda: torchao(
-            "IntxWeightOnlyConfig",
-            weight_dtype=torch.int4,  # type: ignore[attr-defined]
-        ),
-        "IntxUnpackedToInt8Tensor",
-        1e-4,
-    ),
     "torchao-dynamic": Case(
         "torchao", lambda: torchao("Int8DynamicActivationInt8WeightConfig"), "Int8Tensor", 0.3
     ),
@@ -257,27 +238,6 @@ def test_a_configuration_serves_several_members_and_is_not_changed(case: Case) -
     with load(quantized(WREN, config), quantized(HERON, config)) as engine:
         assert weight_types(engine, 0) == weight_types(engine, 1) == {case.weight}
     assert str(config.to_dict()) == before
-
-
-@pytest.mark.slow
-def test_a_gptq_checkpoint(tmp_path: Path) -> None:
-    need("gptqmodel")
-    need("optimum")
-    tokenizer = AutoTokenizer.from_pretrained(WREN)
-    config = transformers.GPTQConfig(
-        bits=4, group_size=32, dataset=[PROMPT * 3] * 4, tokenizer=tokenizer
-    )
-    model = AutoModelForCausalLM.from_pretrained(
-        WREN, dtype=torch.float32, quantization_config=config, device_map="cpu"
-    )
-    model.save_pretrained(tmp_path / "gptq")
-    tokenizer.save_pretrained(tmp_path / "gptq")
-    with load(tmp_path / "gptq", HERON) as engine:
-        member: Any = engine.backends[0]
-        layers = [m for n, m in member.model.named_modules() if n.endswith("up_proj")]
-        assert member.form == "tree"
-        assert all(hasattr(layer, "qweight") for layer in layers)
-        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
 
 
 # What cannot be loaded ------------------------------------------------------------------------

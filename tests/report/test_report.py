@@ -12,7 +12,6 @@ from rich.console import Console
 from adafuse_llm import AdaFuseEngine, Candidate, Generation
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.report.page import fragment, page, style
-from adafuse_llm.report.run import Answer, run_page
 from adafuse_llm.report.styles import COLORS, looks, owner, ranked
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary, record
@@ -238,18 +237,6 @@ def test_every_member_has_its_own_mark():
     assert len({look.mark for look in looks([f"m{number}" for number in range(40)]).values()}) == 40
 
 
-def test_a_trace_of_eight_members_fits_80_columns(crowd):
-    console = Console(width=80, record=True, file=io.StringIO())
-    display = Display(NAMES, console)
-    console.print(*map(display.trace, crowd.rounds))
-    shown = console.export_text()
-    for candidate in (each for decided in crowd.rounds for each in decided.candidates):
-        numbers = [f"{max(0, candidate.nll[name]):.3f}" for name in NAMES if name in candidate.nll]
-        assert re.search(r"\s+".join(map(re.escape, numbers)), shown)
-    assert "…" not in shown
-    assert "all" in shown.split()
-
-
 EXTENTS = """cells => cells.filter(cell => cell.getClientRects().length).map(cell => {
   const box = cell.getBoundingClientRect();
   return [box.left, box.right];
@@ -294,41 +281,6 @@ def test_a_long_answer_has_charts_of_few_points():
     assert all(30 < len(line.split()) <= 60 for line in lines)
     seconds = [decided.elapsed for decided in generation.rounds[:3]]
     assert f'title="mean of rounds 0 to 2: {sum(seconds) / 3:.3f} s"' in made
-
-
-HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
-
-
-def test_text_runs_in_its_own_direction(new_tab, tmp_path):
-    generation = AdaFuseEngine([writes("one", HEBREW), writes("two", HEBREW)]).generate(
-        ">", max_words=1
-    )
-    path, run = tmp_path / "report.html", tmp_path / "run.html"
-    path.write_text(page(generation, title=HEBREW, sources=[("a.md", HEBREW)]))
-    answers = [
-        Answer(
-            line=1,
-            question=HEBREW,
-            pred="left",
-            label=HEBREW,
-            finish_reason="stop",
-            rounds=generation.rounds,
-            usage=generation.usage,
-        )
-    ]
-    run.write_text(run_page(answers, title="Run"))
-    direction = "e => e.map(e => getComputedStyle(e).direction)"
-    tab = new_tab(viewport={"width": 390, "height": 800})
-    tab.goto(path.as_uri())
-    texts = tab.locator("h1, .answer, .sources .quiet")
-    assert texts.evaluate_all(direction) == ["rtl"] * 3
-    assert tab.locator(".card, .card table").first.evaluate_all(direction) == ["ltr"]
-    first, second = (tab.locator(".span").nth(at).bounding_box() for at in (0, 1))
-    assert first is not None
-    assert second is not None
-    assert first["x"] > second["x"]
-    tab.goto(run.as_uri())
-    assert tab.locator(".stack td div").evaluate_all(direction) == ["rtl", "ltr", "rtl"]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1100, "light")])

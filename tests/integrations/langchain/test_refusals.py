@@ -57,9 +57,9 @@ async def test_a_wrong_option_is_named_at_once_in_one_line(kind, obliging, optio
 @pytest.mark.quick
 @BOTH
 def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging):
-    for members in ({}, {"members": []}):
+    for members in (None, []):
         with pytest.raises(InvalidInputError, match="members="):
-            kind(**members)
+            kind(members=members)
     with pytest.raises(InvalidInputError, match="text"):
         kind(engine=obliging).invoke("")
 

@@ -43,9 +43,8 @@ class Recorder(BaseCallbackHandler):
 
 @pytest.fixture(scope="module")
 def model():
-    made = AdaFuseLLM(
-        members=member_paths()[:2], branching_factor=1, max_tokens=100, timeout=60, max_retries=2
-    )
+    paths = [str(path) for path in member_paths()[:2]]
+    made = AdaFuseLLM(members=paths, branching_factor=1, max_tokens=100, timeout=60, max_retries=2)
     yield made
     made.unload()
 
