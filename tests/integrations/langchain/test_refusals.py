@@ -57,7 +57,8 @@ async def test_a_wrong_option_is_named_at_once_in_one_line(kind, obliging, optio
 @pytest.mark.quick
 @BOTH
 def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging):
-    for members in (None, []):
+    nobody: list[str] = []
+    for members in (None, nobody):
         with pytest.raises(InvalidInputError, match="members="):
             kind(members=members)
     with pytest.raises(InvalidInputError, match="text"):
