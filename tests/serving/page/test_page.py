@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from adafuse_llm import Candidate, Round
-from adafuse_llm.report.styles import looks, owner, shared
+from adafuse_llm.report.styles import COLORS, looks, owner, shared
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.page import LIBRARY, STATIC, page, page_route
@@ -27,6 +27,7 @@ from tests.support.chat_page import (
     generated,
     mark_of,
 )
+from tests.support.colors import contrast
 from tests.support.thinkers import thinkers
 
 # ---- Without a browser ----
@@ -366,3 +367,38 @@ def test_a_narrow_screen_needs_no_horizontal_scrolling(visit) -> None:
     assert tab.page.locator(parts).evaluate_all(cut) == []
     span, panel = tab.spans.nth(1).bounding_box(), tab.round.bounding_box()
     assert span["y"] + span["height"] <= panel["y"] + 1, "the panel hides the span"
+
+
+def blended(color: str, paper: str = "#000000") -> str:
+    """A color as the browser computes it, such as ``color(srgb 1 0 0 / 0.1)``, on paper."""
+    numbers = [float(n) for n in re.findall(r"[\d.]+(?:e-\d+)?", color.removeprefix("color(srgb"))]
+    scale = 1 if color.startswith("color(") else 255
+    alpha = numbers[3] if len(numbers) > 3 else 1.0
+    under = [int(paper[at : at + 2], 16) for at in (1, 3, 5)]
+    channels = [
+        alpha * n * 255 / scale + (1 - alpha) * u for n, u in zip(numbers[:3], under, strict=True)
+    ]
+    return "#" + "".join(f"{round(each):02x}" for each in channels)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_spans_have_contrast(visit, scheme) -> None:
+    page = visit(scheme=scheme).page
+    script = """count => Array.from({ length: 2 * count }, (_, number) => {
+        const element = find("log").appendChild(make("span", { "data-mark": "●" }, "text"));
+        element.style.setProperty("--member", `var(--color-${number % count})`);
+        element.className = number < count ? "span" : "span open";
+        const style = getComputedStyle(element);
+        const mark = getComputedStyle(element, "::before").color;
+        return [style.color, style.backgroundColor, style.borderBottomColor, mark];
+    })"""
+    paper = blended(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert paper == {"light": "#ffffff", "dark": "#15181c"}[scheme]
+    seen = page.evaluate(script, len(COLORS))
+    assert len({line for _, _, line, _ in seen}) == len(COLORS)
+    for text, tint, line, mark in seen:
+        background = blended(tint, paper)
+        assert background != paper
+        assert contrast(blended(text), background) >= 7
+        assert contrast(blended(line), paper) >= 3
+        assert contrast(blended(mark), background) >= 3
