@@ -60,7 +60,6 @@ def test_passages_respect_the_bound_and_lose_no_text(tmp_path: Path, text: str) 
     [
         ("a.doc", b"text", r"suffix must be one of \.md, .*got '\.doc'"),
         ("a.pdf", b"%PDF", "no readable PDF"),
-        ("noname", b"text", r"got 'no suffix'"),
         ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
         ("a.md", b" \n\n ", "empty"),
     ],
@@ -120,15 +119,15 @@ def test_without_pypdf_a_pdf_is_skipped_or_an_error(
         read_documents([tmp_path], on_skip=lambda _: None)
 
 
-def test_missing_paths_empty_folders_and_no_paths_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="no such file or folder"):
-        read_documents([tmp_path / "nowhere"])
-    with pytest.raises(InvalidInputError, match="no documents in"):
-        read_documents([tmp_path])
-    with pytest.raises(InvalidInputError, match="at least one"):
-        read_documents([])
-    with pytest.raises(InvalidInputError, match="max_chars must be at least 1, got 0"):
-        read_documents([tmp_path], max_chars=0)
+def test_paths_without_documents_are_refused(tmp_path: Path) -> None:
+    for paths in ([], [tmp_path], [tmp_path / "nowhere"]):
+        with pytest.raises(InvalidInputError):
+            read_documents(paths)
+    write(tmp_path, "outside.txt", "outside")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "b.txt").symlink_to(tmp_path / "outside.txt")
+    with pytest.raises(InvalidInputError, match="--follow-links"):
+        read_documents([tmp_path / "docs"])
 
 
 PASSAGES = [
@@ -147,15 +146,6 @@ def test_the_retriever_ranks_the_fitting_passage_first() -> None:
 @pytest.mark.parametrize("query", ["zebra", "the", "???"])
 def test_a_query_without_a_match_still_gets_something_to_read(query: str) -> None:
     assert Retriever(PASSAGES).search(query, k=2) == PASSAGES[:2]
-
-
-def test_the_retriever_refuses_what_it_cannot_search() -> None:
-    with pytest.raises(InvalidInputError, match="no passages"):
-        Retriever([])
-    with pytest.raises(InvalidInputError, match="k must be at least 1, got 0"):
-        Retriever(PASSAGES).search("mill", k=0)
-    with pytest.raises(InvalidInputError, match="empty"):
-        Retriever(PASSAGES).search("  ")
 
 
 def test_a_missing_bm25s_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,16 +180,3 @@ def test_links_out_of_the_folder_are_skipped_by_default(tmp_path: Path) -> None:
     assert found == ["a.txt", "c.txt"]
     followed = [passage.source for passage in read_documents([folder], follow_links=True)]
     assert followed == ["a.txt", "b.txt", "c.txt"]
-
-
-def test_a_folder_may_be_a_link_and_a_folder_of_links_is_explained(tmp_path: Path) -> None:
-    outside = write(tmp_path, "outside.txt", "outside")
-    folder = tmp_path / "docs"
-    folder.mkdir()
-    (folder / "b.txt").symlink_to(outside)
-    with pytest.raises(InvalidInputError, match=r"only links to files outside.*--follow-links"):
-        read_documents([folder])
-    write(folder, "a.txt", "inside")
-    (tmp_path / "link").symlink_to(folder)
-    assert [passage.text for passage in read_documents([tmp_path / "link"])] == ["inside"]
-    assert [passage.text for passage in read_documents([folder / "b.txt"])] == ["outside"]

@@ -90,7 +90,3 @@ def test_the_command_that_installs_extras_fits_the_installation(
     found = metadata.PathDistribution(tmp_path)
     monkeypatch.setattr(metadata, "distribution", lambda _: found)
     assert install_command("cli,serve") == command
-
-
-def test_without_an_installation_the_command_names_the_package() -> None:
-    assert install_command("x", "no-such-package") == 'pip install "no-such-package[x]"'

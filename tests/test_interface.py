@@ -19,7 +19,6 @@ from adafuse_llm import (
     Generation,
     InvalidInputError,
     InvalidOptionError,
-    MemberInfo,
     Request,
     RequestCancelledError,
     Round,
@@ -196,28 +195,6 @@ def test_encoded_prompts_have_the_tokens_that_usage_counts(embedded: AdaFuseEngi
     without = embedded.encode_prompt(messages=TURNS)
     assert all(len(with_tool[name]) > len(ids) for name, ids in without.items())
     assert {*embedded.encode_prompt("")} == {*embedded.members}  # an empty prompt is counted, too
-
-
-def test_encoded_texts_add_up_to_longer_ones(embedded: AdaFuseEngine) -> None:
-    once, twice = (embedded.encode_text("The ferry leaves.\n" * times) for times in (1, 2))
-    assert [*once] == [*embedded.members]
-    assert {name: ids * 2 for name, ids in once.items()} == twice
-    assert [*embedded.encode_text("x", use="heron")] == ["heron"]
-    with pytest.raises(InvalidInputError, match="got int"):
-        embedded.encode_text(5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOptionError, match="no member 'q'"):
-        embedded.encode_text("x", use="q")
-
-
-@pytest.mark.quick
-def test_members_are_described() -> None:
-    engine = AdaFuseEngine([FakeBackend("one", always), FakeBackend("two", always, (), 20)])
-    one, two = engine.member_info
-    assert one == MemberInfo(
-        name="one", context_window=None, has_chat_template=one.has_chat_template
-    )
-    assert (two.name, two.context_window) == ("two", 20)
-    assert engine.context_window == 20
 
 
 def test_a_view_with_another_strategy_decodes_as_an_engine_with_it(

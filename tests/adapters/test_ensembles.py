@@ -12,7 +12,6 @@ import pytest
 
 from adafuse_llm import (
     AdaFuseEngine,
-    InvalidInputError,
     InvalidOptionError,
     LoadError,
     MemberSpec,
@@ -125,13 +124,6 @@ def test_what_tells_ensembles_apart():
     ]
     assert len({json.dumps(each) for each in identities}) == len(identities)
     assert Ensemble(given=engines[0]).identity == Ensemble(given=engines[0]).identity
-
-
-def test_members_are_a_list_of_members():
-    with pytest.raises(InvalidInputError, match="must be a list"):
-        Ensemble.of("a")
-    with pytest.raises(InvalidInputError, match="must be a path"):
-        Ensemble.of([3])  # type: ignore[list-item]
 
 
 # Rounds ---------------------------------------------------------------------------------------

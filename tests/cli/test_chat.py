@@ -70,6 +70,7 @@ def test_a_message_that_fails_is_not_kept(adafuse, members, asked):
     assert len(result.stdout.splitlines()) >= 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_not_the_conversation(start, members):
     pty = pytest.importorskip("pty")
     leader, follower = pty.openpty()

@@ -83,6 +83,7 @@ def test_a_closed_pipe_is_no_error(start, members):
     assert without_mixture(process.stderr.read()) == b""
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes(start, adafuse, members, tmp_path):
     items = [{"question": f"{number}?", "answer": ""} for number in range(10)]
     test_set = tmp_path / "set.jsonl"

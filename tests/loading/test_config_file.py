@@ -90,7 +90,6 @@ def test_a_cluster_that_cannot_be_used_is_refused(tmp_path: Path, text: str, say
     [
         ("{path: a/one, proces: true}", "no setting 'proces'. Did you mean 'process'?"),
         ("{process: true}", "a member needs a path"),
-        ("{path: a/one, static_cache: true}", "there is no static_cache any more. For CUDA graphs"),
         ("{path: a/one, trust_remote_code: true}", "cannot set 'trust_remote_code'"),
         ("{path: a/one, allow_pickle: true}", "cannot set 'allow_pickle'"),
     ],

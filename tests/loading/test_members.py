@@ -79,12 +79,6 @@ def test_weights_of_members_become_weights_of_the_ensemble(saved: Path) -> None:
 # Memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
-def test_memory_is_divided_in_proportion_to_the_members() -> None:
-    shares = divide_memory({0: 100, "cpu": 1000}, [1, 3])
-    assert shares == [{0: 25, "cpu": 250}, {0: 75, "cpu": 750}]
-
-
 def test_members_get_no_more_memory_than_is_free() -> None:
     free: dict[int | str, int] = {0: 97, 1: 1003}
     shares = divide_memory(free, [7, 11, 13])

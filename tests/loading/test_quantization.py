@@ -316,8 +316,6 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
                 ("Int4WeightOnlyConfig", 4),
                 ("Int8WeightOnlyConfig", 8),
                 ("Int8DynamicActivationInt4WeightConfig", 4),
-                ("Float8DynamicActivationFloat8WeightConfig", 8),
-                ("Int8DynamicActivationIntxWeightConfig", 8),
             )
         ),
         ({"quant_method": "quanto", "weights": "int2"}, 2),

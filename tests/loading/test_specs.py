@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,29 +97,6 @@ def test_a_setting_that_cannot_be_used_is_named(values: dict[str, Any], says: st
     with pytest.raises((InvalidInputError, InvalidOptionError), match=says) as caught:
         as_spec(values)
     assert len(str(caught.value)) < 500
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("make", [lambda values: MemberSpec(**values), as_spec])
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"path": "x", "static_cache": True}, "member 'x': there is no static_cache any more."),
-        ({"path": "x.gguf", "compile": True}, "member 'x.gguf': there is no compile any more."),
-        (
-            {"url": "http://h", "compile": True, "static_cache": True},
-            "member 'http://h': there is no static_cache and no compile any more.",
-        ),
-    ],
-)
-def test_a_setting_that_is_gone_names_what_to_use(
-    make: Callable[[dict[str, Any]], MemberSpec], values: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(InvalidOptionError) as caught:
-        make(values)
-    assert str(caught.value).startswith(says)
-    assert re.search(r"vLLM .*MemberSpec\(url=.*inference-servers\.md", str(caught.value))
-    assert as_spec({"path": "x", "compile": False}) == MemberSpec("x")
 
 
 @pytest.mark.quick

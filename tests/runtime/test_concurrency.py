@@ -112,26 +112,15 @@ def ensemble() -> Iterator[AdaFuseEngine]:
         yield made
 
 
-def test_eight_threads_give_the_same_results_as_one(
+async def test_threads_tasks_and_batches_give_what_one_gives(
     ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda prompt: ensemble.generate(prompt, **OPTIONS), PROMPTS))
-    assert [as_data(result) for result in results] == approximately(serial)
-
-
-async def test_eight_tasks_give_what_one_gives(
-    ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
-) -> None:
-    results = await asyncio.gather(*(ensemble.agenerate(prompt, **OPTIONS) for prompt in PROMPTS))
-    assert [as_data(result) for result in results] == approximately(serial)
-
-
-def test_a_batch_gives_the_same_results_as_single_requests(
-    ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
-) -> None:
-    results = ensemble.generate_batch(PROMPTS, **OPTIONS)
-    assert [as_data(result) for result in results] == approximately(serial)
+        threads = list(pool.map(lambda prompt: ensemble.generate(prompt, **OPTIONS), PROMPTS))
+    tasks = await asyncio.gather(*(ensemble.agenerate(prompt, **OPTIONS) for prompt in PROMPTS))
+    batch = await asyncio.to_thread(ensemble.generate_batch, PROMPTS, **OPTIONS)
+    for results in (threads, tasks, batch):
+        assert [as_data(result) for result in results] == approximately(serial)
 
 
 def test_threads_and_batches_give_the_same_results_in_the_path_form() -> None:
@@ -216,15 +205,6 @@ def test_closing_a_stream_stops_forward_passes(
         next(stream)
     stream.close()
     stopped_within_a_round(slow_member, slow_member.calls)
-
-
-def test_a_stream_that_is_never_read_makes_no_passes(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
-) -> None:
-    stream = slow_ensemble.stream("x", max_new_tokens=100_000)
-    time.sleep(0.05)
-    assert slow_member.calls == 0
-    del stream
 
 
 @pytest.mark.quick

@@ -7,9 +7,8 @@ import time
 from contextlib import aclosing, closing
 
 import pytest
-from langchain_core.exceptions import ContextOverflowError
 
-from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError
+from adafuse_llm import AdaFuseEngine, MemberError
 from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.instruction_follower import answer
@@ -138,23 +137,6 @@ async def test_what_goes_wrong_in_a_member_is_said_at_once(kind):
         for away in (lambda: model.ainvoke("Hi"), astream, lambda: model.abatch(["Hi", "Hey"])):
             with pytest.raises(MemberError, match="'broken'"):
                 await away()
-
-
-@BOTH
-async def test_a_prompt_that_is_too_long_is_refused_before_any_pass(kind):
-    member = FakeBackend("small", lambda text: {" a": 1.0}, context_window=32)
-    with AdaFuseEngine([member]) as engine:
-        model = kind(engine=engine)
-        prompt = "x" * 100
-        for call in (model.invoke, lambda p: list(model.stream(p)), lambda p: model.batch([p])):
-            with pytest.raises(ContextOverflowError, match="'small'") as raised:
-                call(prompt)
-            assert isinstance(raised.value.__cause__, ContextWindowError)
-        with pytest.raises(ContextOverflowError, match="'small'"):
-            await model.ainvoke(prompt)
-        with pytest.raises(ContextOverflowError, match="'small'"):
-            _ = [chunk async for chunk in model.astream(prompt)]
-        assert member.passes == 0
 
 
 @BOTH

@@ -12,8 +12,6 @@ import warnings
 from typing import Any
 
 import pytest
-from langchain.agents import create_agent
-from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd, dumps, load, loads
@@ -240,18 +238,6 @@ def test_tokens_are_counted_by_the_first_member_without_a_network(kind, obliging
     )
 
 
-def test_what_a_chat_model_can_do_is_told_truthfully(saved):
-    chat = ChatAdaFuse(members=saved)
-    assert chat.profile is not None
-    assert chat.profile["tool_calling"]
-    assert chat.profile["structured_output"] == is_available()
-    assert chat.profile["tool_choice"] == is_available()
-    assert chat.profile["max_input_tokens"] == 8192
-    chat.warmup()
-    assert ChatAdaFuse(members=saved).profile == chat.profile
-    chat.unload()
-
-
 @BOTH
 def test_model_chooses_among_members_and_says_so_when_it_names_a_model(kind, obliging):
     with pytest.raises(ValueError, match=r"To load models, pass members=\['Qwen/Qwen3-8B'\]"):
@@ -277,15 +263,6 @@ def test_a_timeout_in_digits_is_a_limit(kind):
         model = kind(engine=engine, max_new_tokens=100_000)
         with pytest.raises(TimeoutError, match=r"timeout=0\.3"):
             model.invoke("Go on", timeout="0.3")
-
-
-def test_summaries_of_long_histories_work_before_the_first_call(saved, loads_counted):
-    chat = ChatAdaFuse(members=saved)
-    middleware = SummarizationMiddleware(chat, trigger=("fraction", 0.5))
-    agent: Any = create_agent(chat, middleware=[middleware])
-    assert not loads_counted
-    assert agent.invoke({"messages": [("user", "Hi")]})["messages"][-1].content
-    chat.unload()
 
 
 def test_the_output_of_a_chat_model_has_its_name_and_its_tokens(obliging):

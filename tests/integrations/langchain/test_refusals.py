@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.exceptions import OutputParserException
+from langchain_core.exceptions import ContextOverflowError, OutputParserException
 from langchain_core.messages import HumanMessage, ToolMessage
+from typing_extensions import TypedDict
 
-from adafuse_llm import InvalidInputError, InvalidOptionError
+from adafuse_llm import ContextWindowError, InvalidInputError, InvalidOptionError
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.scripted import scripted_engine
 
@@ -119,6 +120,21 @@ def test_schemas_that_cannot_be_used_are_refused_before_any_call(chat, schema, o
     given = schema and {"title": "City", **schema}
     with pytest.raises((InvalidInputError, InvalidOptionError), match=named):
         chat.with_structured_output(given, **options)
+
+
+def test_a_prompt_that_is_too_long_is_langchains_error_for_it(llm):
+    with pytest.raises(ContextOverflowError) as raised:
+        llm.invoke("x " * 9000)
+    assert isinstance(raised.value.__cause__, ContextWindowError)
+
+
+class Endless(TypedDict):
+    inner: Endless | None
+
+
+def test_a_typed_dict_that_contains_itself(chat):
+    with pytest.raises(InvalidInputError, match="Endless"):
+        chat.with_structured_output(Endless)
 
 
 @pytest.mark.parametrize(

@@ -83,14 +83,10 @@ async def test_a_malformed_call_is_never_repaired(reply):
 
 
 MALFORMED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>'
-UNFINISHED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3'
 
 
-@pytest.mark.parametrize(
-    ("reply", "error"),
-    [(MALFORMED, "not JSON"), (UNFINISHED, "not closed by </tool_call>")],
-)
-async def test_a_malformed_call_has_its_reason_and_can_be_answered(reply, error):
+async def test_a_malformed_call_has_its_reason_and_can_be_answered():
+    reply, error = MALFORMED, "not JSON"
     prompts = []
 
     def script(prompt):
@@ -118,25 +114,6 @@ async def test_a_malformed_call_has_its_reason_and_can_be_answered(reply, error)
     assert error in streamed.additional_kwargs["adafuse_call_errors"][invalid["id"]]
     answer = ToolMessage("Bad JSON.", tool_call_id=invalid["id"])
     assert chat.invoke([HumanMessage("Go"), streamed, answer]).content == "It is 6."
-
-
-def test_a_malformed_call_of_another_provider_is_read():
-    prompts = []
-
-    def script(prompt):
-        prompts.append(prompt)
-        return "It is 6."
-
-    foreign = AIMessage(
-        "", invalid_tool_calls=[{"name": "multiply", "args": '{"a": 2', "id": "1", "error": None}]
-    )
-    history = [HumanMessage("Go"), foreign, ToolMessage("Cut off.", tool_call_id="1")]
-    assert chat_that(script).invoke(history).content == "It is 6."
-    assert any(
-        '<tool_call>\n{"name": "multiply", "arguments": {"a": 2}\n</tool_call>' in prompt
-        and '{"name": "multiply", "content": "Cut off."}' in prompt
-        for prompt in prompts
-    )
 
 
 def test_a_valid_and_a_malformed_call():
@@ -248,20 +225,17 @@ async def test_reasoning_is_kept_apart():
 
 FOREIGN: dict[str, tuple[dict[str, Any], str | None]] = {
     "text": ({"type": "text", "text": "It is 4."}, "It is 4."),
-    "text without a type": ({"text": "It is 4."}, "It is 4."),
     "text of the responses API": ({"type": "output_text", "text": "It is 4."}, "It is 4."),
     "refusal": ({"type": "refusal", "refusal": "I refuse."}, "I refuse."),
     "thinking": ({"type": "thinking", "thinking": "Hm.", "signature": "x"}, None),
-    "redacted": ({"type": "redacted_thinking", "data": "x"}, None),
     "reasoning": ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}, None),
     "tool use": ({"type": "tool_use", "id": "1", "name": "f", "input": {}}, None),
     "image": ({"type": "image_url", "image_url": {"url": "data:x"}}, None),
-    "audio": ({"type": "audio", "base64": "x"}, None),
     "server tool": ({"type": "server_tool_use", "id": "1", "name": "f", "input": {}}, None),
     "a part of another API": ({"inline_data": {"data": "x"}}, None),
     "odd text": ({"type": "text", "text": None}, None),
 }
-NOTED = ("image", "audio", "server tool", "a part of another API", "odd text")
+NOTED = ("image", "server tool", "a part of another API", "odd text")
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
