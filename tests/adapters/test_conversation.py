@@ -105,6 +105,13 @@ def test_a_system_message_is_made_where_the_conversation_does_not_begin_with_one
     assert messages == [{"role": "system", "content": "Answer in JSON."}, *turns]
 
 
+def test_the_example_call_is_well_formed():
+    (system, _) = to_messages([{"role": "user", "content": "?"}], tools=[ADD])
+    parser = ReplyParser(tools=True)
+    parts = [*parser.feed(system["content"]), *parser.close()]
+    assert sum(isinstance(part, ToolCall) for part in parts) == 1
+
+
 def test_earlier_reasoning_is_left_out():
     thoughts = "<think>\nhm </tool_call>\n</think>\n\n"
     user: Turn = {"role": "user", "content": "What is <think>a</think>?"}

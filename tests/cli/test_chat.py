@@ -35,9 +35,12 @@ def test_a_pipe_gets_only_the_answers(adafuse, fakes, asked):
 
 @pytest.mark.quick
 def test_commands_explain_the_last_answer(adafuse, fakes, asked):
-    result = adafuse("chat", input="Who?\n/why\n/why 2\n/alone\n/help\n/new\nWho?\n/quit\nWho?\n")
+    result = adafuse(
+        "chat", input="Who?\n/why\n/why 2\n/why 9\n/alone\n/help\n/new\nWho?\n/quit\nWho?\n"
+    )
     assert result.exit_code == 0, result.output
     shown = result.stdout
+    assert "rounds 0 to 2" in result.stderr
     assert 'over " Stone"' in shown
     assert "3 rounds · 1.0 words per round" in shown
     assert "round 2" in shown

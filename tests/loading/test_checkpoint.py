@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
@@ -118,6 +119,19 @@ def test_a_tensor_of_the_wrong_shape_is_named(copy: Path) -> None:
 )
 def test_other_tensors_than_the_models_do_not_prevent_loading(copy: Path, name: str) -> None:
     change_weights(copy, lambda weights: {**weights, name: torch.ones(4)})
+    load(copy).close()
+
+
+def test_a_layer_for_speculative_decoding_does_not_prevent_loading(copy: Path) -> None:
+    def add(weights: Weights) -> Weights:
+        layer = {
+            name.replace("layers.1.", "layers.2."): weight.clone()
+            for name, weight in weights.items()
+            if "layers.1." in name
+        }
+        return {**weights, **layer, "model.layers.2.eh_proj.weight": torch.ones(4)}
+
+    change_weights(copy, add)
     load(copy).close()
 
 
@@ -228,6 +242,45 @@ def test_an_index_that_is_not_an_index_is_refused(copy: Path, content: str) -> N
 
 
 # Adapters -------------------------------------------------------------------------------------
+
+
+def test_a_config_that_names_pickled_weights_is_refused(copy: Path, unpickled: list[Any]) -> None:
+    torch.save(load_file(copy / "model.safetensors"), copy / "adapter_model.bin")
+    change_config(copy, transformers_weights="adapter_model.bin")
+    with pytest.raises(LoadError, match=r"config\.json.*'adapter_model\.bin'.*pickle"):
+        load(copy)
+    assert not unpickled
+
+
+def test_an_index_that_config_names_is_checked(copy: Path, unpickled: list[Any]) -> None:
+    write_index(copy, "mine.safetensors.index.json", "pytorch_model.bin")
+    change_config(copy, transformers_weights="mine.safetensors.index.json")
+    with pytest.raises(LoadError, match=r"'pytorch_model\.bin'.*pickle"):
+        load(copy)
+    assert not unpickled
+
+
+def cached(copy: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Move a model to a cache of the hub, with files as links to blobs; return its hub id."""
+    hub = copy.parent / "hub"
+    model = hub / "models--someone--tiny"
+    snapshot, commit = model / "snapshots" / ("0" * 40), model / "refs" / "main"
+    snapshot.mkdir(parents=True)
+    commit.parent.mkdir()
+    commit.write_text("0" * 40)
+    copy.rename(model / "blobs")
+    for blob in (model / "blobs").iterdir():
+        (snapshot / blob.name).symlink_to(f"../../blobs/{blob.name}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    return "someone/tiny"
+
+
+def test_models_of_the_hubs_cache_load(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded(copy)
+    name = cached(copy, monkeypatch)
+    load(name).close()
+    snapshot = next(Path(constants.HF_HUB_CACHE).glob("*/snapshots/*"))
+    load(snapshot).close()
 
 
 def is_installed(package: str) -> bool:

@@ -127,6 +127,19 @@ def test_the_folder_of_ollama_is_refused_with_the_files_of_its_models(ollama: Pa
 
 
 @pytest.mark.quick
+def test_transformers_loads_a_folder_of_both_kinds_unless_file_is_set(saved_with_gguf) -> None:
+    assert not is_gguf_member(MemberSpec(str(saved_with_gguf)))
+    assert found(saved_with_gguf, file="*.gguf") == saved_with_gguf / "m.gguf"
+
+
+@pytest.fixture
+def saved_with_gguf(tmp_path: Path) -> Path:
+    for file in WREN.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    return put(tmp_path, "m.gguf")
+
+
+@pytest.mark.quick
 def test_unusable_files_are_refused_before_anything_is_loaded(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     missing = refusal(tmp_path / "missing.gguf")

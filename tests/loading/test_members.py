@@ -136,6 +136,14 @@ def test_the_name_of_an_embedded_member_gets_a_hint(monkeypatch: pytest.MonkeyPa
         load("wren")
 
 
+def test_a_folder_with_the_name_of_an_embedded_member_loads(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy.rename(copy.parent / "wren")
+    monkeypatch.chdir(copy.parent)
+    load("wren").close()
+
+
 @pytest.mark.parametrize(
     ("offline", "says"),
     [

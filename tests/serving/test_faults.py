@@ -292,6 +292,27 @@ def plain():
         yield url
 
 
+def test_deep_or_many_parts_of_a_chat_are_refused(plain):
+    def chat(**fields):
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **fields}
+        return httpx.post(plain + CHAT, json=body)
+
+    deep: dict[str, object] = {}
+    for _ in range(500):
+        deep = {"a": deep}
+    function = {"name": "f", "parameters": deep}
+    refused = [
+        chat(tools=[{"type": "function", "function": function}]),
+        chat(messages=[{"role": "usr" * 100_000, "content": "x"}]),
+        chat(
+            tools=[{"type": "function", "function": {"name": f"t{n}"}} for n in range(5000)],
+            tool_choice={"type": "function", "function": {"name": "f"}},
+        ),
+    ]
+    assert [each.status_code for each in refused] == [400] * 3
+    assert all(len(each.text) < 3000 for each in refused)
+
+
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():
     members = [FakeBackend("small", words, context_window=100), FakeBackend("large", words)]
     empty = [{"role": "user", "content": ""}] * 200
@@ -303,6 +324,17 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():
     for response in (long, many):
         assert error_of(response)["code"] == "context_length_exceeded"
         assert "this server allows 1600" in response.text
+
+
+def test_texts_of_an_option_are_as_long_as_a_prompt_at_most(name="stop"):
+    member = FakeBackend("small", words, context_window=100)
+    with served(create_app(AdaFuseEngine([member]))) as url:
+        texts = [f"x{number:03}" for number in range(500)]
+        given = {"prompt": "x", "max_tokens": 8}
+        refused = httpx.post(url + COMPLETE, json={**given, name: texts})
+        accepted = httpx.post(url + COMPLETE, json={**given, name: texts[:2]})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, name)
+    assert accepted.status_code == 200
 
 
 def test_the_time_limit_counts_before_the_decode(monkeypatch):

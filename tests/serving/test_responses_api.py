@@ -322,6 +322,20 @@ def test_the_texts_of_tokens_cost_the_same_in_a_long_text(engine, monkeypatch, t
         assert len(sizes) < 5 * len(tokens)
 
 
+def test_models_have_their_context_windows():
+    members = [
+        FakeBackend("small", lambda _: {"a": 1.0}, context_window=100),
+        FakeBackend("large", lambda _: {"a": 1.0}, context_window=900),
+        FakeBackend("endless", lambda _: {"a": 1.0}),
+    ]
+    with served(create_app(AdaFuseEngine(members))) as url:
+        listed = httpx.get(f"{url}/v1/models").json()["data"]
+        alone = httpx.get(f"{url}/v1/models/large").json()
+    windows = {model["id"]: model["max_model_len"] for model in listed}
+    assert windows == {"adafuse": 100, "small": 100, "large": 900, "endless": None}
+    assert alone["max_model_len"] == 900
+
+
 def test_tokens_are_those_of_each_member(address, engine):
     def post(path, **body):
         return httpx.post(address + path, json=body)

@@ -81,6 +81,7 @@ def test_members_are_loaded_once_whatever_is_configured(kind, saved, loads_count
     model = kind(members=saved).configurable_fields(
         max_new_tokens=ConfigurableField(id="length"), model=ConfigurableField(id="model")
     )
+    assert not loads_counted
     texts = {
         text(
             model.invoke("Hi", {"configurable": {"length": 1 + 20 * (turn % 2), "model": "quill"}})

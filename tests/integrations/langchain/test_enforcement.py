@@ -224,6 +224,7 @@ def test_the_profile_says_what_can_be_enforced(monkeypatch):
 
     chat = chat_that("Hello.")
     assert claims(chat) == {True}
+    assert chat.profile["max_input_tokens"] == 8192
     assert claims(ChatAdaFuse.from_embedded()) == {True}
     assert claims(ChatAdaFuse.from_embedded(enforce=False)) == {False}
     for backend in chat.engine.backends:
