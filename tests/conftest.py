@@ -54,6 +54,12 @@ GROUPS = {
 GGUF_SHARE = 6
 """One of so many tests of GGUF members runs without ``--gguf``."""
 
+LONG = {"clients", "cookbook", "docker", "real", "slow", "vllm"}
+"""Marks of tests that may take longer than the time limit of pyproject.toml."""
+
+LONG_SECONDS = 1800
+"""Time limit of these tests, and of those with all cases of sweeps."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--clients", action="store_true", help="run the tests of clients, too")
@@ -99,7 +105,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sweeps = None if config.getoption("--sweeps") else item.get_closest_marker("sweep")
         if sweeps and not is_chosen(item.nodeid.partition("[")[0], sweeps.args[0]):
             item.add_marker(pytest.mark.skip(reason=SWEEPS_NOT_RUN))
-        for name in GROUPS.keys() & {mark.name for mark in item.iter_markers()}:
+        marks = {mark.name for mark in item.iter_markers()}
+        is_long = bool(marks & LONG) or ("sweep" in marks and config.getoption("--sweeps"))
+        if is_long and "timeout" not in marks:
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
+        for name in GROUPS.keys() & marks:
             option, reason = GROUPS[name]
             if not config.getoption(option):
                 if name == "gguf" and is_chosen(str(item.path), GGUF_SHARE) and has_llama_cpp():

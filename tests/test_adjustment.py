@@ -63,7 +63,7 @@ def drawn_adjustment(chance: random.Random) -> tuple[dict[str, Any], Adjustment]
     )
 
 
-def test_r8_changes_equal_the_processors_of_transformers() -> None:
+def test_changes_equal_the_processors_of_transformers() -> None:
     chance = random.Random(5)
     for _ in range(300):
         given, adjustment = drawn_adjustment(chance)
@@ -85,19 +85,6 @@ def test_r8_changes_equal_the_processors_of_transformers() -> None:
         assert (logits - totals)[1].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_tokens_beyond_the_logits_are_left_out() -> None:
-    changes = Adjustment(repetition_penalty=2.0, suppressed=(99,)).changes([1, 50], 1)
-    logits, _ = adjusted(torch.ones(1, 4), torch.ones(1, 1), [changes])
-    assert logits.tolist() == [[1.0, 0.5, 1.0, 1.0]]
-
-
-def test_a_long_text_has_its_repeated_sequences() -> None:
-    ids = [1, 2, 3, 1, 2, 4, 1, 2]
-    for size, banned in ((1, {1, 2, 3, 4}), (2, {3, 4}), (3, {3, 4}), (4, set()), (9, set())):
-        found = Adjustment(no_repeat_ngram_size=size).changes(ids, 1).taken
-        assert found == dict.fromkeys(banned, FORBIDDEN), size
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -112,7 +99,7 @@ def test_a_long_text_has_its_repeated_sequences() -> None:
         ({"logit_bias": {"a ": -100, "b ": -100, "c ": -100}}, ""),
     ],
 )
-def test_r8_options_of_a_request(options: dict[str, Any], text: str) -> None:
+def test_options_of_a_request(options: dict[str, Any], text: str) -> None:
     given: dict[str, Any] = {"max_new_tokens": 4, "branching_factor": 1, **options}
     for names in (("wren",), ("wren", "heron")):
         with engine(*names) as ensemble:
@@ -123,7 +110,7 @@ def test_r8_options_of_a_request(options: dict[str, Any], text: str) -> None:
             assert ensemble.generate("x").text == text
 
 
-def test_r8_a_response_has_the_minimum_length_in_every_members_tokens() -> None:
+def test_a_response_has_the_minimum_length_in_every_members_tokens() -> None:
     def short(text: str) -> dict[str, float]:
         return {"<end>": 0.9, "ab ": 0.1}
 
@@ -138,7 +125,7 @@ def test_r8_a_response_has_the_minimum_length_in_every_members_tokens() -> None:
     assert result.finish_reason == "stop"
 
 
-def test_r8_a_grammar_wins_over_forbidden_tokens() -> None:
+def test_a_grammar_wins_over_forbidden_tokens() -> None:
     member = FakeBackend("wren", rule, [*WORDS, "\n", *map(chr, range(32, 127))], is_complete=True)
     with AdaFuseEngine([member]) as ensemble:
         result = ensemble.generate("x", regex="(a |b ){3}", logit_bias={"a ": -90}, temperature=0)
@@ -148,7 +135,7 @@ def test_r8_a_grammar_wins_over_forbidden_tokens() -> None:
 
 
 @pytest.mark.parametrize("strategy", NAMED)
-def test_r8_every_strategy_takes_the_options(strategy: str) -> None:
+def test_every_strategy_takes_the_options(strategy: str) -> None:
     with engine("wren", "heron", strategy=strategy) as ensemble:
         given: dict[str, Any] = {"use": "wren"} if strategy == "single" else {}
         biases = {"a ": -50, "c ": 9}
@@ -156,7 +143,7 @@ def test_r8_every_strategy_takes_the_options(strategy: str) -> None:
     assert result.text.startswith("c c ")
 
 
-def test_r2_a_members_own_changes_hold_unless_a_request_sets_the_option() -> None:
+def test_a_members_own_changes_hold_unless_a_request_sets_the_option() -> None:
     member = FakeBackend("wren", rule, WORDS)
     member.own_adjustment = Adjustment(no_repeat_ngram_size=1, repetition_penalty=1.2)
     with AdaFuseEngine([member]) as ensemble:
@@ -205,21 +192,15 @@ def test_a_member_that_cannot_change_distributions_is_one_error(
     ("options", "message"),
     [
         ({"repetition_penalty": 0}, "'repetition_penalty': .*greater than 0; got 0"),
-        ({"repetition_penalty": True}, "'repetition_penalty': the value must be a number"),
         ({"presence_penalty": 3}, "'presence_penalty': .*less than or equal to 2; got 3"),
-        ({"min_p": 1.5}, "'min_p': .*less than or equal to 1"),
-        ({"no_repeat_ngram_size": -1}, "'no_repeat_ngram_size': .*; got -1"),
         (
             {"min_new_tokens": 9, "max_new_tokens": 8},
             r"most max_new_tokens \(8\); got 9",
         ),
         ({"logit_bias": {5: -1}}, "'logit_bias': .* by text, .* token ids differ between members"),
-        ({"logit_bias": {"": 1}}, "'logit_bias': every text must have at least one character"),
         ({"logit_bias": {"a": 101}}, "'logit_bias': every number must be from -100 to 100"),
-        ({"logit_bias": {"a": float("nan")}}, "'logit_bias': every number must be"),
         ({"logit_bias": dict.fromkeys(map(str, range(2000)), 1)}, "at most 1,024 texts"),
         ({"num_beams": 2}, "'num_beams'.* not supported: members would search"),
-        ({"typical_p": 0.5}, "'typical_p'.* not supported: .* pass min_p or top_p"),
         ({"suppress_tokens": [1]}, r"'suppress_tokens'.*pass logit_bias=\{text: -100\}"),
     ],
 )
@@ -236,7 +217,7 @@ def model(**settings: Any) -> Any:
     return SimpleNamespace(generation_config=SimpleNamespace(**settings))
 
 
-def test_r2_settings_that_change_nothing_are_not_mentioned() -> None:
+def test_settings_that_change_nothing_are_not_mentioned() -> None:
     assert own_adjustment(SimpleNamespace(), frozenset()) == NOTHING
     neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_new_tokens": None}
     old = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "num_beams": 1, "do_sample": False}
@@ -246,7 +227,7 @@ def test_r2_settings_that_change_nothing_are_not_mentioned() -> None:
     assert ignored_settings(model(temperature=0.7, length_penalty=2.0)) == {}
 
 
-def test_r2_settings_that_are_not_followed_come_with_advice() -> None:
+def test_settings_that_are_not_followed_come_with_advice() -> None:
     sampled = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
     assert ignored_settings(model(**sampled, repetition_penalty=1.1)) == sampled
     assert advice(sampled) == "To get the same, pass temperature=0.7, top_p=0.8, top_k=20."
@@ -254,7 +235,7 @@ def test_r2_settings_that_are_not_followed_come_with_advice() -> None:
     assert advice({"num_beams": 4}) == "No option does the same."
 
 
-def test_r2_lists_of_tokens_are_followed() -> None:
+def test_lists_of_tokens_are_followed() -> None:
     config = model(
         repetition_penalty=1.1,
         bad_words_ids=[[1, 2], [3]],

@@ -17,80 +17,36 @@ from adafuse_llm import (
 pytestmark = pytest.mark.quick
 
 
-def test_defaults() -> None:
-    assert AdaFuseConfig().model_dump() == {
-        "margin_threshold": 0.7,
-        "max_words": 3,
-        "branching_factor": None,
-        "max_word_tokens": 16,
-        "max_word_letters": 4,
-        "max_new_tokens": 256,
-        "stop": (),
-        "weights": None,
-        "use": None,
-        "json_schema": None,
-        "regex": None,
-        "grammar": None,
-        "choices": None,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "top_k": None,
-        "min_p": 0.0,
-        "seed": None,
-        "n": 1,
-        "repetition_penalty": None,
-        "presence_penalty": None,
-        "frequency_penalty": None,
-        "no_repeat_ngram_size": None,
-        "min_new_tokens": None,
-        "logit_bias": None,
-        "logprobs": False,
-        "top_logprobs": 0,
-        "private_reasoning": None,
-        "chat_template_kwargs": None,
-        "continue_final_message": False,
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
         ("margin_threshold", -0.1, "greater than or equal to 0"),
         ("margin_threshold", 1.5, "less than or equal to 1"),
-        ("margin_threshold", "high", "number"),
         ("margin_threshold", math.nan, ""),
         ("max_words", 0, "greater than or equal to 1"),
         ("max_words", 1.5, "integer"),
         ("branching_factor", 0, "greater than or equal to 1"),
-        ("branching_factor", -3, "greater than or equal to 1"),
         ("max_word_tokens", 0, "greater than or equal to 1"),
         ("max_word_letters", 0, "greater than or equal to 1"),
         ("max_new_tokens", 0, "greater than or equal to 1"),
-        ("max_new_tokens", "many", "integer"),
         ("stop", [""], "at least one character"),
-        ("stop", 5, "tuple"),
         ("weights", [1.0, -1.0], "non-negative"),
         ("weights", [0.0, 0.0], "not all zero"),
         ("weights", {"a": math.inf}, "finite"),
-        ("weights", (), "not all zero"),
         ("weights", "x", "number per member"),
-        ("weights", [1.0, "x"], "valid number"),
         ("weights", {"a": "x"}, "valid number"),
         ("temperature", -0.5, "greater than or equal to 0"),
         ("temperature", math.inf, "finite"),
-        ("temperature", "warm", "number"),
         ("temperature", True, "number"),
         ("top_p", 0, "greater than 0"),
         ("top_p", 1.5, "less than or equal to 1"),
         ("top_k", -2, "greater than or equal to 1"),
-        ("seed", 1.5, "integer"),
         ("seed", True, "number"),
         ("n", 0, "greater than or equal to 1"),
         ("n", 129, "less than or equal to 128"),
         ("logprobs", "often", "boolean"),
         ("top_logprobs", 21, "less than or equal to 20"),
         ("chat_template_kwargs", "x", "dictionary"),
-        ("use", [], "at least one member"),
         ("use", (), "at least one member"),
     ],
 )
@@ -149,7 +105,7 @@ def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
         *(("max_word_tokens", 256), ("max_word_letters", 256)),
     ],
 )
-def test_e12_options_that_need_memory_have_an_upper_bound(name: str, highest: int) -> None:
+def test_options_that_need_memory_have_an_upper_bound(name: str, highest: int) -> None:
     options: dict[str, Any] = {name: highest}
     assert getattr(AdaFuseConfig(**options), name) == highest
     options[name] += 1
@@ -159,7 +115,7 @@ def test_e12_options_that_need_memory_have_an_upper_bound(name: str, highest: in
 
 
 @pytest.mark.parametrize("weights", [[1e308, 1e308], {"a": 1e13}, [math.nan, 1.0]])
-def test_e12_weights_have_an_upper_bound(weights: Any) -> None:
+def test_weights_have_an_upper_bound(weights: Any) -> None:
     with pytest.raises(InvalidOptionError, match=r"weights must be finite.*at most 1e\+12"):
         AdaFuseConfig(weights=weights)
     assert AdaFuseConfig(weights=[1e12, 0]).weights == (1e12, 0.0)
@@ -176,32 +132,16 @@ def nested(value: Any = "lol") -> Any:
     "options",
     [
         {"max_words": nested()},
-        {"max_words": "x" * 10_000},
         {"max_words": 10**5000},
         {"stop": {"x" * 10_000: nested()}},
         {"weights": nested()},
-        {"use": nested()},
-        {"temperature": nested()},
         {"x" * 10_000: 1},
     ],
 )
-def test_e8_values_in_errors_are_short(options: dict[str, Any]) -> None:
+def test_values_in_errors_are_short(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         AdaFuseConfig(**options)
     assert len(str(caught.value)) < 600
-
-
-def test_e8_names_of_unknown_members_are_short() -> None:
-    with pytest.raises(InvalidOptionError) as caught:
-        AdaFuseConfig(use="x" * 10_000).member_weights(["a", "b"])
-    assert len(str(caught.value)) < 400
-
-
-def test_s11_an_assignment_raises_an_error_of_one_line() -> None:
-    config = AdaFuseConfig()
-    with pytest.raises(InvalidOptionError, match=r"^option 'max_words'.* frozen.*$"):
-        config.max_words = 3
-    assert config == AdaFuseConfig()
 
 
 def test_a_schema_is_a_dict_json_text_or_a_pydantic_class() -> None:

@@ -30,7 +30,7 @@ START_SECONDS = 120
 
 
 @pytest.mark.quick
-def test_d7_the_builder_gets_all_that_is_copied_and_nothing_else() -> None:
+def test_the_builder_gets_all_that_is_copied_and_nothing_else() -> None:
     copies = re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     copied = {source for line in copies for source in line.split()[:-1]}
     allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
@@ -72,7 +72,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.mark.docker
 @pytest.mark.timeout(BUILD_SECONDS + 4 * START_SECONDS)
-def test_d7_a_container_serves_the_models_of_a_volume(image: str, models: Path) -> None:
+def test_a_container_serves_the_models_of_a_volume(image: str, models: Path) -> None:
     names = sorted(path.name for path in models.iterdir())
     flags = [flag for name in names for flag in ("--model", name)]
     port, volume = ("--publish", "127.0.0.1::8000"), ("--volume", f"{models}:/models:ro")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -31,23 +30,12 @@ def test_a_heading_starts_a_passage_and_stays_with_its_text(tmp_path: Path) -> N
     ]
 
 
-def test_a_heading_alone_is_no_passage(tmp_path: Path) -> None:
-    path = write(tmp_path, "town.md", "# Town\n\n## Mill\nOld.\n")
-    assert [passage.text for passage in read_documents([path])] == ["## Mill\nOld."]
-
-
 def test_folders_are_read_in_name_order_without_hidden_and_other_files(tmp_path: Path) -> None:
     write(tmp_path, "b.txt", "second")
     write(tmp_path, "a/z.md", "first")
     write(tmp_path, ".hidden/c.md", "no")
     write(tmp_path, "image.png", "no")
     assert read_documents([tmp_path]) == [Passage("a/z.md", "first"), Passage("b.txt", "second")]
-
-
-def test_paths_may_be_strings_and_windows_line_ends_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n\r\nthree\r\n")
-    assert read_documents([str(path)]) == [Passage("a.txt", "one\ntwo\n\nthree")]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +60,6 @@ def test_passages_respect_the_bound_and_lose_no_text(tmp_path: Path, text: str) 
     [
         ("a.doc", b"text", r"suffix must be one of \.md, .*got '\.doc'"),
         ("a.pdf", b"%PDF", "no readable PDF"),
-        ("noname", b"text", r"got 'no suffix'"),
         ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
         ("a.md", b" \n\n ", "empty"),
     ],
@@ -96,14 +83,14 @@ def pdf(folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
-def test_r3_d2_a_pdf_is_read(tmp_path: Path) -> None:
+def test_a_pdf_is_read(tmp_path: Path) -> None:
     path = pdf(tmp_path, "mill.pdf", "Ada Brook founded the mill.")
     assert read_documents([path]) == [Passage("mill.pdf", "Ada Brook founded the mill.")]
     with pytest.raises(InvalidInputError, match="no text, perhaps because its pages are images"):
         read_documents([pdf(tmp_path, "scan.pdf", "")])
 
 
-def test_r3_d2_files_of_a_folder_that_cannot_be_read_are_skipped_with_a_message(
+def test_files_of_a_folder_that_cannot_be_read_are_skipped_with_a_message(
     tmp_path: Path,
 ) -> None:
     write(tmp_path, "a.md", "text")
@@ -121,7 +108,7 @@ def test_r3_d2_files_of_a_folder_that_cannot_be_read_are_skipped_with_a_message(
     assert len(said) == 3
 
 
-def test_r3_d2_without_pypdf_a_pdf_is_skipped_or_an_error(
+def test_without_pypdf_a_pdf_is_skipped_or_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = pdf(tmp_path, "mill.pdf", "text")
@@ -132,15 +119,15 @@ def test_r3_d2_without_pypdf_a_pdf_is_skipped_or_an_error(
         read_documents([tmp_path], on_skip=lambda _: None)
 
 
-def test_missing_paths_empty_folders_and_no_paths_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="no such file or folder"):
-        read_documents([tmp_path / "nowhere"])
-    with pytest.raises(InvalidInputError, match="no documents in"):
-        read_documents([tmp_path])
-    with pytest.raises(InvalidInputError, match="at least one"):
-        read_documents([])
-    with pytest.raises(InvalidInputError, match="max_chars must be at least 1, got 0"):
-        read_documents([tmp_path], max_chars=0)
+def test_paths_without_documents_are_refused(tmp_path: Path) -> None:
+    for paths in ([], [tmp_path], [tmp_path / "nowhere"]):
+        with pytest.raises(InvalidInputError):
+            read_documents(paths)
+    write(tmp_path, "outside.txt", "outside")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "b.txt").symlink_to(tmp_path / "outside.txt")
+    with pytest.raises(InvalidInputError, match="--follow-links"):
+        read_documents([tmp_path / "docs"])
 
 
 PASSAGES = [
@@ -156,26 +143,9 @@ def test_the_retriever_ranks_the_fitting_passage_first() -> None:
     assert retriever.search("When does the bakery open?", k=2)[0] == PASSAGES[1]
 
 
-def test_the_retriever_returns_only_passages_that_share_a_word() -> None:
-    assert Retriever(PASSAGES).search("teachers", k=3) == [PASSAGES[2]]
-
-
 @pytest.mark.parametrize("query", ["zebra", "the", "???"])
 def test_a_query_without_a_match_still_gets_something_to_read(query: str) -> None:
     assert Retriever(PASSAGES).search(query, k=2) == PASSAGES[:2]
-
-
-def test_more_passages_than_there_are_is_no_error() -> None:
-    assert len(Retriever(PASSAGES).search("the mill, the bakery, the school", k=50)) == 3
-
-
-def test_the_retriever_refuses_what_it_cannot_search() -> None:
-    with pytest.raises(InvalidInputError, match="no passages"):
-        Retriever([])
-    with pytest.raises(InvalidInputError, match="k must be at least 1, got 0"):
-        Retriever(PASSAGES).search("mill", k=0)
-    with pytest.raises(InvalidInputError, match="empty"):
-        Retriever(PASSAGES).search("  ")
 
 
 def test_a_missing_bm25s_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,18 +171,7 @@ def test_question_messages_is_one_user_message_with_numbered_passages() -> None:
         question_messages(" ", PASSAGES)
 
 
-def test_importing_documents_loads_no_model_library() -> None:
-    code = (
-        "import sys, adafuse_llm.documents, adafuse_llm.embedded, training.world; "
-        "print(sorted({'torch', 'transformers', 'bm25s', 'numpy'} & set(sys.modules)))"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert output.strip() == "[]"
-
-
-def test_e7_links_out_of_the_folder_are_skipped_by_default(tmp_path: Path) -> None:
+def test_links_out_of_the_folder_are_skipped_by_default(tmp_path: Path) -> None:
     folder, outside = tmp_path / "docs", write(tmp_path, "outside.txt", "outside")
     write(folder, "a.txt", "inside")
     (folder / "b.txt").symlink_to(outside)
@@ -221,16 +180,3 @@ def test_e7_links_out_of_the_folder_are_skipped_by_default(tmp_path: Path) -> No
     assert found == ["a.txt", "c.txt"]
     followed = [passage.source for passage in read_documents([folder], follow_links=True)]
     assert followed == ["a.txt", "b.txt", "c.txt"]
-
-
-def test_e7_a_folder_may_be_a_link_and_a_folder_of_links_is_explained(tmp_path: Path) -> None:
-    outside = write(tmp_path, "outside.txt", "outside")
-    folder = tmp_path / "docs"
-    folder.mkdir()
-    (folder / "b.txt").symlink_to(outside)
-    with pytest.raises(InvalidInputError, match=r"only links to files outside.*--follow-links"):
-        read_documents([folder])
-    write(folder, "a.txt", "inside")
-    (tmp_path / "link").symlink_to(folder)
-    assert [passage.text for passage in read_documents([tmp_path / "link"])] == ["inside"]
-    assert [passage.text for passage in read_documents([folder / "b.txt"])] == ["outside"]

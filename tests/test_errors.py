@@ -50,11 +50,11 @@ def test_member_errors_survive_pickling() -> None:
 
 
 @pytest.mark.parametrize("value", ["text", 5, -1.5, None, [1, "a"], {"b": (1, 2)}, 10**20])
-def test_e8_short_values_are_shown_as_they_are(value: object) -> None:
+def test_short_values_are_shown_as_they_are(value: object) -> None:
     assert short_repr(value) == repr(value)
 
 
-def test_e8_long_values_are_shortened() -> None:
+def test_long_values_are_shortened() -> None:
     endless: list[object] = []
     endless.append(endless)
     for value in ("x" * 10**6, list(range(10**6)), b"x" * 10**6, 10**5000, -(10**5000), endless):
@@ -81,7 +81,7 @@ def test_e8_long_values_are_shortened() -> None:
         ),
     ],
 )
-def test_r3_d3_the_command_that_installs_extras_fits_the_installation(
+def test_the_command_that_installs_extras_fits_the_installation(
     origin: dict[str, Any] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: adafuse-llm\nVersion: 1\n")
@@ -90,7 +90,3 @@ def test_r3_d3_the_command_that_installs_extras_fits_the_installation(
     found = metadata.PathDistribution(tmp_path)
     monkeypatch.setattr(metadata, "distribution", lambda _: found)
     assert install_command("cli,serve") == command
-
-
-def test_r3_d3_without_an_installation_the_command_names_the_package() -> None:
-    assert install_command("x", "no-such-package") == 'pip install "no-such-package[x]"'

@@ -1,4 +1,4 @@
-"""A few hundred random cases; ``make fuzz`` checks a hundred thousand."""
+"""Some random cases of every kind; ``make fuzz`` checks a hundred thousand."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import pytest
 from benchmarks import fuzz as command
 from tests.support import fuzz
 
-CASES = 16
+CASES = 6
 MODEL_CASES = 1
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_random_cases_violate_nothing(kind: str) -> None:
     tally = fuzz.run(1, range(CASES), kinds=[kind], model_share=0.0)
@@ -27,15 +26,6 @@ def test_a_case_is_determined_by_its_seed_and_number() -> None:
     assert first == again
     assert first != other
     assert first.chance.random() == again.chance.random()
-
-
-@pytest.mark.quick
-def test_every_kind_of_case_is_made() -> None:
-    cases = [fuzz.make_case(0, number) for number in range(600)]
-    assert {case.kind for case in cases} == {*fuzz.KINDS}
-    assert {case.strategy for case in cases} == {*fuzz.STRATEGIES}
-    assert any(case.has_models for case in cases)
-    assert any(room for case in cases for room in case.rooms)
 
 
 @pytest.mark.quick

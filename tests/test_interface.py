@@ -19,7 +19,6 @@ from adafuse_llm import (
     Generation,
     InvalidInputError,
     InvalidOptionError,
-    MemberInfo,
     Request,
     RequestCancelledError,
     Round,
@@ -86,18 +85,6 @@ async def test_a_run_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> 
     whole = embedded.generate(messages=TURNS, **DRAWN)
     assert results(found) == plain([whole, *whole.alternatives])
     assert len(seen) == sum(len(events) for events in found.values())
-
-
-async def test_a_run_numbers_responses_as_a_batch_does(embedded: AdaFuseEngine) -> None:
-    prompts = ["The ferry", "Bread"]
-    requests = [Request(prompt=prompt, options={**DRAWN, "n": 2}) for prompt in prompts]
-    found = await by_index(await embedded.aopen(requests))
-    batch = {
-        index: event.generation
-        for index, event in embedded.stream_batch(prompts, **{**DRAWN, "n": 2})
-        if event.generation
-    }
-    assert results(found) == plain([batch[index] for index in range(4)])
 
 
 @pytest.mark.quick
@@ -208,28 +195,6 @@ def test_encoded_prompts_have_the_tokens_that_usage_counts(embedded: AdaFuseEngi
     without = embedded.encode_prompt(messages=TURNS)
     assert all(len(with_tool[name]) > len(ids) for name, ids in without.items())
     assert {*embedded.encode_prompt("")} == {*embedded.members}  # an empty prompt is counted, too
-
-
-def test_encoded_texts_add_up_to_longer_ones(embedded: AdaFuseEngine) -> None:
-    once, twice = (embedded.encode_text("The ferry leaves.\n" * times) for times in (1, 2))
-    assert [*once] == [*embedded.members]
-    assert {name: ids * 2 for name, ids in once.items()} == twice
-    assert [*embedded.encode_text("x", use="heron")] == ["heron"]
-    with pytest.raises(InvalidInputError, match="got int"):
-        embedded.encode_text(5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOptionError, match="no member 'q'"):
-        embedded.encode_text("x", use="q")
-
-
-@pytest.mark.quick
-def test_members_are_described() -> None:
-    engine = AdaFuseEngine([FakeBackend("one", always), FakeBackend("two", always, (), 20)])
-    one, two = engine.member_info
-    assert one == MemberInfo(
-        name="one", context_window=None, has_chat_template=one.has_chat_template
-    )
-    assert (two.name, two.context_window) == ("two", 20)
-    assert engine.context_window == 20
 
 
 def test_a_view_with_another_strategy_decodes_as_an_engine_with_it(

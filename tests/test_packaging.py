@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,66 +15,10 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.quick
 
-REPOSITORY = METADATA["adafuse-llm"].core.urls["Repository"]
-"""The address of the repository. All others in this repository follow it."""
-
-NAMING = [
-    ROOT / "README.md",
-    ROOT / "CITATION.cff",
-    *(
-        ROOT / "integrations" / name / file
-        for name in INTEGRATIONS
-        for file in ("README.md", "pyproject.toml")
-    ),
-]
-"""Files that name the address, besides the pyproject.toml of the core."""
-
 
 def test_the_three_distributions_have_one_version() -> None:
     versions = {name: metadata.version for name, metadata in METADATA.items()}
     assert versions == dict.fromkeys(METADATA, adafuse_llm.__version__)
-
-
-@pytest.mark.parametrize("name", METADATA)
-def test_addresses_of_a_distribution_name_files_of_the_repository(name: str) -> None:
-    urls = METADATA[name].core.urls
-    assert urls.keys() == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
-    assert urls["Homepage"] == urls["Repository"] == REPOSITORY
-    assert urls["Issues"] == f"{REPOSITORY}/issues"
-    for label in ("Documentation", "Changelog"):
-        start, path = urls[label].split("/blob/main/")
-        assert start == REPOSITORY
-        assert (ROOT / path).is_file()
-
-
-def test_all_pages_name_one_address_of_the_repository() -> None:
-    owner, name = REPOSITORY.rsplit("/", 2)[-2:]
-    address = re.compile(rf"github\.com[/:]([\w.-]+)/{name}\b")
-    assert address.findall(f"git@github.com:a/{name}.git, https://github.com/b/{name}/c") == [
-        "a",
-        "b",
-    ]
-    pages = [*NAMING, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    found = {page: {*address.findall(page.read_text(encoding="utf-8"))} for page in pages}
-    assert {page: owners for page, owners in found.items() if owners - {owner}} == {}
-    assert [page for page in NAMING if not found[page]] == []
-
-
-@pytest.mark.parametrize("name", INTEGRATIONS)
-def test_an_integration_runs_on_the_same_versions_of_python(name: str) -> None:
-    def python(distribution: str) -> list[str]:
-        classifiers = METADATA[distribution].core.classifiers
-        return [each for each in classifiers if "Programming Language" in each]
-
-    assert python(name) == python("adafuse-llm")
-    assert METADATA[name].core.requires_python == METADATA["adafuse-llm"].core.requires_python
-
-
-@pytest.mark.parametrize("name", INTEGRATIONS)
-def test_what_the_tests_of_an_integration_need_is_installed_for_all_tests(name: str) -> None:
-    needed = METADATA[name].config["dependency-groups"]["test"]
-    assert needed[0] == "adafuse-llm[grammar]"
-    assert {*needed[1:]} <= {*METADATA["adafuse-llm"].config["dependency-groups"]["dev"]}
 
 
 @pytest.mark.parametrize("name", INTEGRATIONS)
@@ -87,12 +28,6 @@ def test_the_tests_of_an_integration_need_only_published_packages(name: str) -> 
     for file in files:
         imported = re.findall(r"^\s*(?:from|import)\s+(\w+)", file.read_text("utf-8"), re.MULTILINE)
         assert not {"tests", "benchmarks", "training", "docs"} & {*imported}, file
-
-
-@pytest.mark.parametrize("name", INTEGRATIONS)
-def test_the_integrations_have_the_same_license_file(name: str) -> None:
-    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert (ROOT / "integrations" / name / "LICENSE").read_text(encoding="utf-8") == text
 
 
 def test_the_lowest_constraints_are_the_lower_bounds() -> None:
@@ -120,38 +55,3 @@ def test_the_pinned_llama_cpp_is_the_declared_one(file: str) -> None:
     extra = METADATA["adafuse-llm"].core.optional_dependencies["gguf"]
     assert pins <= {line.split(";")[0] for line in extra}
     assert pins <= {*(ROOT / file).read_text(encoding="utf-8").splitlines()}
-
-
-def test_extras_in_install_hints_exist() -> None:
-    extras = METADATA["adafuse-llm"].core.optional_dependencies
-    files = [
-        file
-        for folder in ("adafuse_llm", "integrations", "docs", "cookbooks")
-        for suffix in ("py", "md", "ipynb")
-        for file in (ROOT / folder).rglob(f"*.{suffix}")
-    ]
-    hints = {
-        extra
-        for file in [ROOT / "README.md", *files]
-        for names in re.findall(
-            r"""adafuse-llm\[(\w+)\]|install_command\(["']([\w,]+)["']\)""",
-            file.read_text(encoding="utf-8"),
-        )
-        for extra in "".join(names).split(",")
-    }
-    assert {"cli", "eval", "tune"} <= hints <= extras.keys()
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_s13_the_first_command_installs_only_what_it_needs(tmp_path: Path) -> None:
-    def installs(target: str) -> list[str]:
-        arguments = ["make", "--dry-run", target, f"VENV={tmp_path / 'new'}"]
-        printed = subprocess.run(arguments, cwd=ROOT, check=True, capture_output=True, text=True)
-        lines = [line for line in printed.stdout.splitlines() if "pip install" in line]
-        return [line for line in lines if "--upgrade" not in line]
-
-    (demo,) = installs("demo")
-    assert demo.endswith("-e '.[cli]'")
-    assert installs("serve") == [demo, demo.replace("cli", "cli,grammar,serve")]
-    assert installs("test")[0] == demo
-    assert "--group dev" in installs("test")[1]

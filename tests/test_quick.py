@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,6 @@ PACKAGES = (
     ROOT / "integrations/llama-index-llms-adafuse/llama_index/llms/adafuse",
 )
 DISTRIBUTIONS = ROOT / "integrations"
-MARK = re.compile(r"^(@|pytestmark = )pytest\.mark\.quick$", re.MULTILINE)
 OPTIONAL = {
     *("bm25s", "lm_eval", "matplotlib", "optuna", "pandas", "prometheus_client"),
     *("rich", "sacrebleu", "starlette", "typer", "uvicorn"),
@@ -63,19 +61,3 @@ def _is_optional(error: BaseException | None) -> bool:
             return missing in OPTIONAL
         error = error.__cause__ or error.__context__
     return False
-
-
-def folders() -> list[Path]:
-    """The folders of tests, except those that are never quick: of real members, of clients, and
-    of LangChain with weights.
-    """
-    own = DISTRIBUTIONS.glob("*/tests")
-    found = {path.parent for tests in (TESTS, *own) for path in tests.rglob("test_*.py")}
-    slow = {"real", "clients", "integration_tests"}
-    return sorted(folder for folder in found if folder.name not in slow)
-
-
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_a_folder_of_tests_has_quick_ones(folder: Path) -> None:
-    marked = [path for path in folder.glob("test_*.py") if MARK.search(path.read_text("utf-8"))]
-    assert marked, f"mark a test of {folder.relative_to(ROOT)} with pytest.mark.quick"

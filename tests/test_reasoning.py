@@ -75,7 +75,7 @@ def test_reasoning_of_earlier_turns_is_kept_apart() -> None:
     assert second == {"role": "assistant", "content": "c", "reasoning_content": "so"}
 
 
-async def test_c1_a_reply_that_begins_in_reasoning_says_so() -> None:
+async def test_a_reply_that_begins_in_reasoning_says_so() -> None:
     engine = thinkers("deepseek", "deepseek-2", script=lambda _: SECRET)
     generation = engine.generate(messages=ASKED)
     assert (generation.text, generation.reply_prefix) == (SECRET, "<think>\n")

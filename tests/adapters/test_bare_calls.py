@@ -91,7 +91,7 @@ def called(parts: list[Any]) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("case", CALLS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_r4_a_reply_that_is_nothing_but_calls_becomes_calls(case: str, size: int) -> None:
+def test_a_reply_that_is_nothing_but_calls_becomes_calls(case: str, size: int) -> None:
     text, expected = CALLS[case]
     parts, warnings = read(*(text[at : at + size] for at in range(0, len(text), size)))
     assert called(parts) == expected
@@ -101,7 +101,7 @@ def test_r4_a_reply_that_is_nothing_but_calls_becomes_calls(case: str, size: int
 
 @pytest.mark.parametrize("case", TEXTS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_r4_other_replies_stay_text(case: str, size: int) -> None:
+def test_other_replies_stay_text(case: str, size: int) -> None:
     text, problem = TEXTS[case]
     parts, warnings = read(*(text[at : at + size] for at in range(0, len(text), size)))
     assert parts == ([Text(text)] if text else [])
@@ -109,7 +109,7 @@ def test_r4_other_replies_stay_text(case: str, size: int) -> None:
     assert all(problem in each and "looks like a tool call" in each for each in warnings)
 
 
-def test_r4_only_what_can_be_calls_is_held_back() -> None:
+def test_only_what_can_be_calls_is_held_back() -> None:
     reader = ReplyReader(TOOLS)
     assert reader.add('{"na').content == ""
     assert reader.add('me": "a').content == ""
@@ -136,7 +136,7 @@ def test_r4_only_what_can_be_calls_is_held_back() -> None:
         assert said + reader.add(rest).content == begun + rest
 
 
-def test_r4_calls_without_markers_follow_reasoning_only() -> None:
+def test_calls_without_markers_follow_reasoning_only() -> None:
     parts, _ = read("<think>Hm.</think>\n\n", ADD)
     assert called(parts) == [ADDED]
     marked = f"<tool_call>\n{NOW}\n</tool_call>"
@@ -147,18 +147,18 @@ def test_r4_calls_without_markers_follow_reasoning_only() -> None:
     assert warnings == []
 
 
-def test_r4_without_tools_nothing_is_a_call() -> None:
+def test_without_tools_nothing_is_a_call() -> None:
     reader = ReplyReader()
     assert reader.add(ADD).content == ADD
     assert reader.add("", finish_reason="stop").warnings == []
 
 
-def test_r4_only_the_first_call_counts_if_calls_are_not_parallel() -> None:
+def test_only_the_first_call_counts_if_calls_are_not_parallel() -> None:
     parts, _ = read(f"{ADD}\n{NOW}", parallel=False)
     assert called(parts) == [ADDED]
 
 
-def test_r4_calls_with_markers_of_unknown_tools_have_a_warning() -> None:
+def test_calls_with_markers_of_unknown_tools_have_a_warning() -> None:
     parts, (warning,) = read('<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>')
     assert called(parts) == [("sub", {})]
     assert "there is no tool 'sub'. The tools are: add, now, größe" in warning
@@ -167,7 +167,7 @@ def test_r4_calls_with_markers_of_unknown_tools_have_a_warning() -> None:
 
 
 @pytest.mark.parametrize("cut", ["<tool", "<tool_call", "<tool_call>", "<tool_call>\n{", ADD[:20]])
-def test_v13_a_call_that_is_cut_off_leaves_no_marker_in_the_text(cut: str) -> None:
+def test_a_call_that_is_cut_off_leaves_no_marker_in_the_text(cut: str) -> None:
     parts, warnings = read("Well: ", cut, reason="length")
     if cut.startswith("<"):
         assert [type(part) for part in parts] == [Text, InvalidToolCall]
@@ -179,7 +179,7 @@ def test_v13_a_call_that_is_cut_off_leaves_no_marker_in_the_text(cut: str) -> No
 
 @pytest.mark.parametrize("tools", [TOOLS, ()])
 @pytest.mark.parametrize("cut", ["<", "<t", "<too"])
-def test_v13_the_first_characters_of_a_marker_are_no_text_if_a_reply_is_cut(
+def test_the_first_characters_of_a_marker_are_no_text_if_a_reply_is_cut(
     cut: str, tools: Any
 ) -> None:
     for reason, shown in (("length", ""), ("cancelled", ""), ("stop", cut)):
@@ -189,8 +189,15 @@ def test_v13_the_first_characters_of_a_marker_are_no_text_if_a_reply_is_cut(
     assert ReplyReader().add(f"1 {cut}", finish_reason="length").content == f"1 {cut}"
 
 
+@pytest.mark.parametrize("tools", [TOOLS, ()])
+def test_most_of_a_marker_is_no_text_where_calls_are_forbidden(tools: Any) -> None:
+    most = "1 <tool_cal"
+    assert ReplyReader(tools, calls_forbidden=True).add(most, finish_reason="stop").content == "1 "
+    assert ReplyReader(tools).add(most, finish_reason="stop").content == most
+
+
 @given(st.sampled_from([text for text, _ in (*CALLS.values(), *TEXTS.values())]), st.data())
-def test_r4_nothing_is_lost_however_a_reply_is_cut(text: str, data: st.DataObject) -> None:
+def test_nothing_is_lost_however_a_reply_is_cut(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read(*pieces) == read(text)
@@ -201,12 +208,12 @@ def test_r4_nothing_is_lost_however_a_reply_is_cut(text: str, data: st.DataObjec
 
 
 @given(st.sampled_from([text for text, _ in CALLS.values()]), st.data())
-def test_r4_the_beginning_of_calls_is_never_let_go(text: str, data: st.DataObject) -> None:
+def test_the_beginning_of_calls_is_never_let_go(text: str, data: st.DataObject) -> None:
     read_calls(text[: data.draw(st.integers(0, len(text)))], TOOLS)
 
 
 @given(st.text(st.sampled_from('{}[],:"`\n ax1\\'), max_size=30))
-def test_r4_any_text_is_calls_or_is_not(text: str) -> None:
+def test_any_text_is_calls_or_is_not(text: str) -> None:
     try:
         assert read_calls(text, TOOLS) is None
     except NotCallsError:

@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adafuse_llm.adapters.conversation import Turn, to_messages
 from adafuse_llm.adapters.reply import InvalidToolCall, Reasoning, ReplyParser, Text, ToolCall
-from adafuse_llm.text.chat import Tool
-from tests.support.scripted import scripted_engine
 
 pytestmark = pytest.mark.quick
 
@@ -187,31 +184,3 @@ def test_the_parts_are_those_of_a_whole_reply_matched_at_once(reply, tools, reas
     markers = [m for m, on in zip(MARKERS, (tools, tools, reasoning, reasoning), strict=True) if on]
     kept = "".join(part.text for part in found)
     assert len(kept) >= len(reply) - sum(reply.count(m) * len(m) for m in markers)
-
-
-def test_a_conversation_with_a_tool_from_members_and_back():
-    def script(prompt):
-        if '{"name": "add", "content": "3"}' in prompt:
-            return "<think>3, then</think>It is 3."
-        call = {"name": "add", "arguments": {"a": 1, "b": 2}}
-        return f"Let me add.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
-
-    tool = Tool("add", "Add two numbers.", {"type": "object"})
-    turns: list[Turn] = [{"role": "user", "content": "What is 1 + 2?"}]
-    with scripted_engine(script) as engine:
-
-        def reply():
-            parser = ReplyParser(tools=True)
-            messages = to_messages(turns, tools=[tool])
-            parts = [p for e in engine.stream(messages=messages) for p in parser.feed(e.text)]
-            return parts + parser.close()
-
-        first = reply()
-        (call,) = (part for part in first if isinstance(part, ToolCall))
-        assert (call.name, call.arguments) == ("add", {"a": 1, "b": 2})
-        text = "".join(p.text for p in first if type(p) is Text)
-        said: Turn = {"role": "assistant", "content": text}
-        said["tool_calls"] = [{"id": "7", "name": call.name, "arguments": call.arguments}]
-        assert to_messages([said])[0]["content"] == script("")
-        turns += [said, {"role": "tool", "tool_call_id": "7", "content": "3"}]
-        assert "".join(part.text for part in reply() if type(part) is Text) == "It is 3."

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.structured import correction, find_json, schema_instructions
-from tests.support.scripted import scripted_engine
+from adafuse_llm.adapters.structured import find_json, schema_instructions
 
 pytestmark = pytest.mark.quick
 
@@ -98,19 +97,3 @@ def test_what_members_are_told():
     assert ": " not in text.splitlines()[-1]
     with pytest.raises(InvalidInputError, match="cannot be written as JSON"):
         schema_instructions({"default": object()})
-
-
-def test_a_corrected_reply_can_be_asked_for():
-    def script(prompt):
-        return '{"a": 1}' if "cannot be used: the JSON is cut off" in prompt else '{"a": '
-
-    with scripted_engine(script) as engine:
-        messages = [{"role": "user", "content": schema_instructions({"type": "object"})}]
-        reply = engine.generate(messages=messages).text
-        with pytest.raises(ValueError, match="cut off") as caught:
-            find_json(reply)
-        messages += [
-            {"role": "assistant", "content": reply},
-            {"role": "user", "content": correction(str(caught.value))},
-        ]
-        assert find_json(engine.generate(messages=messages).text) == {"a": 1}

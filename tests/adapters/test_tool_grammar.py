@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import GrammarError, InvalidInputError
-from adafuse_llm.adapters.conversation import Turn, to_messages
-from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text, ToolCall
+from adafuse_llm.adapters.reply import ReplyParser, Text, ToolCall
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.text.chat import Tool
@@ -159,16 +158,6 @@ def test_an_argument_can_contain_the_closing_marker():
         assert second.arguments == {"a": 1, "b": -2}
 
 
-def test_the_history_shows_calls_in_the_form_of_the_grammar():
-    turn: Turn = {"role": "assistant", "content": "So:"}
-    turn["tool_calls"] = [
-        {"id": "1", "name": "add", "arguments": {"a": 1, "b": -2}},
-        {"id": "2", "name": "now", "arguments": {}},
-    ]
-    content = to_messages([turn])[0]["content"]
-    assert accepts(tool_grammar(TOOLS), content)
-
-
 @pytest.mark.parametrize("choice", ["auto", "required", "add"])
 def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
     """Walks prefer the bytes of a call; each ends where the grammar accepts."""
@@ -204,14 +193,6 @@ def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
                 assert isinstance(value, kinds[properties[name]["type"]])
             found += 1
     assert found >= 20
-
-
-def test_reasoning_may_mention_calls():
-    reply = f"<think>{A_SUM}</think>{A_TIME}"
-    assert accepts(tool_grammar(TOOLS), reply)
-    thought, call = parsed(reply)
-    assert thought == Reasoning(A_SUM)
-    assert isinstance(call, ToolCall)
 
 
 @pytest.mark.parametrize(

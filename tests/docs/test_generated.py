@@ -12,12 +12,8 @@ from tests.support.paths import ROOT
 GENERATED = [page for page in pages() if PLACE.search(page.read_text(encoding="utf-8"))]
 
 
-def test_some_pages_have_generated_tables() -> None:
-    assert len(GENERATED) > 3
-
-
 @pytest.mark.parametrize("page", GENERATED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_r3_d5_a_page_has_its_tables_and_they_are_not_stale(page: Path) -> None:
+def test_a_page_has_its_tables_and_they_are_not_stale(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert any("| " in found[0] for found in PLACE.finditer(text))
     assert text == filled(text), "run: python -m docs.generated"

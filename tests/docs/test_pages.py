@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sybil import Sybil
@@ -17,10 +13,9 @@ from sybil.document import Document
 from sybil.example import Example
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.serving import create_app
-from adafuse_llm.text.grammar import Grammar
 from tests.support.documents import put_documents
 from tests.support.gguf_files import embedded_gguf
 from tests.support.inference_servers import InferenceServer
@@ -51,11 +46,6 @@ GGUF_PAGES = {"README.md": 3, "docs/guides/models.md": 1, "docs/guides/gguf.md":
 
 def examples(page: Path) -> Document:
     return Sybil([PythonCodeBlockParser(), SkipParser()], path=str(ROOT)).parse(page)
-
-
-@pytest.mark.quick
-def test_there_are_pages_with_code() -> None:
-    assert sum(bool(list(examples(page).examples())) for page in PAGES) >= 4
 
 
 def put_models(page: Path, folder: Path) -> None:
@@ -133,39 +123,8 @@ def test_the_code_for_gguf_models_runs(name: str, tmp_path: Path, monkeypatch, c
     assert len(blocks) == GGUF_PAGES[name]
 
 
-@pytest.mark.quick
-def test_these_pages_have_code_for_gguf_models() -> None:
-    pages = {page for page in PAGES if any(map(needs_llama_cpp, examples(page).examples()))}
-    assert pages == {ROOT / name for name in GGUF_PAGES}
-
-
-@pytest.mark.gguf
-@pytest.mark.skipif(os.name == "nt", reason="the commands are for POSIX")
-def test_the_commands_for_the_embedded_members_print_what_the_guide_shows(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "guides" / "gguf.md").read_text(encoding="utf-8")
-    section = page.partition("## Try it with the embedded members\n")[2].partition("\n## ")[0]
-    install, *commands = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    (shown,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
-    options = install.removeprefix(".venv/bin/python -m pip install").strip()
-    assert options.replace("gguf", "cli") in (ROOT / "Makefile").read_text(encoding="utf-8")
-
-    for folder in ("adafuse_llm", "tests"):
-        (tmp_path / folder).symlink_to(ROOT / folder, target_is_directory=True)
-    (tmp_path / ".venv").symlink_to(sys.prefix, target_is_directory=True)
-    done = subprocess.run(
-        ["sh", "-e", "-c", "".join(commands)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = "\n".join(line.rstrip() for line in done.stdout.splitlines())
-    assert shown in printed
-
-
 @pytest.mark.parametrize(("name", "count"), PRINTING.items())
-def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatch, capsys):
+def test_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatch, capsys):
     page = GUIDES / f"{name}.md"
     put_models(page, tmp_path)
     put_documents(tmp_path / "documents")
@@ -180,68 +139,3 @@ def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatc
     for output in outputs:
         assert output in printed
         assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"
-
-
-EXAMPLES: dict[str, dict[str, Any]] = {
-    **{name: {name: {}} for name in ("not", "contains")},
-    "if": {"if": {"const": 1}, "then": {"minimum": 1}},
-    "dependentSchemas": {"dependentSchemas": {"a": {"required": ["b"]}}},
-    **{name: {name: {"a": ["b"]}} for name in ("dependentRequired", "dependencies")},
-    **{name: {name: False} for name in ("unevaluatedProperties", "unevaluatedItems")},
-    "uniqueItems": {"uniqueItems": True},
-    "maxProperties": {"maxProperties": 3},
-    "$recursiveRef": {"$recursiveRef": "#"},
-    "$dynamicRef": {"$dynamicRef": "#x", "$defs": {"x": {"$dynamicAnchor": "x"}}},
-}
-"""A schema with each keyword that the guide names as refused."""
-
-FORMATS = [
-    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
-    *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
-    *("json-pointer", "relative-json-pointer", "regex"),
-]
-"""The formats of JSON Schema."""
-
-OTHERS: list[dict[str, Any]] = [
-    {"type": "object", "properties": {"a": {}}, "minProperties": 1},
-    {"type": "object", "properties": {"a": {}}, "maxProperties": 1},
-    {"type": "object", "propertyNames": {"pattern": "^a"}},
-    {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-    {"type": "string", "pattern": "^(?!a)b$"},
-    {"type": "string", "pattern": r"^(a)\1$"},
-    {"type": "string", "pattern": r"^\x0b"},
-    {"$ref": "http://localhost:9/schema.json"},
-    {"$ref": "#x", "$defs": {"x": {"$anchor": "x"}}},
-    {"type": "array", "items": {"$id": "http://localhost:9/x"}},
-    {"$schema": "http://json-schema.org/draft-04/schema#", "type": "string"},
-    {"anyOf": [{"type": "number", "multipleOf": 0.5}, {"type": "integer", "multipleOf": 3}]},
-    {"enum": []},
-]
-ENFORCED: list[dict[str, Any]] = [
-    {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
-    *({"type": "string", "format": name} for name in ("binary", "password", "path")),
-    {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 1},
-    {"oneOf": [{"type": "integer"}, {"type": "null"}]},
-    {"type": "string", "title": "t", "default": "d", "x-unknown": 1},
-]
-
-
-def is_enforced(schema: dict[str, Any]) -> bool:
-    try:
-        return Grammar.of(AdaFuseConfig(json_schema=schema)) is not None
-    except GrammarError:
-        return False
-
-
-def test_the_guide_names_the_parts_of_schemas_that_are_refused() -> None:
-    pytest.importorskip("llguidance", reason="needs the extra [grammar]")
-    page = (ROOT / "docs" / "guides" / "structured-output.md").read_text(encoding="utf-8")
-    marked = re.findall(r"<!-- (\w+): \w+ -->(.*?)<!-- end -->", page, re.DOTALL)
-    listed = {name: re.findall("`(.*?)`", text) for name, text in marked}
-    assert sorted(listed["refused"]) == sorted(EXAMPLES)
-    for name, schema in EXAMPLES.items():
-        assert not is_enforced({"type": ["object", "array", "integer"], **schema}), name
-    accepted = [name for name in FORMATS if is_enforced({"type": "string", "format": name})]
-    assert sorted(listed["accepted"]) == sorted(accepted)
-    assert not any(map(is_enforced, OTHERS))
-    assert all(map(is_enforced, ENFORCED))

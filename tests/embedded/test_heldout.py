@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +13,6 @@ from adafuse_llm.documents import Passage
 from adafuse_llm.embedded import (
     HELDOUT_KINDS,
     HeldoutKind,
-    HeldoutQuestion,
     final_answer,
     heldout_questions,
 )
@@ -63,23 +61,9 @@ def test_there_are_300_questions_of_each_kind_with_long_answers(kind: HeldoutKin
     assert heldout_questions(7, kind) == questions[:7]
 
 
-def test_passages_hold_the_sentences_of_long_answers() -> None:
-    for each in heldout_questions(40, "summary"):
-        passages = [passage.text for passage in each.passages]
-        values = re.findall(r"\d[\d.:]*\d|\d", each.answer)
-        assert len(passages) == 3
-        assert any(all(value in text for value in values) for text in passages)
-
-
 def test_an_unknown_kind_is_an_error_that_names_the_kinds() -> None:
     with pytest.raises(InvalidInputError, match=r"Did you mean 'summary'.* Kinds: facts, parts"):
         heldout_questions(kind="sumary")  # type: ignore[arg-type]
-
-
-@pytest.mark.quick
-def test_a_limit_takes_the_first() -> None:
-    assert heldout_questions(7) == heldout_questions()[:7]
-    assert isinstance(heldout_questions(1)[0], HeldoutQuestion)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1801])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +68,6 @@ def test_together_the_members_are_below_25_megabytes() -> None:
     assert sum(file.stat().st_size for file in files) < 25_000_000
 
 
-def test_all_members_load_within_three_seconds() -> None:
-    start = time.process_time()
-    for path in member_paths():
-        AutoTokenizer.from_pretrained(path)
-        AutoModelForCausalLM.from_pretrained(path)
-    assert time.process_time() - start < 3.0
-
-
 @pytest.mark.quick
 def test_architectures_and_vocabularies_differ() -> None:
     configs = [json.loads((path / "config.json").read_text()) for path in member_paths()]
@@ -110,18 +101,6 @@ def test_tokenizers_lose_nothing(tokenizer: Any, text: str) -> None:
     assert tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids
 
 
-def test_a_made_up_word_has_the_same_pieces_wherever_it_stands(tokenizer: Any) -> None:
-    def pieces(text: str) -> list[str]:
-        tokens = tokenizer.tokenize(text)
-        words = [token for token in tokens if not token.startswith("<0x")]
-        return [token.lstrip("Ġ▁") for token in words if any(c.isalpha() for c in token)]
-
-    alone = pieces("Halvik")
-    assert len(alone) == 2
-    for text in (" Halvik", "\nHalvik", " Halvik.", " Halvik,", "(Halvik)", ": Halvik\n"):
-        assert [piece for piece in pieces(text) if piece not in "ĊĠ"] == alone
-
-
 def test_the_end_of_a_turn_is_an_end_of_sequence(tokenizer: Any, model: Any) -> None:
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     ids = tokenizer.encode(
@@ -135,13 +114,6 @@ def test_the_end_of_a_turn_is_an_end_of_sequence(tokenizer: Any, model: Any) -> 
         assert end in (stops if isinstance(stops, list) else [stops])
     assert tokenizer.eos_token_id == end
     assert end in tokenizer.all_special_ids
-
-
-def test_padding_is_its_own_token(tokenizer: Any, model: Any) -> None:
-    assert tokenizer.pad_token_id is not None
-    assert model.config.pad_token_id == tokenizer.pad_token_id
-    assert model.generation_config.pad_token_id == tokenizer.pad_token_id
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
 
 
 def test_templates_render_system_user_and_assistant_turns(tokenizer: Any) -> None:

@@ -6,9 +6,8 @@ import inspect
 
 import pytest
 
-from adafuse_llm.documents import Passage
 from adafuse_llm.embedded import handbook_questions
-from adafuse_llm.embedded.tools import TOOLS, calculate, look_up, one_line
+from adafuse_llm.embedded.tools import TOOLS, calculate, look_up
 from adafuse_llm.errors import InvalidInputError
 
 
@@ -30,7 +29,7 @@ def test_calculate_is_exact(expression: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "1 +", "2 ** 9", "1 / 2", "abs(-1)", "__import__('os')", "x + 1", "True + 1", "'a' * 3"],
+    ["", "1 +", "2 ** 9", "abs(-1)", "__import__('os')", "True + 1"],
 )
 def test_calculate_takes_sums_only(expression: str) -> None:
     with pytest.raises(InvalidInputError, match="decimal numbers"):
@@ -43,11 +42,6 @@ def test_look_up_finds_the_document_of_every_name_in_the_handbook() -> None:
         if question.source:
             name = question.source.removesuffix(".md").replace("-", " ").title()
             assert look_up(name).startswith("[1] # " + name)
-
-
-def test_a_result_is_one_line_with_numbered_passages() -> None:
-    passages = [Passage("a.md", "# A\n\n- x: 1\n- y: 2\n"), Passage("b.md", "B.")]
-    assert one_line(passages) == "[1] # A - x: 1 - y: 2 [2] B."
 
 
 def test_the_tools_are_described_as_frameworks_describe_the_functions() -> None:

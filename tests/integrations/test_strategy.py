@@ -24,7 +24,7 @@ def engine_of(model: Any) -> AdaFuseEngine:
     return engine
 
 
-def test_l2_models_that_differ_only_in_the_strategy_share_their_members() -> None:
+def test_models_that_differ_only_in_the_strategy_share_their_members() -> None:
     options: Any = {"use": ["heron"], "max_new_tokens": 12}
     models = [kind.from_embedded(strategy="single", **options) for kind in KINDS]
     plain = ChatAdaFuse.from_embedded(**options)
@@ -41,7 +41,7 @@ def test_l2_models_that_differ_only_in_the_strategy_share_their_members() -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_l2_a_strategy_is_checked_at_once(kind: Any) -> None:
+def test_a_strategy_is_checked_at_once(kind: Any) -> None:
     with pytest.raises(InvalidOptionError, match=r"strategy must be one of.*Did you mean 'single'"):
         kind.from_embedded(strategy="sngle")
     with (
@@ -52,7 +52,7 @@ def test_l2_a_strategy_is_checked_at_once(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_l2_a_configuration_file_has_the_strategy(kind: Any, tmp_path: Any) -> None:
+def test_a_configuration_file_has_the_strategy(kind: Any, tmp_path: Any) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("strategy: mixture\nmax_new_tokens: 8\n")
     model = kind.from_config(path)
@@ -64,7 +64,7 @@ def test_l2_a_configuration_file_has_the_strategy(kind: Any, tmp_path: Any) -> N
 
 
 @pytest.mark.quick
-def test_l2_a_strategy_without_grammars_enforces_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_without_grammars_enforces_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FixedWords, "options", frozenset())
     plain, strategy = ChatAdaFuse.from_embedded(), ChatAdaFuse.from_embedded(strategy="fixed-1")
     plain.unload()
@@ -76,7 +76,7 @@ def test_l2_a_strategy_without_grammars_enforces_no_calls(monkeypatch: pytest.Mo
 
 
 @pytest.mark.quick
-def test_l2_init_chat_model_knows_no_packages_of_others() -> None:
+def test_init_chat_model_knows_no_packages_of_others() -> None:
     with pytest.raises(ValueError, match="adafuse") as caught:
         init_chat_model("adafuse:any")
     changed = "langchain has changed: see init_chat_model in docs/guides/langchain.md"

@@ -69,12 +69,11 @@ def write_index(folder: Path, name: str, file: object) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ["model.embed_tokens.weight"],
         ["lm_head.weight"],
         ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"],
     ],
 )
-def test_e2_a_checkpoint_with_missing_tensors_is_refused(copy: Path, names: list[str]) -> None:
+def test_a_checkpoint_with_missing_tensors_is_refused(copy: Path, names: list[str]) -> None:
     change_weights(copy, lambda weights: {n: w for n, w in weights.items() if n not in names})
     with pytest.raises(LoadError) as caught:
         load(copy)
@@ -85,14 +84,14 @@ def test_e2_a_checkpoint_with_missing_tensors_is_refused(copy: Path, names: list
     assert "\n" not in message
 
 
-def test_e2_a_config_with_more_layers_than_the_checkpoint_is_refused(copy: Path) -> None:
+def test_a_config_with_more_layers_than_the_checkpoint_is_refused(copy: Path) -> None:
     change_config(copy, num_hidden_layers=3)
     with pytest.raises(LoadError, match=r"9 tensors \(model\.layers\.2\..*, \.\.\.\) missing"):
         load(copy)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gpt2", "mamba"])
-def test_e2_a_checkpoint_with_more_layers_than_its_config_is_refused(
+@pytest.mark.parametrize("arch", ["gpt2", "mamba"])
+def test_a_checkpoint_with_more_layers_than_its_config_is_refused(
     arch: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / arch
@@ -103,7 +102,7 @@ def test_e2_a_checkpoint_with_more_layers_than_its_config_is_refused(
         load(folder)
 
 
-def test_e2_a_tensor_of_the_wrong_shape_is_named(copy: Path) -> None:
+def test_a_tensor_of_the_wrong_shape_is_named(copy: Path) -> None:
     change_config(copy, intermediate_size=40)
     with pytest.raises(
         LoadError, match=r"mlp\.down_proj\.weight \[32, 48\] instead of \[32, 40\].*wrong shape"
@@ -115,17 +114,15 @@ def test_e2_a_tensor_of_the_wrong_shape_is_named(copy: Path) -> None:
     "name",
     [
         "model.layers.0.self_attn.rotary_emb.inv_freq",
-        "model.embeddings.position_ids",
-        "score.weight",
         "vision_tower.layers.0.mlp.up_proj.weight",
     ],
 )
-def test_e2_other_tensors_than_the_models_do_not_prevent_loading(copy: Path, name: str) -> None:
+def test_other_tensors_than_the_models_do_not_prevent_loading(copy: Path, name: str) -> None:
     change_weights(copy, lambda weights: {**weights, name: torch.ones(4)})
     load(copy).close()
 
 
-def test_e2_a_layer_for_speculative_decoding_does_not_prevent_loading(copy: Path) -> None:
+def test_a_layer_for_speculative_decoding_does_not_prevent_loading(copy: Path) -> None:
     def add(weights: Weights) -> Weights:
         layer = {
             name.replace("layers.1.", "layers.2."): weight.clone()
@@ -138,25 +135,7 @@ def test_e2_a_layer_for_speculative_decoding_does_not_prevent_loading(copy: Path
     load(copy).close()
 
 
-def test_e2_a_tied_output_layer_need_not_be_stored(tmp_path: Path) -> None:
-    folder = tmp_path / "tied"
-    torch.manual_seed(0)
-    known = tokenizer("bytelevel")
-    config = transformers.LlamaConfig(
-        vocab_size=len(known),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    known.save_pretrained(folder)
-    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    load(folder).close()
-
-
-def test_e2_names_without_the_prefix_of_the_base_model_load(tmp_path: Path) -> None:
+def test_names_without_the_prefix_of_the_base_model_load(tmp_path: Path) -> None:
     folder = tmp_path / "gpt2"
     torch.manual_seed(0)
     known = tokenizer("bytelevel")
@@ -176,7 +155,7 @@ def test_e2_names_without_the_prefix_of_the_base_model_load(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("form", ["quantized while loading", "quantized checkpoint"])
-def test_e2_a_quantized_member_with_missing_tensors_is_refused(form: str, tmp_path: Path) -> None:
+def test_a_quantized_member_with_missing_tensors_is_refused(form: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     quantization = transformers.BitsAndBytesConfig(load_in_4bit=True)
     folder = tmp_path / "quantized"
@@ -209,15 +188,7 @@ def sharded(
 
 
 @pytest.mark.quick
-def test_a_sharded_checkpoint_loads(copy: Path) -> None:
-    sharded(copy)
-    load(copy).close()
-
-
-@pytest.mark.quick
-def test_e3_an_index_that_names_pickled_weights_is_refused(
-    copy: Path, unpickled: list[Any]
-) -> None:
+def test_an_index_that_names_pickled_weights_is_refused(copy: Path, unpickled: list[Any]) -> None:
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     sharded(copy, "pytorch_model.bin")
     with pytest.raises(LoadError, match=r"'pytorch_model\.bin'.*pickle.*allow_pickle=True"):
@@ -225,16 +196,20 @@ def test_e3_an_index_that_names_pickled_weights_is_refused(
     assert not unpickled
 
 
-def test_e3_pickled_weights_of_an_index_load_if_allowed(copy: Path) -> None:
+def test_pickled_weights_of_an_index_load_if_allowed(copy: Path) -> None:
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     sharded(copy, "pytorch_model.bin")
     load(MemberSpec(path=str(copy), allow_pickle=True)).close()
 
 
-@pytest.mark.parametrize("allow_pickle", [False, True])
-@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
-@pytest.mark.parametrize("place", ["absolute", "parent", "windows", "drive", "link"])
-def test_e3_an_index_that_leaves_the_folder_is_refused(
+@pytest.mark.parametrize(
+    ("place", "index", "allow_pickle"),
+    [
+        *((place, "model", False) for place in ("absolute", "parent", "windows", "drive")),
+        *(("link", index, True) for index in ("model", "pytorch_model")),
+    ],
+)
+def test_an_index_that_leaves_the_folder_is_refused(
     copy: Path, place: str, index: str, allow_pickle: bool, unpickled: list[Any]
 ) -> None:
     outside = copy.parent / "other" / "model.safetensors"
@@ -248,29 +223,28 @@ def test_e3_an_index_that_leaves_the_folder_is_refused(
         "drive": "c:other.safetensors",
         "link": "linked.safetensors",
     }
-    sharded(copy, names[place], index)
-    spec = MemberSpec(path=str(copy), allow_pickle=allow_pickle)
-    with pytest.raises(LoadError) as caught:
-        load(spec)
-    if allow_pickle or index == "model.safetensors.index.json":
-        assert "outside the model's folder" in str(caught.value)
+    suffix = "safetensors" if index == "model" else "bin"
+    sharded(copy, names[place], f"{index}.{suffix}.index.json")
+    with pytest.raises(LoadError, match="outside the model's folder"):
+        load(MemberSpec(path=str(copy), allow_pickle=allow_pickle))
     assert not unpickled
 
 
 @pytest.mark.parametrize(
     "content",
-    ["{not json", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {"a": 5}}', "[" * 100_000],
+    ["{not json", '{"weight_map": {"a": 5}}', "[" * 100_000],
 )
-def test_e3_an_index_that_is_not_an_index_is_refused(copy: Path, content: str) -> None:
+def test_an_index_that_is_not_an_index_is_refused(copy: Path, content: str) -> None:
     (copy / "model.safetensors").rename(copy / SHARD)
     (copy / "model.safetensors.index.json").write_text(content)
     with pytest.raises(LoadError, match=r"model\.safetensors\.index\.json"):
         load(copy)
 
 
-def test_e3_a_config_that_names_pickled_weights_is_refused(
-    copy: Path, unpickled: list[Any]
-) -> None:
+# Adapters -------------------------------------------------------------------------------------
+
+
+def test_a_config_that_names_pickled_weights_is_refused(copy: Path, unpickled: list[Any]) -> None:
     torch.save(load_file(copy / "model.safetensors"), copy / "adapter_model.bin")
     change_config(copy, transformers_weights="adapter_model.bin")
     with pytest.raises(LoadError, match=r"config\.json.*'adapter_model\.bin'.*pickle"):
@@ -278,7 +252,7 @@ def test_e3_a_config_that_names_pickled_weights_is_refused(
     assert not unpickled
 
 
-def test_e3_an_index_that_config_names_is_checked(copy: Path, unpickled: list[Any]) -> None:
+def test_an_index_that_config_names_is_checked(copy: Path, unpickled: list[Any]) -> None:
     write_index(copy, "mine.safetensors.index.json", "pytorch_model.bin")
     change_config(copy, transformers_weights="mine.safetensors.index.json")
     with pytest.raises(LoadError, match=r"'pytorch_model\.bin'.*pickle"):
@@ -301,25 +275,12 @@ def cached(copy: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "someone/tiny"
 
 
-def test_e3_an_index_of_a_hub_model_that_names_pickled_weights_is_refused(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, unpickled: list[Any]
-) -> None:
-    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
-    sharded(copy, "pytorch_model.bin")
-    with pytest.raises(LoadError, match=r"'pytorch_model\.bin'.*pickle"):
-        load(cached(copy, monkeypatch))
-    assert not unpickled
-
-
 def test_models_of_the_hubs_cache_load(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sharded(copy)
     name = cached(copy, monkeypatch)
     load(name).close()
     snapshot = next(Path(constants.HF_HUB_CACHE).glob("*/snapshots/*"))
     load(snapshot).close()
-
-
-# Adapters -------------------------------------------------------------------------------------
 
 
 def is_installed(package: str) -> bool:
@@ -330,7 +291,7 @@ def is_installed(package: str) -> bool:
     return True
 
 
-def test_e2_an_adapter_is_not_ignored(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_is_not_ignored(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (copy / "adapter_config.json").write_text("{}")
     monkeypatch.setattr(checkpoint, "find_spec", lambda _name: None)
     with pytest.raises(LoadError, match=r"adapter.*peft.*merge_and_unload"):
@@ -338,7 +299,7 @@ def test_e2_an_adapter_is_not_ignored(copy: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("index", [None, "pytorch_model.bin", "../other.safetensors"])
-def test_e3_a_pickled_adapter_is_refused(
+def test_a_pickled_adapter_is_refused(
     copy: Path, monkeypatch: pytest.MonkeyPatch, unpickled: list[Any], index: str | None
 ) -> None:
     (copy / "adapter_config.json").write_text("{}")
@@ -354,7 +315,7 @@ def test_e3_a_pickled_adapter_is_refused(
 
 
 @pytest.mark.skipif(not is_installed("peft"), reason="peft is not installed")
-def test_e2_an_adapter_with_missing_tensors_is_refused(copy: Path) -> None:
+def test_an_adapter_with_missing_tensors_is_refused(copy: Path) -> None:
     peft: Any = importlib.import_module("peft")
 
     base = transformers.AutoModelForCausalLM.from_pretrained(copy)

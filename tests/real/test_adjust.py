@@ -53,7 +53,7 @@ def biased(backend: HuggingFaceBackend) -> dict[tuple[int, ...], float]:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_r8_one_member_equals_generate(
+def test_one_member_equals_generate(
     name: str,
     prompt: str,
     real_engine: Engine,
@@ -75,7 +75,7 @@ def test_r8_one_member_equals_generate(
 @pytest.mark.parametrize(
     ("names", "branches"), [(("smollm", "qwen"), 1), (("smollm", "qwen"), 3), (NAMES, 3)]
 )
-def test_r8_ensembles_equal_the_reference(
+def test_ensembles_equal_the_reference(
     names: tuple[str, ...],
     branches: int,
     real_engine: Engine,
@@ -97,7 +97,7 @@ def test_r8_ensembles_equal_the_reference(
             assert_same(engine.generate(prompt, **given), expected, TOLERANCE)
 
 
-def test_r2_a_generation_config_is_followed_as_by_generate(
+def test_a_generation_config_is_followed_as_by_generate(
     real_models: dict[str, tuple[Any, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The one of Qwen2.5-Coder-0.5B-Instruct on the hub, which GGUF files do not have."""

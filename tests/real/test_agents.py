@@ -1,13 +1,11 @@
-"""Agents of LangChain and LlamaIndex finish an errand with real members and two tools.
+"""Agents of LangChain finish an errand with real members and two tools.
 
 Qwen2.5-Coder-0.5B calls tools again and again, also when the errand is done. So the last tool ends
-the errand: its result is the answer (`return_direct`). LlamaIndex puts signatures into the
-descriptions of tools, which SmolLM2 then copies as arguments, so that pair has no test there.
+the errand: its result is the answer (`return_direct`).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +13,6 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from llama_index.core.agent.workflow import FunctionAgent, ToolCallResult
-from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import ChatAdaFuse
@@ -41,7 +36,7 @@ def multiply(a: float, b: float) -> str:
 
 
 @pytest.mark.parametrize("names", [("qwen",), ("smollm", "qwen")], ids="+".join)
-def test_r4_a_langchain_agent_finishes_an_errand(real_engine: Engines, names: Any) -> None:
+def test_a_langchain_agent_finishes_an_errand(real_engine: Engines, names: Any) -> None:
     chat = ChatAdaFuse(engine=real_engine(*names), max_new_tokens=100)
     agent = create_agent(chat, [unit_price, tool(multiply, return_direct=True)])
     state = agent.invoke({"messages": [HumanMessage(ERRAND)]}, {"recursion_limit": 9})
@@ -52,20 +47,3 @@ def test_r4_a_langchain_agent_finishes_an_errand(real_engine: Engines, names: An
     ]
     assert calls == STEPS
     assert "12" in state["messages"][-1].text
-
-
-def test_r4_a_llama_index_agent_finishes_an_errand(real_engine: Engines) -> None:
-    llm = AdaFuseLLM(engine=real_engine("qwen"), max_new_tokens=100)
-    last = FunctionTool.from_defaults(multiply, return_direct=True)
-    agent = FunctionAgent(llm=llm, tools=[unit_price, last])
-
-    async def run() -> tuple[list[tuple[str, Any]], str]:
-        handler = agent.run(ERRAND, max_iterations=5)
-        events = [event async for event in handler.stream_events()]
-        answer = str(await handler)
-        results = [event for event in events if isinstance(event, ToolCallResult)]
-        return [(each.tool_name, each.tool_kwargs) for each in results], answer
-
-    calls, answer = asyncio.run(run())
-    assert calls == STEPS
-    assert "12" in answer

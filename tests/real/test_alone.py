@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from langchain_core.messages import HumanMessage
-from llama_index.core.llms import ChatMessage
-from llama_index.llms.adafuse import AdaFuseLLM
-from typer.testing import CliRunner
 
 from adafuse_llm import AdaFuseEngine
-from adafuse_llm.cli import create_app
-from langchain_adafuse import ChatAdaFuse
 
 pytestmark = pytest.mark.real
 
@@ -77,7 +70,7 @@ def generated(real_models: dict[str, tuple[Any, Any]]) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_r1_alone_and_chosen_among_several(
+def test_alone_and_chosen_among_several(
     name: str, real_engine: Engine, generated: Callable[..., str]
 ) -> None:
     """One half of the texts goes to the member alone, the other half to a pair with this member."""
@@ -93,31 +86,3 @@ def test_r1_alone_and_chosen_among_several(
                 if whole(generation.text) != expected:
                     different[text] = (generation.text, expected)
     assert not different
-
-
-@pytest.mark.parametrize("name", ["smollm", "qwen"])
-def test_r1_in_langchain_and_llama_index(
-    name: str, real_engine: Engine, generated: Callable[..., str]
-) -> None:
-    for engine, use in ((real_engine(name), None), (real_engine("smollm", "qwen"), name)):
-        chat = ChatAdaFuse(engine=engine, max_tokens=LENGTH, use=use)
-        llm = AdaFuseLLM(engine=engine, max_tokens=LENGTH, use=use)
-        for text in CHATS[:2]:
-            expected = generated(name, text, chat=True)
-            assert whole(chat.invoke([HumanMessage(text)]).text) == expected
-            reply = llm.chat([ChatMessage(role="user", content=text)])
-            assert whole(str(reply.message.content)) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_r1_in_the_command(
-    name: str, real_folders: dict[str, Path], generated: Callable[..., str]
-) -> None:
-    text = PROMPTS[0]
-    flags = ["--max-new-tokens", str(LENGTH), "--dtype", "float32"]
-    folders = [real_folders[name], real_folders[NAMES[NAMES.index(name) - 1]]]
-    for paths, use in ((folders[:1], []), (folders, ["--use", folders[0].name])):
-        models = [word for path in paths for word in ("--model", str(path))]
-        result = CliRunner().invoke(create_app(), ["generate", text, *models, *use, *flags])
-        assert result.exit_code == 0, result.output
-        assert result.stdout.removesuffix("\n") == generated(name, text, chat=False)

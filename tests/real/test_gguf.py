@@ -56,7 +56,7 @@ def gguf_references(
         context.close()
 
 
-def test_r11_ends_are_those_of_the_transformers_checkpoint(
+def test_ends_are_those_of_the_transformers_checkpoint(
     real_folders: dict[str, Path], real_files: dict[str, Path]
 ) -> None:
     from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
@@ -88,7 +88,7 @@ def test_prompts_are_those_of_the_transformers_checkpoint(
 
 
 @pytest.mark.parametrize(("kind", "team"), list(zip(PROMPTS, cycle(TEAMS), strict=False)))
-def test_r10_repeatable_members_equal_the_reference(
+def test_repeatable_members_equal_the_reference(
     kind: str,
     team: tuple[str, ...],
     real_gguf: dict[str, Any],
@@ -109,7 +109,7 @@ def test_r10_repeatable_members_equal_the_reference(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_r12_without_flash_attention_a_member_is_llama_cpp_python(
+def test_without_flash_attention_a_member_is_llama_cpp_python(
     name: str, real_files: dict[str, Path]
 ) -> None:
     """In the same passes, the numbers are those of `llama_cpp.Llama` with its default options.

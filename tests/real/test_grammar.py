@@ -191,7 +191,7 @@ def is_valid(text: str, form: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("team", TEAMS, ids="+".join)
-def test_r14_every_response_has_its_form_and_few_end_at_the_limit(
+def test_every_response_has_its_form_and_few_end_at_the_limit(
     real_engine: Any, team: tuple[str, ...]
 ) -> None:
     check_forms(real_engine(*team), range(TEAMS.index(team), FORMS, len(TEAMS)))
@@ -234,7 +234,7 @@ ADDRESSES = (
 """Questions whose answers ran on in the local part of an address when it had no bound."""
 
 
-def test_r14_addresses_come_to_an_end(real_engine: Any) -> None:
+def test_addresses_come_to_an_end(real_engine: Any) -> None:
     for question, schema in ADDRESSES:
         result = real_engine("qwen").generate(
             messages=[{"role": "user", "content": f"{question} Answer in JSON."}],

@@ -142,7 +142,7 @@ def llama_index_prompt(
 
 @pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("chat", CHATS)
-def test_r3_chats_equal_the_template(
+def test_chats_equal_the_template(
     real_engine: Engines, tokenizers: dict[str, Any], name: str, chat: str
 ) -> None:
     engine, messages = real_engine(name), CHATS[chat]
@@ -153,7 +153,7 @@ def test_r3_chats_equal_the_template(
 
 
 @pytest.mark.parametrize("chat", TOOL_CHATS)
-def test_r3_tools_equal_the_template(
+def test_tools_equal_the_template(
     real_engine: Engines, tokenizers: dict[str, Any], chat: str
 ) -> None:
     engine, messages = real_engine("qwen"), TOOL_CHATS[chat]
@@ -163,7 +163,7 @@ def test_r3_tools_equal_the_template(
     assert llama_index_prompt(engine, messages, TOOLS) == expected
 
 
-def test_r3_tools_of_the_frameworks_equal_the_template(
+def test_tools_of_the_frameworks_equal_the_template(
     real_engine: Engines, tokenizers: dict[str, Any]
 ) -> None:
     from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -186,7 +186,7 @@ def test_r3_tools_of_the_frameworks_equal_the_template(
 
 @pytest.mark.parametrize(("name", "tools"), [("smollm", []), ("qwen", []), ("qwen", TOOLS)])
 @pytest.mark.parametrize("begun", ["The answer", "The price is 2.", "It costs \n"])
-def test_r3_continued_messages_equal_the_template(
+def test_continued_messages_equal_the_template(
     real_engine: Engines, tokenizers: dict[str, Any], name: str, tools: list[Any], begun: str
 ) -> None:
     messages = [ASK, {"role": "assistant", "content": begun}]
@@ -208,7 +208,7 @@ def test_r3_continued_messages_equal_the_template(
 
 @pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize(("choice", "added"), [("auto", AUTO), ("required", REQUIRED)])
-def test_r3_the_default_system_text_stays_with_tools(
+def test_the_default_system_text_stays_with_tools(
     real_engine: Engines, tokenizers: dict[str, Any], name: str, choice: str, added: str
 ) -> None:
     engine = real_engine(name)
@@ -224,7 +224,7 @@ def test_r3_the_default_system_text_stays_with_tools(
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_r3_the_default_system_text_stays_with_a_schema(
+def test_the_default_system_text_stays_with_a_schema(
     real_engine: Engines, tokenizers: dict[str, Any], name: str
 ) -> None:
     from pydantic import BaseModel

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.real
 
 
 @pytest.mark.parametrize(("error", "form"), [(0, "tree"), (1, "path"), (100_000, "path")])
-def test_r15_a_wrong_window_of_512_tokens_is_found_at_load(
+def test_a_wrong_window_of_512_tokens_is_found_at_load(
     real_backends: dict[str, Any], monkeypatch: pytest.MonkeyPatch, error: int, form: str
 ) -> None:
     within = Piece.within

@@ -35,7 +35,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("names", [("gemma",), ("gemma", "qwen")])
-def test_r5_replies_of_a_base_model_end_before_an_invented_turn(
+def test_replies_of_a_base_model_end_before_an_invented_turn(
     names: tuple[str, ...], real_engine: RealEngine
 ) -> None:
     engine = real_engine(*names)
@@ -53,13 +53,13 @@ def test_r5_replies_of_a_base_model_end_before_an_invented_turn(
     assert "stop" in reasons
 
 
-def test_r5_a_prompt_of_the_same_form_goes_on(real_engine: RealEngine) -> None:
+def test_a_prompt_of_the_same_form_goes_on(real_engine: RealEngine) -> None:
     prompt = f"User: {QUESTIONS[0]}\n\nAssistant:"
     reply = real_engine("gemma").generate(prompt, max_new_tokens=32)
     assert "\n\nUser:" in reply.text
 
 
-def test_r6_a_base_model_among_chat_models_is_one_warning(
+def test_a_base_model_among_chat_models_is_one_warning(
     real_engine: RealEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     real_engine("smollm", "qwen")
@@ -70,7 +70,7 @@ def test_r6_a_base_model_among_chat_models_is_one_warning(
     assert "'smollm', 'qwen', but not 'gemma'" in warning
 
 
-def test_r7_a_prompt_that_qwen_would_render_is_one_warning(
+def test_a_prompt_that_qwen_would_render_is_one_warning(
     real_engine: RealEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = real_engine("qwen")
@@ -93,7 +93,7 @@ def test_r7_a_prompt_that_qwen_would_render_is_one_warning(
         (" a\u2581b", "gemma", r"'\u2581' becomes ' '"),
     ],
 )
-def test_r9_a_score_or_prompt_that_loses_a_member_says_so(
+def test_a_score_or_prompt_that_loses_a_member_says_so(
     text: str,
     loser: str,
     change: str,
@@ -114,7 +114,7 @@ def test_r9_a_score_or_prompt_that_loses_a_member_says_so(
     assert change in warning
 
 
-def test_r9_prompts_of_real_members_are_read_exactly(
+def test_prompts_of_real_members_are_read_exactly(
     real_engine: RealEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = real_engine("smollm", "gemma", "qwen")
@@ -125,7 +125,7 @@ def test_r9_prompts_of_real_members_are_read_exactly(
     assert not [each for each in warnings_in(caplog) if "does not read exactly" in each]
 
 
-def test_r9_info_names_what_real_tokenizers_change(
+def test_info_names_what_real_tokenizers_change(
     real_folders: dict[str, Path],
 ) -> None:
     paths = [str(path) for path in real_folders.values()]

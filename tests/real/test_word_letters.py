@@ -12,7 +12,7 @@ QUESTION = [{"role": "user", "content": "为什么天空是蓝色的？"}]
 LIMITS = (1, 2, 256)
 
 
-def test_r13_one_member_writes_the_same_text_with_any_limit(real_engine: Any) -> None:
+def test_one_member_writes_the_same_text_with_any_limit(real_engine: Any) -> None:
     engine = real_engine("qwen")
     texts = {
         engine.generate(messages=QUESTION, max_new_tokens=16, max_word_letters=letters).text
@@ -21,7 +21,7 @@ def test_r13_one_member_writes_the_same_text_with_any_limit(real_engine: Any) ->
     assert len(texts) == 1
 
 
-def test_r13_members_fuse_within_clauses(real_engine: Any) -> None:
+def test_members_fuse_within_clauses(real_engine: Any) -> None:
     engine = real_engine("qwen", "gemma", strategy="adafuse")
     rounds = [
         len(

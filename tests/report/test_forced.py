@@ -115,12 +115,6 @@ def test_the_probabilities_of_given_texts_are_the_softmax_of_their_scores():
         assert "probability" not in record(other)
 
 
-def test_a_choice_is_no_disagreement():
-    summary = Summary.of(COLOR.rounds)
-    assert (summary.rounds, summary.forced, summary.agreement) == (1, 0, None)
-    assert (summary.backed, summary.words_per_round) == ({}, {1: 1})
-
-
 def test_a_terminal_shows_forced_text_as_such():
     shown = printed(JSON)
     legend, text = (line for line in shown.splitlines()[:3] if line.strip())
@@ -142,14 +136,6 @@ def test_a_trace_shows_forced_text_without_scores():
     assert "0.000" not in shown
     assert "proposed by" not in shown
     assert "proposed by" in printed(display.trace(JSON.rounds[1]))
-
-
-def test_without_color_forced_text_has_no_brackets():
-    console = Console(file=io.StringIO(), force_terminal=True, no_color=True)
-    display = Display(MEMBERS, console, forced=True)
-    first, second = JSON.rounds[:2]
-    assert display.span(first.text, first).plain == first.text
-    assert display.span(second.text, second).plain == ' [w:"Ada]'
 
 
 def test_a_terminal_shows_the_probability_of_every_option():

@@ -30,7 +30,6 @@ from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, backend, engine, model, tokenizer
 from tests.support.paths import ROOT
-from tests.support.sizes import sized
 from tests.support.waiting import wait_until
 
 MEMBERS = (
@@ -49,7 +48,7 @@ PROMPTS = [
     "She wrote",
     "Caf\u00e9",
 ]
-OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": sized(10, 20)}
+OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 10}
 
 
 class Wrapped:
@@ -113,34 +112,19 @@ def ensemble() -> Iterator[AdaFuseEngine]:
         yield made
 
 
-@pytest.mark.sweep(1)
-def test_eight_threads_give_the_same_results_as_one(
+async def test_threads_tasks_and_batches_give_what_one_gives(
     ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda prompt: ensemble.generate(prompt, **OPTIONS), PROMPTS))
-    assert [as_data(result) for result in results] == approximately(serial)
+        threads = list(pool.map(lambda prompt: ensemble.generate(prompt, **OPTIONS), PROMPTS))
+    tasks = await asyncio.gather(*(ensemble.agenerate(prompt, **OPTIONS) for prompt in PROMPTS))
+    batch = await asyncio.to_thread(ensemble.generate_batch, PROMPTS, **OPTIONS)
+    for results in (threads, tasks, batch):
+        assert [as_data(result) for result in results] == approximately(serial)
 
 
-@pytest.mark.sweep(1)
-async def test_eight_tasks_give_what_one_gives(
-    ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
-) -> None:
-    results = await asyncio.gather(*(ensemble.agenerate(prompt, **OPTIONS) for prompt in PROMPTS))
-    assert [as_data(result) for result in results] == approximately(serial)
-
-
-@pytest.mark.sweep(1)
-def test_a_batch_gives_the_same_results_as_single_requests(
-    ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
-) -> None:
-    results = ensemble.generate_batch(PROMPTS, **OPTIONS)
-    assert [as_data(result) for result in results] == approximately(serial)
-
-
-@pytest.mark.sweep(1)
 def test_threads_and_batches_give_the_same_results_in_the_path_form() -> None:
-    options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": sized(5, 8)}
+    options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 5}
     expected = [as_data(engine(*PATH_MEMBERS).generate(prompt, **options)) for prompt in PROMPTS]
     with AdaFuseEngine([backend(member) for member in PATH_MEMBERS]) as ensemble:
         batch = ensemble.generate_batch(PROMPTS, **options)
@@ -148,28 +132,6 @@ def test_threads_and_batches_give_the_same_results_in_the_path_form() -> None:
             threads = list(pool.map(lambda prompt: ensemble.generate(prompt, **options), PROMPTS))
     assert [as_data(result) for result in batch] == approximately(expected)
     assert [as_data(result) for result in threads] == approximately(expected)
-
-
-def test_a_batch_of_conversations_gives_the_same_results_as_single_ones(
-    ensemble: AdaFuseEngine,
-) -> None:
-    conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
-    results = ensemble.generate_batch(messages=conversations, **OPTIONS)
-    expected = [
-        as_data(ensemble.generate(messages=messages, **OPTIONS)) for messages in conversations
-    ]
-    assert [as_data(result) for result in results] == approximately(expected)
-
-
-def test_a_batch_takes_fewer_passes_than_single_requests() -> None:
-    alone = Wrapped(backend(MEMBERS[0]), nothing)
-    with AdaFuseEngine([alone]) as ensemble:
-        for prompt in PROMPTS:
-            ensemble.generate(prompt, **OPTIONS)
-    together = Wrapped(backend(MEMBERS[0]), nothing)
-    with AdaFuseEngine([together]) as ensemble:
-        ensemble.generate_batch(PROMPTS, **OPTIONS)
-    assert together.calls < alone.calls / 2
 
 
 async def test_the_event_loop_stays_free_while_a_response_is_decoded(
@@ -245,24 +207,6 @@ def test_closing_a_stream_stops_forward_passes(
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
-def test_leaving_a_loop_over_a_stream_stops_forward_passes(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
-) -> None:
-    for event in slow_ensemble.stream("x", max_new_tokens=100_000):
-        if event.round is not None and event.round.index == 2:
-            break
-    stopped_within_a_round(slow_member, slow_member.calls)
-
-
-def test_a_stream_that_is_never_read_makes_no_passes(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
-) -> None:
-    stream = slow_ensemble.stream("x", max_new_tokens=100_000)
-    time.sleep(0.05)
-    assert slow_member.calls == 0
-    del stream
-
-
 @pytest.mark.quick
 async def test_cancelling_a_task_stops_forward_passes(
     slow_ensemble: AdaFuseEngine, slow_member: Wrapped
@@ -307,21 +251,6 @@ def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
-def test_a_cancelled_stream_releases_all_its_text(slow_ensemble: AdaFuseEngine) -> None:
-    cancel = threading.Event()
-    events = []
-    for event in slow_ensemble.stream(
-        "x", max_new_tokens=100_000, cancel=cancel, stop=["zz", "a b c d e f"]
-    ):
-        events.append(event)
-        if len(events) == 4:
-            cancel.set()
-    last = events[-1].generation
-    assert last is not None
-    assert last.finish_reason == "cancelled"
-    assert "".join(event.text for event in events) == last.text
-
-
 def test_a_request_that_is_cancelled_before_it_starts_computes_nothing(
     slow_ensemble: AdaFuseEngine, slow_member: Wrapped
 ) -> None:
@@ -359,17 +288,14 @@ def failing(error: BaseException, at: int) -> Callable[[int, Sequence[NodeQuery]
     return before
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize(
-    ("error", "raised"),
+    ("error", "raised", "at"),
     [
-        (RuntimeError("a wire came loose"), MemberError),
-        (IndexError("index out of range"), MemberError),
-        (MemoryError("no more"), MemberOutOfMemoryError),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), MemberOutOfMemoryError),
+        (RuntimeError("a wire came loose"), MemberError, 1),
+        (MemoryError("no more"), MemberOutOfMemoryError, 4),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), MemberOutOfMemoryError, 1),
     ],
-    ids=["runtime", "index", "memory", "torch-memory"],
+    ids=["runtime", "memory", "torch-memory"],
 )
 def test_an_error_names_the_failing_member_and_the_engine_stays_usable(
     error: Exception, raised: type[MemberError], at: int
@@ -380,6 +306,7 @@ def test_an_error_names_the_failing_member_and_the_engine_stays_usable(
     with AdaFuseEngine([good, bad]) as ensemble:
         with pytest.raises(raised) as caught:
             ensemble.generate(PROMPTS[0], **OPTIONS)
+        assert caught.value.__cause__ is error
         assert caught.value.member == bad.name
         assert bad.name in str(caught.value)
         assert str(error).split(".")[0] in str(caught.value)
@@ -387,14 +314,6 @@ def test_an_error_names_the_failing_member_and_the_engine_stays_usable(
         again = ensemble.generate(PROMPTS[0], **OPTIONS)
     assert as_data(again) == approximately(expected)
     assert bad.released == 2
-
-
-def test_the_error_of_a_member_keeps_its_cause() -> None:
-    cause = RuntimeError("a wire came loose")
-    ensemble = AdaFuseEngine([Wrapped(endless_fake(), failing(cause, 1))])
-    with ensemble, pytest.raises(MemberError) as caught:
-        ensemble.generate("x")
-    assert caught.value.__cause__ is cause
 
 
 def test_a_failing_request_does_not_affect_simultaneous_requests(
@@ -427,9 +346,8 @@ def test_a_failing_request_does_not_affect_simultaneous_requests(
             assert as_data(result) == approximately(expected)
 
 
-@pytest.mark.parametrize("arch", ["llama", "lfm2"])
-def test_nan_from_a_member_is_an_error_that_names_it(arch: str) -> None:
-    recipe = Recipe(arch, "bytelevel", seed=90)
+def test_nan_from_a_member_is_an_error_that_names_it() -> None:
+    recipe = Recipe("llama", "bytelevel", seed=90)
     broken = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "broken")
     head = model(recipe).get_output_embeddings()
     weight = head.weight.detach().clone()
@@ -498,13 +416,6 @@ def test_observers_see_every_round_in_order() -> None:
     assert tuple(engine_seen) == tuple(call_seen) == generation.rounds
 
 
-async def test_observers_see_every_round_of_asynchronous_calls() -> None:
-    seen: list[Round] = []
-    with AdaFuseEngine([endless_fake()]) as ensemble:
-        generation = await ensemble.agenerate("x", max_new_tokens=12, on_round=seen.append)
-    assert tuple(seen) == generation.rounds
-
-
 def test_an_observer_that_raises_is_logged_and_harmless(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -533,13 +444,6 @@ def test_a_closed_engine_takes_no_requests() -> None:
         ensemble.generate("x")
     with pytest.raises(EngineClosedError):
         list(ensemble.stream("x"))
-
-
-async def test_a_closed_engine_takes_no_asynchronous_requests() -> None:
-    ensemble = AdaFuseEngine([endless_fake()])
-    ensemble.close()
-    with pytest.raises(EngineClosedError):
-        await ensemble.agenerate("x")
 
 
 def test_closing_an_engine_ends_its_running_requests(
@@ -576,7 +480,6 @@ from adafuse_llm import AdaFuseEngine
 ensemble = AdaFuseEngine([backend(Recipe())])
 """
 SCRIPTS = (
-    FAKE + "print(ensemble.generate('The ferry', max_new_tokens=8).text)",
     FAKE + "print(next(ensemble.stream('The ferry')).text)",
     REAL + "import threading, time\n"
     "threading.Thread(target=ensemble.generate, args=('The ferry',),"
@@ -586,7 +489,7 @@ SCRIPTS = (
 
 
 def test_scripts_that_never_close_their_engine_end_cleanly() -> None:
-    """The scripts end after a decode, in the middle of a stream, and while a decode is running."""
+    """The scripts end in the middle of a stream, and while a decode is running."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", script],

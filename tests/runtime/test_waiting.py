@@ -37,7 +37,7 @@ def background(call: Callable[..., Any], *args: Any, **options: Any) -> Future[A
     return future
 
 
-# V6: flags that raise --------------------------------------------------------------------------
+# Flags that raise --------------------------------------------------------------------------
 
 
 class Raises(threading.Event):
@@ -57,7 +57,7 @@ class Raises(threading.Event):
 @pytest.mark.quick
 @pytest.mark.parametrize("looks", [1, 5])
 @pytest.mark.parametrize("max_requests", [1, 8])
-def test_r3_v6_a_flag_that_raises_ends_only_its_own_request(looks: int, max_requests: int) -> None:
+def test_a_flag_that_raises_ends_only_its_own_request(looks: int, max_requests: int) -> None:
     """The request runs, or waits behind another one."""
 
     def slow(text: str) -> dict[str, float]:
@@ -75,7 +75,7 @@ def test_r3_v6_a_flag_that_raises_ends_only_its_own_request(looks: int, max_requ
         assert engine.scheduler.running == engine.scheduler.waiting == 0
 
 
-# V7: long queues -------------------------------------------------------------------------------
+# Long queues -------------------------------------------------------------------------------
 
 
 def calls_per_request(count: int) -> float:
@@ -97,7 +97,7 @@ def calls_per_request(count: int) -> float:
     return calls / count
 
 
-def test_r3_v7_a_request_costs_the_same_behind_a_long_queue() -> None:
+def test_a_request_costs_the_same_behind_a_long_queue() -> None:
     few, many = calls_per_request(100), calls_per_request(1000)
     assert few > 100
     assert many < 1.15 * few
@@ -115,7 +115,7 @@ class Counted(threading.Event):
         return super().is_set()
 
 
-def test_r3_v7_flags_of_waiting_requests_are_looked_at_at_a_limited_rate() -> None:
+def test_flags_of_waiting_requests_are_looked_at_at_a_limited_rate() -> None:
     flag = Counted()
     turns = 0
 
@@ -148,7 +148,7 @@ def job(**options: Any) -> Job:
     return made
 
 
-def test_r3_v7_all_flags_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_flags_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(step=CHECK_SECONDS)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     flags = [Counted() for _ in range(2 * MAX_CHECKS + 1)]
@@ -163,7 +163,7 @@ def test_r3_v7_all_flags_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [each.cancel for some in found for each in some][:1] == [flags[-1]]
 
 
-def test_r3_v7_time_limits_end_waiting_requests_and_are_forgotten() -> None:
+def test_time_limits_end_waiting_requests_and_are_forgotten() -> None:
     waiting = WaitingJobs()
     late = [job(timeout=0.001 * seconds) for seconds in (3, 1, 2)]
     for each in (*late, job(timeout=1000), job()):
@@ -180,7 +180,7 @@ def test_r3_v7_time_limits_end_waiting_requests_and_are_forgotten() -> None:
     assert len(waiting) == 4
 
 
-def test_r3_v7_an_abandoned_request_ends_without_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_request_ends_without_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adafuse_llm.runtime.scheduler.POLL_SECONDS", 10 * PATIENCE)
     gate, inside = threading.Event(), threading.Event()
 

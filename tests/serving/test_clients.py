@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 
 import pytest
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
-from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai import OpenAIResponses
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, SecretStr
 
@@ -95,7 +91,7 @@ def test_llama_indexs_class_keeps_the_rounds(address, expected):
     assert isinstance(structured.raw, Answer)
 
 
-def test_r3_v11_langchains_class_for_the_responses_api(address, expected):
+def test_langchains_class_for_the_responses_api(address, expected):
     def look_up(name: str) -> str:
         """Look up a name in the handbook."""
         return name
@@ -125,53 +121,3 @@ def test_r3_v11_langchains_class_for_the_responses_api(address, expected):
         assert isinstance(answers.invoke(QUESTION), Answer)
     with pytest.raises(ContextOverflowError):
         chat.invoke("mill " * 9000)
-
-
-def test_r3_v11_llama_indexs_class_for_the_responses_api(address, expected):
-    def look_up(name: str) -> str:
-        """Look up a name in the handbook."""
-        return name
-
-    llm = OpenAIResponses(
-        model="adafuse",
-        api_base=f"{address}/v1",
-        api_key=KEY,
-        temperature=0,
-        context_window=4096,
-        max_output_tokens=24,
-    )
-    question = ChatMessage(role="user", content=QUESTION)
-    response = llm.chat([question])
-    assert response.message.content == expected.text
-    assert "".join(part.delta or "" for part in llm.stream_chat([question])) == expected.text
-    llm.max_output_tokens = 200
-    tool = FunctionTool.from_defaults(look_up)
-    asked = "Who was the architect of the Silesse Mill?"
-    called = llm.chat_with_tools([tool], user_msg=asked, tool_required=True)
-    (call,) = llm.get_tool_calls_from_response(called)
-    assert call.tool_name == "look_up"
-    role, given = "tool", {"tool_call_id": call.tool_id}
-    result = ChatMessage(role=role, content="Javan Grenberg", additional_kwargs=given)
-    history = [ChatMessage(role="user", content=asked), called.message, result]
-    assert llm.chat(history).message.content
-
-
-@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
-def test_curl(address, expected):
-    def curl(path, *arguments, body=None):
-        data = [] if body is None else ["--json", json.dumps(body)]
-        command = ["curl", "-sS", "-N", "-w", "\n%{http_code}", *arguments, *data, address + path]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        text, _, status = done.stdout.rpartition("\n")
-        return int(status), text
-
-    key = ("-H", f"Authorization: Bearer {KEY}")
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24}
-    status, text = curl("/v1/chat/completions", *key, body=body)
-    assert (status, json.loads(text)["choices"][0]["message"]["content"]) == (200, expected.text)
-    status, text = curl("/v1/chat/completions", *key, body={**body, "stream": True})
-    assert text.rstrip().endswith("data: [DONE]")
-    assert curl("/v1/models", *key)[0] == 200
-    assert curl("/health")[0] == 200
-    status, text = curl("/v1/models", "-H", "Authorization: Bearer wrong")
-    assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key")

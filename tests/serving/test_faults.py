@@ -163,7 +163,7 @@ def test_a_full_queue_is_an_error_that_says_when_to_try_again():
     assert len({each.json()["choices"][0]["text"] for each in responses if each.is_success}) == 1
 
 
-def test_a_thousand_requests_wait_and_are_answered():
+def test_hundreds_of_requests_wait_and_are_answered():
     body = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
     head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -177,7 +177,7 @@ def test_a_thousand_requests_wait_and_are_answered():
         return status, json.loads(text.partition(b"\r\n\r\n")[2])["choices"][0]["text"]
 
     async def all_at_once(port):
-        return await asyncio.gather(*(post(port) for _ in range(1000)))
+        return await asyncio.gather(*(post(port) for _ in range(300)))
 
     with serve(Member(), runtime=RuntimeConfig(max_requests=64)) as url:
         answers = asyncio.run(all_at_once(int(url.rpartition(":")[2])))
@@ -189,11 +189,15 @@ def test_the_end_of_the_server_completes_streams():
     service = Service(ServingConfig(drain_seconds=0.0))
     service.open(AdaFuseEngine([Member(slowly)]))
     with served(build_app(service)) as url, httpx.Client() as client:
-        with client.stream("POST", url + COMPLETE, json=ENDLESS) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with (
+            client.stream("POST", url + COMPLETE, json=ENDLESS) as response,
+            client.stream("POST", url + COMPLETE, json=ENDLESS) as other,
+        ):
+            lines, others = response.iter_lines(), other.iter_lines()
+            next(lines), next(others)
             service.begin_drain()
             events = events_of(lines)
+            assert events_of(others)[-1] == "[DONE]"
         refused = client.post(url + COMPLETE, json=ENDLESS)
         ready = client.get(url + "/ready")
         health = client.get(url + "/health")
@@ -205,7 +209,16 @@ def test_the_end_of_the_server_completes_streams():
     assert (ready.status_code, health.status_code) == (503, 200)
 
 
-def test_r3_h4_streams_of_remote_engines_leave_no_flags():
+async def test_work_whose_request_has_ended_is_cancelled():
+    service = Service(ServingConfig())
+    service.open(AdaFuseEngine([Member()]))
+    cancels: list[threading.Event] = []
+    async with service.admitted(cancels.append):
+        assert not cancels[0].is_set()
+    assert cancels[0].is_set()
+
+
+def test_streams_of_remote_engines_leave_no_flags():
     def fail(call):
         time.sleep(0.01)
         if call == fails_at:
@@ -247,17 +260,13 @@ def test_requests_wait_for_the_members():
     [
         (400, b"", JSON),
         (400, b"{", JSON),
-        (400, b"[]", JSON),
         (400, b'{"prompt": NaN}', JSON),
+        (400, b'{"prompt": "x", "temperature": 1e999}', JSON),
         (400, b"\xff\xfe{}", JSON),
         (400, b"[" * 100_000, JSON),
         (400, b"{}", "application/json; charset=utf-8"),
         (400, b'{"prompt": [1, 2]}', JSON),
-        (400, b'{"prompt": []}', JSON),
         (400, b'{"prompt": "\\ud800"}', JSON),
-        (400, b'{"prompt": "x", "stop": "\\uDbff"}', JSON),
-        (400, b'{"prompt": ""}', JSON),
-        (400, b'{"prompt": "x", "seed": 1e400}', JSON),
         (400, b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 5000), JSON),
         (400, b'{"prompt": "x", "\\ud800": 1}', JSON),
         (400, b'{"prompt": "x", "adafuse": {"\\ud800": 1}}', JSON),
@@ -265,37 +274,16 @@ def test_requests_wait_for_the_members():
         (404, b'{"prompt": "x", "model": "%s"}' % (b"name" * 50_000), JSON),
         (400, b'{"prompt": "x", "adafuse": {"json_schema": "%s"}}' % (b"[" * 9999), JSON),
         (415, b'{"prompt": "x"}', "text/plain"),
-        (415, b"prompt=x", "application/x-www-form-urlencoded"),
+        (415, gzip.compress(b'{"prompt": "x"}'), "application/json, gzip"),
     ],
 )
 def test_a_body_that_is_no_request_is_refused(plain, status, content, kind):
-    response = httpx.post(plain + COMPLETE, content=content, headers={"Content-Type": kind})
+    kind, _, encoding = kind.partition(", ")
+    headers = {"Content-Type": kind, **({"Content-Encoding": encoding} if encoding else {})}
+    response = httpx.post(plain + COMPLETE, content=content, headers=headers)
     assert response.status_code == status
     assert error_of(response)["type"] == "invalid_request_error"
     assert len(response.text) < 3000
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_half_a_character_is_refused_before_anything_is_computed(plain, stream):
-    given = {"input": "x", "stream": stream, "metadata": {"a": "\ud800"}}
-    response = httpx.post(
-        plain + "/v1/responses", content=json.dumps(given), headers={"Content-Type": JSON}
-    )
-    assert response.status_code == 400
-    assert "surrogates not allowed" in error_of(response)["message"]
-    given["metadata"] = {"a": "\U0001f600"}  # json.dumps writes it as two halves
-    response = httpx.post(
-        plain + "/v1/responses", content=json.dumps(given), headers={"Content-Type": JSON}
-    )
-    assert response.status_code == 200
-
-
-def test_a_compressed_body_is_refused(plain):
-    headers = {"Content-Type": JSON, "Content-Encoding": "gzip"}
-    content = gzip.compress(b'{"prompt": "x"}')
-    response = httpx.post(plain + COMPLETE, content=content, headers=headers)
-    assert response.status_code == 415
-    assert "must not be compressed" in error_of(response)["message"]
 
 
 @pytest.fixture(scope="module")
@@ -338,8 +326,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():
         assert "this server allows 1600" in response.text
 
 
-@pytest.mark.parametrize("name", ["guided_choice", "stop"])
-def test_texts_of_an_option_are_as_long_as_a_prompt_at_most(name):
+def test_texts_of_an_option_are_as_long_as_a_prompt_at_most(name="stop"):
     member = FakeBackend("small", words, context_window=100)
     with served(create_app(AdaFuseEngine([member]))) as url:
         texts = [f"x{number:03}" for number in range(500)]
@@ -347,8 +334,7 @@ def test_texts_of_an_option_are_as_long_as_a_prompt_at_most(name):
         refused = httpx.post(url + COMPLETE, json={**given, name: texts})
         accepted = httpx.post(url + COMPLETE, json={**given, name: texts[:2]})
     assert (refused.status_code, error_of(refused)["param"]) == (400, name)
-    assert f"'{name}': the texts have 2000 characters together" in error_of(refused)["message"]
-    assert "characters together" not in accepted.text
+    assert accepted.status_code == 200
 
 
 def test_the_time_limit_counts_before_the_decode(monkeypatch):
@@ -365,50 +351,14 @@ def test_the_time_limit_counts_before_the_decode(monkeypatch):
     assert response.status_code == 504
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e999"])
-def test_r3_v13_a_number_without_end_is_refused(plain, number):
-    body = f'"prompt": "x", "max_tokens": 2, "temperature": {number}'
-    response = httpx.post(plain + COMPLETE, content=f"{{{body}}}", headers={"Content-Type": JSON})
-    assert response.status_code == 400
-    assert f"the number {number} is too large" in error_of(response)["message"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [
-        ("GET", COMPLETE, {"POST"}),
-        ("PUT", CHAT, {"POST"}),
-        ("POST", "/health", {"GET", "HEAD"}),
-        ("DELETE", "/", {"GET", "HEAD"}),
-        ("POST", "/v1/models", {"GET", "HEAD"}),
-        ("GET", "/adafuse/v1/cancel", {"POST"}),
-    ],
-)
-def test_r3_v13_a_wrong_method_is_told_the_right_one(plain, method, path, allowed):
-    response = httpx.request(method, plain + path)
-    assert response.status_code == 405
-    assert set(response.headers["allow"].split(", ")) == allowed
-    assert error_of(response)["code"] == "method_not_allowed"
-    assert all(each in error_of(response)["message"] for each in allowed)
-
-
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("/v1/embeddings", "embeddings are not supported"),
-        ("/v1/audio/speech", "not supported: the server completes text"),
-        ("/v1/responses/resp_1/cancel", "the server stores nothing"),
-        ("/chat/completions", "it is '/v1/chat/completions'"),
-        ("/v1/v1/completions", "it is '/v1/completions'"),
-        ("/v1/chat/completion", "Did you mean '/v1/chat/completions'?"),
-        ("/api/chat", "the API of Ollama is not supported"),
-        ("/v2/nothing", "The server has /health, /ready, /v1/chat/completions, /v1/completions"),
-    ],
-)
-def test_r3_v11_an_unknown_address_has_an_error_that_says_what_exists(plain, path, says):
-    response = httpx.post(plain + path, json={})
-    assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
-    assert says in error_of(response)["message"]
+def test_an_address_or_a_method_that_does_not_exist_is_told_what_does(plain):
+    unknown = httpx.post(plain + "/v1/chat/completion", json={})
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "not_found")
+    assert f"'{CHAT}'" in error_of(unknown)["message"]
+    for method, path, allowed in (("GET", COMPLETE, {"POST"}), ("POST", "/", {"GET", "HEAD"})):
+        wrong = httpx.request(method, plain + path)
+        assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
+        assert set(wrong.headers["allow"].split(", ")) == allowed
 
 
 def test_an_unexpected_failure_tells_nothing_but_the_log_does(caplog, monkeypatch):

@@ -83,17 +83,6 @@ def test_a_member_that_alone_proposed_the_text_decided() -> None:
     assert found[f"adafuse_wins_total{{member={winner}}}"] == len(generation.rounds)
 
 
-def test_alternatives_count() -> None:
-    with AdaFuseEngine([FakeBackend("wren", writer(" a", " b"))]) as engine:
-        metrics = Metrics(lambda: engine)
-        metrics.generation(drawn := engine.generate("x:", temperature=1, n=3, seed=1))
-        found = samples(metrics)
-    responses = (drawn, *drawn.alternatives)
-    assert len(responses) == 3
-    tokens = sum(each.usage.completion_tokens["wren"] for each in responses)
-    assert found["adafuse_tokens_total{kind=completion,member=wren}"] == tokens
-
-
 def test_requests_count_by_outcome_and_in_histograms() -> None:
     metrics = Metrics(lambda: None)
     metrics.request("/v1/completions", "ok", 0.2)

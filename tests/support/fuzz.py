@@ -313,10 +313,6 @@ class Case:
     options: Mapping[str, Any]
     chance: random.Random = field(repr=False, compare=False)
 
-    @property
-    def has_models(self) -> bool:
-        return isinstance(self.members[0], Recipe)
-
     def backends(self) -> list[FaultyFake | RecordedModel]:
         """The members; those without a model are new."""
         made: list[FaultyFake | RecordedModel] = []

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
-import transformers
 
-from adafuse_llm import AdaFuseEngine, ContextWindowError
+from adafuse_llm import AdaFuseEngine
 from tests.support.models import CHATML, STRICT
 from tests.support.scripted import save_scripted, scripted, scripted_engine, scripted_model
 
@@ -66,13 +63,6 @@ def test_plain_generation_of_transformers(kind, template, use_cache):
     assert known.decode(done[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True) == REPLY
 
 
-def test_pipelines_of_transformers():
-    model, known = scripted_model(reply)
-    chat = transformers.pipeline("text-generation", model=model, tokenizer=known)
-    (done,) = chat(ask("Say everything"), max_new_tokens=400)
-    assert done["generated_text"][-1]["content"] == REPLY
-
-
 @pytest.mark.quick
 def test_padded_batches():
     model, known = scripted_model(reply)
@@ -96,20 +86,3 @@ def test_saved_members_load_by_path(tmp_path):
     ]
     with AdaFuseEngine.from_pretrained(paths) as engine:
         assert engine.generate(messages=ask("Say everything"), max_new_tokens=400).text == REPLY
-
-
-def test_their_windows_are_as_wide_as_wanted():
-    with (
-        scripted_engine(reply, window=64) as engine,
-        pytest.raises(ContextWindowError, match="window"),
-    ):
-        engine.generate(messages=ask("everything " * 64))
-
-
-def test_they_are_quick():
-    with scripted_engine(reply, max_new_tokens=400) as engine:
-        engine.generate(messages=ask("Say everything"))
-        start = time.process_time()
-        done = engine.generate(messages=ask("everything " * 100))
-        passes = sum(done.usage.forward_passes.values())
-        assert (time.process_time() - start) / passes < 0.05

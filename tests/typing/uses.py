@@ -32,33 +32,22 @@ PATHS = ["Qwen/Qwen3-8B", "google/gemma-3-4b-it"]
 
 def options() -> None:
     AdaFuseConfig()  # ok
-    AdaFuseConfig(max_words=3, margin_threshold=0.5, branching_factor=2)  # ok
-    AdaFuseConfig(stop="x", use="a")  # ok
     AdaFuseConfig(stop=["x"], weights={"a": 1}, use=["a", "b"])  # ok
-    AdaFuseConfig(stop=("x",), weights=[1, 2.5], use=("a",), temperature=0)  # ok
     AdaFuseConfig(stop=None, weights=None, use=None, temperature=None)  # ok
     AdaFuseConfig(max_wrods=3)  # type: ignore[call-arg]
     AdaFuseConfig(max_words="three")  # type: ignore[arg-type]
     AdaFuseConfig(stop=5)  # type: ignore[arg-type]
-    AdaFuseConfig(weights="a")  # type: ignore[arg-type]
-    AdaFuseConfig(use=1)  # type: ignore[arg-type]
-    AdaFuseConfig(members=["a"])  # type: ignore[call-arg]
     AdaFuseConfig().override({"max_words": 2})  # ok
     RuntimeConfig(max_requests=1, drafting=False, cache_bytes=None)  # ok
     RuntimeConfig(max_request=1)  # type: ignore[call-arg]
-    RuntimeConfig(max_requests="many")  # type: ignore[arg-type]
     MemberSpec(path="Qwen/Qwen3-8B", name="qwen", weight=2)  # ok
     MemberSpec(path="Qwen/Qwen3-8B", wieght=2)  # type: ignore[call-arg]
-    MemberSpec(name="qwen", weigth=2)  # type: ignore[call-arg]
 
 
 def engines(path: Path, spec: MemberSpec, config: AdaFuseConfig) -> None:
     AdaFuseEngine.from_pretrained(PATHS, config=config, strategy="mixture")  # ok
     AdaFuseEngine.from_pretrained([*PATHS, spec], dtype="bfloat16")  # ok
     AdaFuseEngine.from_pretrained(PATHS, max_words=3)  # type: ignore[call-arg]
-    AdaFuseEngine.from_embedded(config=config)  # ok
-    AdaFuseEngine.from_embedded(max_words=3)  # type: ignore[call-arg]
-    AdaFuseEngine.from_config(path)  # ok
     AdaFuseEngine(PATHS)  # type: ignore[arg-type]
 
 
@@ -66,22 +55,17 @@ def calls(engine: AdaFuseEngine) -> None:
     turns = [{"role": "user", "content": "x"}]
     one: Generation = engine.generate("x")  # ok
     engine.generate(messages=turns, max_words=1, stop=["x"], weights={"a": 1}, use="a")  # ok
-    engine.generate("x", temperature=0, on_round=print)  # ok
     shared: DecodeOptions = {"max_words": 1, "stop": "x"}  # ok
     engine.generate("x", **shared)  # ok
     misspelled: DecodeOptions = {"max_wrods": 1}  # type: ignore[typeddict-unknown-key]
     engine.generate("x", max_wrods=3)  # type: ignore[call-arg]
     engine.generate("x", max_words="three")  # type: ignore[arg-type]
-    engine.generate("x", members="a")  # type: ignore[call-arg]
     engine.generate(["x"])  # type: ignore[arg-type]
     events: list[StreamEvent] = list(engine.stream("x", max_new_tokens=5))  # ok
-    engine.stream("x").close()  # ok
     engine.stream("x", max_new_token=5)  # type: ignore[call-arg]
     many: list[Generation] = engine.generate_batch(["x", "y"], branching_factor=1)  # ok
-    engine.generate_batch(messages=[turns], use=["a"])  # ok
     engine.generate_batch(["x"], branching=1)  # type: ignore[call-arg]
     numbered: list[tuple[int, StreamEvent]] = list(engine.stream_batch(["x"], max_words=2))  # ok
-    engine.stream_batch(["x"], max_word=2)  # type: ignore[call-arg]
     scored: tuple[ScoredText, ...] = engine.score("x", ["y"], weights=[1, 2], use=None).texts  # ok
     engine.score("x", ["y"], wieghts=[1, 2])  # type: ignore[call-arg]
 
@@ -91,55 +75,33 @@ async def asynchronous_calls(engine: AdaFuseEngine) -> None:
     await engine.agenerate("x", margin=0.5)  # type: ignore[call-arg]
     async for event in engine.astream("x", stop="y"):  # ok
         text: str = event.text  # ok
-    await engine.astream("x").aclose()  # ok
     engine.astream("x", stops="y")  # type: ignore[call-arg]
 
 
 def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse(members=PATHS)  # ok
     lc.ChatAdaFuse(members=[*PATHS, MemberSpec(path="a"), {"path": "b"}], dtype="bfloat16")  # ok
-    lc.ChatAdaFuse(members="embedded", use="wren", max_words=2, stop=["x"])  # ok
     lc.ChatAdaFuse(engine=engine, model="wren+heron", max_tokens=50, timeout=3.5)  # ok
-    lc.ChatAdaFuse(engine=engine, weights={"a": 1}, temperature=0, streaming=True)  # ok
-    lc.ChatAdaFuse(engine=engine, cache=False, callbacks=[lc.RoundCallbackHandler()])  # ok
     lc.ChatAdaFuse(engine=engine, round_detail="summary", trace_rounds=True, max_retries=2)  # ok
-    lc.ChatAdaFuse(engine=engine, max_words=None, max_new_tokens=None, stop=None)  # ok
-    lc.ChatAdaFuse(engine=engine, temperature=0.7, top_p=0.9, top_k=40, seed=1, n=2)  # ok
-    lc.ChatAdaFuse(engine=engine, logprobs=True, top_logprobs=5, unsupported="warn")  # ok
-    lc.ChatAdaFuse(engine=engine, chat_template_kwargs={"enable_thinking": False})  # ok
-    lc.ChatAdaFuse(engine=engine, continue_final_message=True)  # ok
     lc.ChatAdaFuse(engine=engine, unsupported="ignore")  # type: ignore[arg-type]
-    lc.ChatAdaFuse(engine=engine, seed="x")  # type: ignore[arg-type]
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
-    lc.ChatAdaFuse(engine=engine, max_words="three")  # type: ignore[arg-type]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # type: ignore[arg-type]
-    lc.ChatAdaFuse(member=PATHS)  # type: ignore[call-arg]
-    lc.ChatAdaFuse.from_embedded(max_words=1)  # ok
     lc.ChatAdaFuse.from_embedded(max_word=1)  # type: ignore[call-arg]
-    lc.ChatAdaFuse.from_config(path, max_words=1)  # ok
     lc.ChatAdaFuse.from_config(path, max_word=1)  # type: ignore[call-arg]
-    lc.AdaFuseLLM(members=PATHS, use=["a"], max_completion_tokens=5)  # ok
     lc.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
-    lc.AdaFuseLLM(engine=engine, branching_factor=None, margin_threshold=None)  # ok
-    lc.AdaFuseLLM(engine=engine, stop=5)  # type: ignore[arg-type]
-    lc.AdaFuseLLM.from_embedded(max_words=1)  # ok
     lc.AdaFuseLLM.from_config(path, max_word=1)  # type: ignore[call-arg]
 
 
 async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
     message: AIMessage = chat.invoke("x")  # ok
     chat.invoke([HumanMessage("x")], max_words=1)  # ok
-    chat.invoke("x", anything=1)  # ok
     chat.stream("x", stop=["y"], anything=1)  # ok
     await chat.ainvoke("x", max_words=1, use="a")  # ok
-    chat.astream("x", anything=1)  # ok
     chat.bind(max_words=1).invoke("x")  # ok
     chat.bind_tools([], tool_choice="any", anything=1)  # ok
-    chat.with_structured_output({"type": "object"}, method="json_mode", anything=1)  # ok
     chat.with_structured_output({"type": "object"}, method="yaml")  # type: ignore[arg-type]
     chat.invoke(5)  # type: ignore[arg-type]
     text: str = llm.invoke("x", anything=1)  # ok
-    llm.generate(["x"], anything=1)  # ok
     await llm.agenerate(["x"], ["stop"], max_words=1)  # ok
     llm.generate("x")  # type: ignore[arg-type]
     try:
@@ -153,16 +115,10 @@ def llama_index(engine: AdaFuseEngine, path: Path) -> None:
     li.AdaFuseLLM(PATHS)  # ok
     li.AdaFuseLLM(members=[*PATHS, MemberSpec(path="a"), {"path": "b"}], dtype="bfloat16")  # ok
     li.AdaFuseLLM(engine=engine, use="a", max_tokens=5, stop=("x",), weights={"a": 1})  # ok
-    li.AdaFuseLLM(engine=engine, system_prompt="x", temperature=0, retries=1)  # ok
-    li.AdaFuseLLM(PATHS, top_p=0.9, n=2, unsupported="warn", context_window=9)  # ok
     li.AdaFuseLLM(PATHS, unsupported="drop")  # type: ignore[arg-type]
     li.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
-    li.AdaFuseLLM(engine=engine, max_words="three")  # type: ignore[arg-type]
-    li.AdaFuseLLM(engine=engine, retry=1)  # type: ignore[call-arg]
     li.AdaFuseLLM(engine)  # type: ignore[arg-type]
-    li.AdaFuseLLM.from_embedded(max_words=1)  # ok
     li.AdaFuseLLM.from_embedded(max_word=1)  # type: ignore[call-arg]
-    li.AdaFuseLLM.from_config(path, max_words=1)  # ok
     li.AdaFuseLLM.from_config(path, max_word=1)  # type: ignore[call-arg]
 
 
@@ -171,6 +127,4 @@ async def llama_index_calls(llm: li.AdaFuseLLM) -> None:
     raws: list[li.AdaFuseRaw] = li.decisions_of(text)  # ok
     llm.max_tokens = None  # ok
     llm.chat([ChatMessage("x")], max_words=1, anything=1)  # ok
-    llm.stream_complete("x", True, anything=1)  # ok
-    await llm.acomplete("x", anything=1)  # ok
     await llm.astream_chat([ChatMessage("x")], anything=1)  # ok

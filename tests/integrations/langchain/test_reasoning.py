@@ -17,7 +17,7 @@ from tests.support.thinkers import continuing, prompts, thinkers
 pytestmark = pytest.mark.quick
 
 
-async def test_c1_reasoning_that_the_template_opens_is_not_content() -> None:
+async def test_reasoning_that_the_template_opens_is_not_content() -> None:
     engine = thinkers("deepseek", "deepseek-2", script=lambda _: "secret</think>Paris.")
     chat = ChatAdaFuse(engine=engine)
     streamed: Any = reduce(add, list(chat.stream("The capital?")))

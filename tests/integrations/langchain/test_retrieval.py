@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypedDict
+from typing import Any
 
 import pytest
 import pytest_socket
@@ -13,7 +13,6 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
-from langgraph.graph import END, START, StateGraph
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.documents import INSTRUCTION, Retriever, read_documents
@@ -92,37 +91,6 @@ async def test_a_chain_answers_with_sources_and_rounds(retriever, embedded):
     assert len({each["run_id"] for each in rounds.rounds}) == len(ASKED)
     pieces = [piece async for piece in chain.astream(asked[0])]
     assert "".join(piece.get("answer", "") for piece in pieces) == answers[0]["answer"]
-
-
-class State(TypedDict):
-    input: str
-    documents: list[Document]
-    answer: str
-
-
-def test_a_graph_answers_with_sources_and_rounds(retriever, embedded):
-    def retrieve(state: State):
-        return {"documents": retriever.invoke(state["input"])}
-
-    def generate(state: State):
-        prompt = PROMPT.invoke({"context": numbered(state["documents"]), "input": state["input"]})
-        return {"answer": embedded.invoke(prompt).content}
-
-    graph = StateGraph(State).add_sequence([retrieve, generate])
-    app: Any = graph.add_edge(START, "retrieve").add_edge("generate", END).compile()
-    answers, told = [], []
-    for question in ASKED:
-        for mode, data in app.stream(
-            {"input": question.question}, stream_mode=["values", "custom"]
-        ):
-            if mode == "custom":
-                told.append(data)
-            else:
-                state = data
-        answers.append(state)
-    assert right(answers) >= len(ASKED) - 1
-    assert {each["type"] for each in told} == {"adafuse_round"}
-    assert {name for each in told for name in each["margins"]} == {"wren", "heron", "finch"}
 
 
 def test_the_readme_answers_with_sources_in_under_twenty_lines(capsys, in_folder_of_models):

@@ -21,13 +21,10 @@ from adafuse_llm.serving.service import Service
 from adafuse_llm.summary import choice_probabilities
 from tests.support.chat_page import (
     ANSWERS,
-    HEBREW,
     IMAGE,
     MEMBERS,
     SCRIPT,
-    Tab,
     generated,
-    hold,
     mark_of,
 )
 from tests.support.colors import contrast
@@ -56,21 +53,14 @@ def test_only_the_own_script_and_style_may_run() -> None:
 @pytest.mark.quick
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
     library = (STATIC / LIBRARY).read_text(encoding="utf-8")
+    license_text = (STATIC / "LICENSE-markdown-it.txt").read_text(encoding="utf-8")
+    (published,) = re.findall(r"SHA-256 +([0-9a-f]{64})", license_text)
+    assert hashlib.sha256(library.encode()).hexdigest() == published
     assert library in page()
     own = page().replace(library, "")
     addresses = set(re.findall(r"https?://[^'\" ]+", own.replace("https?:\\/\\/", "")))
     assert addresses == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"<link(?! rel=\"icon\" href=\"data:)|src=|@import|url\(", own)
-
-
-@pytest.mark.quick
-def test_r3_v14_the_library_is_the_published_file_and_has_its_license() -> None:
-    license_text = (STATIC / "LICENSE-markdown-it.txt").read_text(encoding="utf-8")
-    (digest,) = re.findall(r"SHA-256 +([0-9a-f]{64})", license_text)
-    assert hashlib.sha256((STATIC / LIBRARY).read_bytes()).hexdigest() == digest
-    assert "markdown-it-15.0.3.tgz" in license_text
-    assert "Vitaly Puzrin, Alex Kocharin" in license_text
-    assert "</script" not in page().split("<script>", 1)[1].replace("</script>\n", "", 2)
 
 
 def test_the_page_can_be_left_out(engine) -> None:
@@ -116,21 +106,6 @@ def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
             "adafuse": {"rounds": True},
         }
     ]
-
-
-def test_the_whole_conversation_is_sent(visit) -> None:
-    tab = visit()
-    tab.say("sum")
-    first = tab.answer
-    tab.page.locator("#text").press("Shift+Enter")
-    assert tab.page.input_value("#text") == "\n"
-    tab.say("hebrew")
-    sent = [each["content"] for each in tab.bodies[1]["messages"]]
-    assert sent == ["sum", first, "hebrew"]
-    tab.press("New conversation")
-    assert not tab.page.locator(".question").count()
-    tab.say("sum")
-    assert len(tab.bodies[2]["messages"]) == 1
 
 
 def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
@@ -235,25 +210,6 @@ def test_a_reload_keeps_conversation_and_draft(visit, members) -> None:
     assert tab.page.locator(".question").all_inner_texts() == ["sum", "long"]
 
 
-def test_the_view_follows_the_text_unless_the_reader_scrolls(visit, front) -> None:
-    may_go_on = hold(front, 15)
-    tab = visit(height=400)
-    log = tab.page.locator("#log")
-    away = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
-    tab.say("long", wait=False)
-    tab.spans.nth(11).wait_for()
-    assert log.evaluate("e => e.scrollTop") > 40
-    assert log.evaluate(away) < 60
-    log.evaluate("e => { e.scrollTop = 40; }")
-    tab.page.locator("#newest").wait_for()
-    assert tab.page.locator("#stop").is_visible()
-    may_go_on.set()
-    tab.finish()
-    assert log.evaluate("e => e.scrollTop") == 40
-    tab.press("Newest text")
-    assert log.evaluate(away) < 60
-
-
 # ---- Rounds ----
 
 
@@ -286,22 +242,8 @@ def test_a_click_opens_a_round(visit, engine) -> None:
     assert not tab.round.is_visible()
 
 
-def pixels_of_outline(tab: Tab) -> list[bytes]:
-    """Pixels of the open round as pictures: in its outline above and at the side, and inside."""
-    box = tab.round.bounding_box()
-    assert box is not None
-    left, top, width, height = box["x"], box["y"], box["width"], box["height"]
-    places = [
-        (left + width / 2, top + 1),
-        (left + 1, top + height / 2),
-        (left + width / 2, top + 5),
-    ]
-    return [tab.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1}) for x, y in places]
-
-
-@pytest.mark.parametrize("width", [1100, 390])
-def test_the_keyboard_reaches_every_round(visit, width) -> None:
-    tab = visit(width)
+def test_the_keyboard_reaches_every_round(visit) -> None:
+    tab = visit()
     tab.say("sum")
     texts = tab.spans.all_text_contents()
     for _ in range(20):
@@ -311,8 +253,6 @@ def test_the_keyboard_reaches_every_round(visit, width) -> None:
     tab.page.keyboard.press("ArrowRight")
     tab.page.keyboard.press("Enter")
     assert tab.page.get_by_role("dialog", name="Round 1").is_visible()
-    top, side, inside = pixels_of_outline(tab)
-    assert top == side != inside
     tab.page.keyboard.press("Escape")
     assert not tab.round.is_visible()
     assert tab.focused == texts[1]
@@ -396,23 +336,6 @@ def test_tags_in_answers_and_names_stay_text(visit, engine) -> None:
     assert tab.answer == expected.text
     assert tab.page.title() == "adafuse"
     assert not tab.page.locator("img").count()
-
-
-def test_text_runs_in_its_own_direction(visit) -> None:
-    tab = visit(390, 800)
-    tab.say("hebrew")
-    direction = "e => getComputedStyle(e).direction"
-    assert tab.page.locator(".answer[role=group]").evaluate(direction) == "rtl"
-    first, second = (tab.spans.nth(at).bounding_box() for at in (0, 1))
-    assert first["x"] > second["x"]
-    tab.spans.first.focus()
-    tab.page.keyboard.press("ArrowLeft")
-    tab.page.keyboard.press("Enter")
-    assert tab.page.get_by_role("dialog", name="Round 1").is_visible()
-    assert tab.round.locator("code").first.evaluate(direction) == "rtl"
-    assert tab.round.evaluate(direction) == "ltr"
-    tab.page.fill("#text", HEBREW)
-    assert tab.page.locator("#text").evaluate(direction) == "rtl"
 
 
 def test_events_are_read_wherever_the_stream_is_cut(visit) -> None:

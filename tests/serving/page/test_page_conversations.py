@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from tests.support.chat_page import ANSWERS, Tab, generated, hold
+from tests.support.chat_page import ANSWERS, Tab, generated
 
 
 def open_list(tab: Tab) -> None:
@@ -32,7 +30,7 @@ def confirm(tab: Tab, name: str) -> None:
     tab.page.get_by_role("dialog").get_by_role("button", name=name, exact=True).click()
 
 
-def test_r3_v14_conversations_are_kept_in_the_browser(visit, site, engine) -> None:
+def test_conversations_are_kept_in_the_browser(visit, site, engine) -> None:
     tab = visit()
     open_list(tab)
     assert tab.page.get_by_text("There are no conversations yet.").is_visible()
@@ -61,7 +59,7 @@ def test_r3_v14_conversations_are_kept_in_the_browser(visit, site, engine) -> No
     assert titles(tab) == ["sum", "long"], "a new question makes a conversation the latest"
 
 
-def test_r3_v14_conversations_can_be_deleted(visit) -> None:
+def test_conversations_can_be_deleted(visit) -> None:
     tab = visit()
     for question in ("sum", "long", "think"):
         tab.press("New conversation")
@@ -90,22 +88,7 @@ def test_r3_v14_conversations_can_be_deleted(visit) -> None:
     assert entries(tab) == {}
 
 
-def test_r3_v14_what_runs_is_deleted_with_all(visit, members) -> None:
-    tab = visit()
-    members[0].may_go_on.clear()
-    tab.say("long", wait=False)
-    tab.spans.first.wait_for()
-    open_list(tab)
-    tab.press("Delete all")
-    confirm(tab, "Delete")
-    tab.finish()
-    members[0].may_go_on.set()
-    assert questions(tab) == []
-    tab.page.reload()
-    assert entries(tab) == {}
-
-
-def test_r3_v14_other_tabs_follow(visit, site) -> None:
+def test_other_tabs_follow(visit, site) -> None:
     tab = visit()
     tab.say("sum")
     other = Tab(tab.page.context.new_page())
@@ -125,7 +108,7 @@ def test_r3_v14_other_tabs_follow(visit, site) -> None:
     assert other.problems == []
 
 
-def test_r3_v14_another_conversation_stops_what_runs(visit, members, engine) -> None:
+def test_another_conversation_stops_what_runs(visit, members, engine) -> None:
     tab = visit()
     tab.say("sum")
     tab.press("New conversation")
@@ -145,7 +128,7 @@ def test_r3_v14_another_conversation_stops_what_runs(visit, members, engine) -> 
     assert tab.answer == generated(engine, "long").text
 
 
-def test_r3_v14_where_there_is_no_room_rounds_of_old_conversations_go(visit) -> None:
+def test_where_there_is_no_room_rounds_of_old_conversations_go(visit) -> None:
     tab = visit()
     tab.say("sum")
     tab.press("New conversation")
@@ -180,48 +163,7 @@ def test_r3_v14_where_there_is_no_room_rounds_of_old_conversations_go(visit) -> 
     assert tab.page.get_by_text("The browser has no room").is_visible()
 
 
-def test_r3_v14_the_page_works_where_the_browser_keeps_nothing(visit, site) -> None:
-    tab = visit()
-    other = Tab(tab.page.context.new_page())
-    other.page.add_init_script(
-        "for (const name of ['localStorage', 'sessionStorage'])"
-        " Object.defineProperty(window, name, { get() { throw new Error('forbidden'); } })"
-    )
-    other.open(site[1], 1100, 700, "light")
-    other.say("sum")
-    other.say("long")
-    open_list(other)
-    other.press("New conversation")
-    assert other.problems == []
-    other.page.close()
-
-
-@pytest.mark.parametrize("width", [1100, 390])
-def test_r3_v14_the_keyboard_reaches_every_conversation(visit, width) -> None:
-    tab = visit(width, 800)
-    tab.say("sum")
-    tab.press("New conversation")
-    tab.say("long")
-    tab.page.locator("#list").focus()
-    tab.page.keyboard.press("Enter")
-    assert not tab.is_too_wide
-    assert tab.focused.startswith("long"), "the open conversation"
-    tab.page.keyboard.press("Tab")
-    assert tab.page.evaluate("document.activeElement.ariaLabel") == "Delete long"
-    tab.page.keyboard.press("Tab")
-    tab.page.keyboard.press("Enter")
-    assert questions(tab) == ["sum"]
-    assert tab.page.locator("#talks").is_visible() == (width > 960)
-    if width > 960:
-        tab.page.keyboard.press("Escape")
-    else:
-        open_list(tab)
-        tab.page.keyboard.press("Escape")
-    assert not tab.page.locator("#talks").is_visible()
-    assert tab.page.evaluate("document.activeElement.id") == "list"
-
-
-def test_r3_v14_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -> None:
+def test_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -> None:
     tab = visit()
     tab.press("Settings")
     system = tab.page.get_by_label("System prompt")
@@ -244,33 +186,3 @@ def test_r3_v14_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -
     tab.page.reload()
     tab.press("Settings")
     assert system.input_value() == "Answer in one word."
-
-
-def test_r3_v14_bars_have_a_fixed_scale(visit) -> None:
-    tab = visit()
-    script = """numbers => {
-        const candidates = numbers.map(value => ({
-            text: "a", stops: false, proposers: ["wren"], nll: { wren: value }, score: value,
-        }));
-        const round = { candidates, winner: 0, text: "a", margins: { wren: [0.5] }, elapsed: 0 };
-        find("round-content").replaceChildren(...contentOf(round));
-        find("round").hidden = false;
-        return [...document.querySelectorAll(".track i")].map(bar =>
-            bar.getBoundingClientRect().width / bar.parentElement.getBoundingClientRect().width);
-    }"""
-    assert tab.page.evaluate(script, [0.0])[0] < 0.05, "0.000 is almost no bar"
-    widths = tab.page.evaluate(script, [0.5, 1.0, 2.5, 5.0, 20.0])
-    assert widths == pytest.approx([0.1, 0.2, 0.5, 1.0, 1.0], abs=0.01)
-    assert tab.page.evaluate(script, [1.0]) == pytest.approx([0.2], abs=0.01)
-    tab.page.evaluate("find('round').hidden = true")
-
-
-def test_r3_v14_a_reload_in_mid_answer_keeps_what_was_shown(visit, front) -> None:
-    may_go_on = hold(front, 8)
-    tab = visit()
-    tab.say("markdown", wait=False)
-    tab.page.locator(".answer h3").wait_for()
-    tab.page.reload()
-    may_go_on.set()
-    assert tab.page.locator(".answer h3").inner_text().endswith("Title")
-    assert "lost" in tab.note

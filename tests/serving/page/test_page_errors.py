@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from adafuse_llm.errors import MemberError
@@ -79,31 +77,6 @@ def test_a_refused_message_can_be_sent_again(visit, front, engine) -> None:
     assert tab.page.locator(".question").all_inner_texts() == ["sum"]
     assert not tab.page.locator(".note").count()
     assert all(len(each["messages"]) == 1 for each in tab.bodies)
-
-
-def test_a_message_that_is_too_long_can_be_changed(visit, members, engine) -> None:
-    tab = visit()
-    members[0].context_window = 4
-    tab.say("hebrew")
-    words, detail = tab.note.splitlines()
-    assert words == "This message is too long for the members. Send a shorter one."
-    assert re.fullmatch(r"The prompt has \d+ tokens .* 4 tokens, including the response\.", detail)
-    main = tab.page.locator(".foot .main")
-    assert main.inner_text() == "Change the message"
-    tab.page.fill("#text", "sum")
-    main.click()
-    assert tab.page.input_value("#text") == "hebrew\nsum"
-    assert not tab.page.locator("article").count()
-    members[0].context_window = None
-    tab.say("hebrew")
-    members[0].context_window = 4
-    tab.say("sum")
-    assert tab.note.startswith("This conversation is too long for the members. Start a new one")
-    members[0].context_window = None
-    main.click()
-    tab.finish()
-    assert tab.answer == generated(engine, "sum").text
-    assert len(tab.bodies[-1]["messages"]) == 1
 
 
 @pytest.mark.parametrize("how", ["failed", "cut"])

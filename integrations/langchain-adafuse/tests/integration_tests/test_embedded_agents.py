@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, tools_condition
 
 from adafuse_llm.embedded.tools import calculate, look_up
 from langchain_adafuse import ChatAdaFuse
@@ -20,7 +18,6 @@ MILL = ("look_up", {"query": "Silesse Mill"})
 
 ERRANDS = [
     ("Who is the director of the Silesse Mill?", [MILL], "Poris Wentano"),
-    ("What is 417 * 38?", [("calculate", {"expression": "417 * 38"})], "15846"),
     (
         "How much do 3 tickets for the Silesse Mill cost?",
         [MILL, ("calculate", {"expression": "3 * 19.88"})],
@@ -37,25 +34,10 @@ def embedded():
     chat.unload()
 
 
-def graph_of(chat, tools):
-    """The loop of an agent, written out."""
-    bound = chat.bind_tools(tools)
-    graph = StateGraph(MessagesState)
-    graph.add_node("model", lambda state: {"messages": [bound.invoke(state["messages"])]})
-    graph.add_node("tools", ToolNode(tools))
-    graph.add_edge(START, "model")
-    graph.add_conditional_edges("model", tools_condition, {"tools": "tools", END: END})
-    graph.add_edge("tools", "model")
-    return graph.compile()
-
-
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("make", [create_agent, graph_of])
 @pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
-def test_the_members_call_the_tools_that_lead_to_the_answer(
-    embedded, make, question, calls, answer
-):
-    state = make(embedded, TOOLS).invoke({"messages": [("user", question)]})
+def test_the_members_call_the_tools_that_lead_to_the_answer(embedded, question, calls, answer):
+    agent: Any = create_agent(embedded, TOOLS)
+    state = agent.invoke({"messages": [("user", question)]})
     made = [call for each in state["messages"] for call in getattr(each, "tool_calls", [])]
     assert [(call["name"], call["args"]) for call in made] == calls
     assert state["messages"][-1].text == answer

@@ -14,8 +14,6 @@ from langchain_adafuse import AdaFuseLLM, CallTimeoutError, ChatAdaFuse
 
 pytestmark = pytest.mark.disable_socket
 
-BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
-
 
 class Timer:
     """A timer of a call, whose time is over when a text has 60 words."""
@@ -50,7 +48,7 @@ def text(reply):
     return reply if isinstance(reply, str) else reply.content
 
 
-@BOTH
+@pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 async def test_the_error_has_the_response_so_far(kind, slow):
     model = kind(engine=slow, timeout=0.15, max_new_tokens=100_000, logprobs=True)
     streamed: list[str] = []

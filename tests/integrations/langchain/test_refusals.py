@@ -1,0 +1,159 @@
+"""What the models refuse: the type of the error, and the option or part that it names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.exceptions import ContextOverflowError, OutputParserException
+from langchain_core.messages import HumanMessage, ToolMessage
+from typing_extensions import TypedDict
+
+from adafuse_llm import ContextWindowError, InvalidInputError, InvalidOptionError
+from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+from tests.support.scripted import scripted_engine
+
+BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
+WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"max_word": 2}, "'max_words'"),
+    ({"max_words": 0}, "'max_words'"),
+    ({"n": 2}, "'n'"),
+    ({"num_beams": 2}, "'num_beams'"),
+    ({"mni_p": 0.1, "unsupported": "warn"}, "'mni_p'"),
+    ({"unsupported": "ignore"}, "'unsupported'"),
+    ({"round_detail": "some"}, "'round_detail'"),
+    ({"trace_rounds": "perhaps"}, "'trace_rounds'"),
+    ({"use": "quil"}, "'quill'"),
+    ({"timeout": "5 seconds"}, "'timeout'"),
+    ({"timeout": 0}, "'timeout'"),
+    ({"timeout": float("nan")}, "'timeout'"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("options", "named"), WRONG_OPTIONS, ids=str)
+async def test_a_wrong_option_is_named_at_once_in_one_line(kind, obliging, options, named):
+    model = kind(engine=obliging)
+
+    async def call(function):
+        return function("Hi", **options)
+
+    async def astream():
+        return [chunk async for chunk in model.astream("Hi", **options)]
+
+    for way in (
+        lambda: call(lambda prompt, **options: kind(engine=obliging, **options)),
+        lambda: call(model.invoke),
+        lambda: call(lambda prompt, **options: list(model.stream(prompt, **options))),
+        lambda: call(lambda prompt, **options: model.batch([prompt] * 2, **options)),
+        lambda: model.ainvoke("Hi", **options),
+        lambda: model.abatch(["Hi"] * 2, **options),
+        astream,
+    ):
+        with pytest.raises(InvalidOptionError, match=named) as caught:
+            await way()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.quick
+@BOTH
+def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging):
+    nobody: list[str] = []
+    for members in (None, nobody):
+        with pytest.raises(InvalidInputError, match="members="):
+            kind(members=members)
+    with pytest.raises(InvalidInputError, match="text"):
+        kind(engine=obliging).invoke("")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("tools", "options", "named"),
+    [
+        ([{"type": "web_search"}], {}, "function"),
+        ([{"type": "function"}], {}, "function"),
+        (None, {"tool_choice": "multiple"}, "'multiply'"),
+        (None, {"tool_choice": ["multiply"]}, "tool_choice"),
+        (None, {"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        (None, {"enforce": "yes"}, "enforce"),
+    ],
+    ids=str,
+)
+def test_tools_and_choices_that_cannot_be_read(chat, tools, options, named):
+    multiply = {"type": "function", "function": {"name": "multiply", "parameters": {}}}
+    tools = [multiply] if tools is None else tools
+    with pytest.raises((InvalidInputError, InvalidOptionError), match=named):
+        chat.bind_tools(tools, **options).invoke("Hi")
+    with pytest.raises((InvalidInputError, InvalidOptionError), match=named):
+        chat.invoke("Hi", tools=tools, **options)
+
+
+@pytest.mark.quick
+def test_pictures_and_results_of_unknown_calls(chat):
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with pytest.raises(InvalidInputError, match="text"):
+        chat.invoke([HumanMessage([picture])])
+    with pytest.raises(InvalidInputError, match="result"):
+        chat.invoke([HumanMessage("Hi"), ToolMessage("3", tool_call_id="9")])
+
+
+A_NUMBER = {"properties": {"a": {"type": "number"}}}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("schema", "options", "named"),
+    [
+        (A_NUMBER, {"method": "grammar"}, "json_schema"),
+        (None, {}, "schema"),
+        ({"properties": {"a": {"$ref": "#/$defs/S"}}}, {}, "#/\\$defs/S"),
+        ({"properties": {"a": {"$ref": "#/title"}}}, {}, "#/title"),
+        ({"$ref": "https://example.org/s.json"}, {}, "example.org"),
+        ({"properties": {"a": {"minimum": "x"}}}, {}, "'minimum'"),
+        ({"type": "string", "pattern": r"\p{L}"}, {}, "'pattern'"),
+        (A_NUMBER, {"max_repairs": -1}, "max_repairs"),
+        (A_NUMBER, {"max_repairs": True}, "max_repairs"),
+    ],
+    ids=str,
+)
+def test_schemas_that_cannot_be_used_are_refused_before_any_call(chat, schema, options, named):
+    given = schema and {"title": "City", **schema}
+    with pytest.raises((InvalidInputError, InvalidOptionError), match=named):
+        chat.with_structured_output(given, **options)
+
+
+def test_a_prompt_that_is_too_long_is_langchains_error_for_it(llm):
+    with pytest.raises(ContextOverflowError) as raised:
+        llm.invoke("x " * 9000)
+    assert isinstance(raised.value.__cause__, ContextWindowError)
+
+
+class Endless(TypedDict):
+    inner: Endless | None
+
+
+def test_a_typed_dict_that_contains_itself(chat):
+    with pytest.raises(InvalidInputError, match="Endless"):
+        chat.with_structured_output(Endless)
+
+
+@pytest.mark.parametrize(
+    ("reply", "method", "named"),
+    [
+        ("Orrin.", "json_schema", "JSON"),
+        ("Orrin.", "function_calling", "City"),
+        ('{"a": "x"}', "json_schema", "'a'"),
+        ('<tool_call>\n{"name": "City", "arguments": {"a": "x"}}\n</tool_call>', None, "'a'"),
+        ('<tool_call>\n{"name": "City", "arguments": {"a": 1', None, "</tool_call>"),
+    ],
+)
+def test_a_reply_that_does_not_fit_says_where(reply, method, named):
+    with scripted_engine(lambda prompt: reply) as engine:
+        chat = ChatAdaFuse(engine=engine, enforce=False)
+        structured = chat.with_structured_output(
+            {"title": "City", "type": "object", **A_NUMBER},
+            method=method or "function_calling",
+            max_repairs=0,
+        )
+        with pytest.raises(OutputParserException, match=named):
+            structured.invoke("Which?")
