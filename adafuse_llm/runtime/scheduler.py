@@ -22,7 +22,7 @@ own.
 Members that compute in this process on a CPU take turns. If they ran at the same time, they would
 either compete for all cores or each use a share of the cores, and every round waits for the slowest
 member. A share of the cores also needs another number of torch threads, which only the caller
-should set. ``benchmarks/members_side_by_side.py`` measures this. A member in a process of its own
+should set. A member in a process of its own
 (``MemberSpec(process=True)``) has its own number of threads.
 
 Choice of job: jobs start in the order of arrival, within the limits on their number
