@@ -94,7 +94,7 @@ def embedded() -> Suite:
         folders.__getitem__,
         _embedded_file,
         response=96,
-        prompts=(33,),
+        prompts=(13,),
     )
 
 
