@@ -3,32 +3,24 @@
     "tool calls"   the text form of `adafuse_llm.adapters.conversation.to_messages`
     "ReAct"        thoughts, actions and observations, in the format of LlamaIndex's ReActAgent
 
-`turns_of` returns the assistant's turns of a generated case. `act` answers a question with an agent
-that has the tools of `adafuse_llm.embedded.tools`.
+`turns_of` returns the assistant's turns of a generated case.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Sequence
+from typing import Final, Literal
 
 from adafuse_llm.adapters.conversation import Call, Turn, to_messages
-from adafuse_llm.adapters.reply import ReplyParser, Text, ToolCall
-from adafuse_llm.embedded.tools import REACT_HEADER, TOOLS, calculate, look_up
-from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.embedded.tools import REACT_HEADER
 from adafuse_llm.text.chat import Message, Tool
-from training.world import AgentCase, ToolUse
-
-__all__ = ["FORMS", "Form", "act", "is_same_turn", "read", "turns_of"]
+from training.world.agent_cases import AgentCase, ToolUse
 
 Form = Literal["tool calls", "ReAct"]
 FORMS: Final[tuple[Form, ...]] = ("tool calls", "ReAct")
-MAX_USES: Final = 3
 
 ARGUMENTS: Final = {"look_up": "query", "calculate": "expression"}
-FUNCTIONS: Final[dict[str, Callable[..., str]]] = {"look_up": look_up, "calculate": calculate}
 THOUGHTS: Final = {"look_up": "I need to look this up.", "calculate": "I need to calculate this."}
 LAST_THOUGHT: Final = "I can answer now."
 
@@ -60,58 +52,6 @@ def turns_of(
         return _react_turns(case, header if tools else system)
     turns = _tool_turns(case, tools, system)
     return turns if earlier else turns[-len(case.uses) - 1 :]
-
-
-def read(text: str, form: Form) -> tuple[str, dict[str, Any]] | str:
-    """Parse an assistant's turn: return the name and arguments of a tool call, or the answer.
-
-    Raises:
-        ValueError: the text is neither a tool call nor an answer.
-    """
-    if form == "ReAct":
-        if call := re.search(r"Action: (\w+)\nAction Input: (\{.*\})", text):
-            return call[1], dict(json.loads(call[2]))
-        if final := re.search(r"Answer: (.*)", text, re.DOTALL):
-            return final[1].strip()
-        raise ValueError(f"the text is neither an action nor an answer: {text!r:.80}")
-    parser = ReplyParser(tools=True)
-    parts = [*parser.feed(text), *parser.close()]
-    for part in parts:
-        if isinstance(part, ToolCall):
-            return part.name, part.arguments
-    answer = "".join(part.text for part in parts if isinstance(part, Text)).strip()
-    if not answer:
-        raise ValueError(f"the text is neither a tool call nor an answer: {text!r:.80}")
-    return answer
-
-
-def is_same_turn(reply: str, expected: str, form: Form) -> bool:
-    """Return whether two turns make the same tool call or give the same answer."""
-    try:
-        return read(reply, form) == read(expected, form)
-    except ValueError:
-        return False
-
-
-def act(reply: Callable[[list[Message]], str], form: Form, question: str) -> str | None:
-    """Run an agent on a question and return the answer, or None if the agent fails.
-
-    ``reply`` takes the messages so far and returns the assistant's text.
-    """
-    uses: list[ToolUse] = []
-    for _ in range(MAX_USES + 1):
-        so_far = AgentCase(question, "", "both", tuple(uses))
-        messages, _ = turns_of(so_far, form, TOOLS)[-1]
-        try:
-            step = read(reply(messages), form)
-            if isinstance(step, str):
-                return step
-            name, arguments = step
-            tool = FUNCTIONS[name]
-            uses.append(ToolUse(name, arguments[ARGUMENTS[name]], tool(**arguments)))
-        except (ValueError, KeyError, TypeError, InvalidInputError):
-            return None
-    return None
 
 
 def _tool_turns(

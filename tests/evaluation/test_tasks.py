@@ -13,7 +13,7 @@ from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task, s
 from adafuse_llm.strategies import MajorityVote, find_strategy
 from benchmarks.paper.layout import OF_TASKS
 from tests.support.paths import BENCHMARKS
-from training.world import SKILLS
+from training.world.cases import SKILLS
 
 pytestmark = pytest.mark.quick
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from training.world.cases import Case, LongTask, Skill
+from training.world.cases import Case, Skill
 from training.world.entities import Entity, Fact, phrase_question, with_article
 from training.world.names import Names
 from training.world.problems import FIRST, HOW_MANY, THEN, THINGS, apply
@@ -234,20 +234,3 @@ def draw_long_problem(names: Names, steps: tuple[int, int] = (3, 5)) -> Case:
         for before, op, other, after in zip(totals, ops, others, totals[1:], strict=False)
     ]
     return Case(question, " ".join([*worked_out, f"The answer is {totals[-1]}."]), "reasoning")
-
-
-def draw_long_case(names: Names, task: LongTask, n_passages: int = 3) -> Case:
-    """Draw one case of a task, with ``n_passages`` passages unless it is a word problem."""
-    even: Mapping[Skill, float] = dict.fromkeys(
-        ("people", "places_products", "numbers", "dates"), 1.0
-    )
-    draws: Mapping[LongTask, Callable[[Scene], Case | None]] = {
-        "parts": lambda scene: ask_parts(names, scene, even, 0.5),
-        "summary": lambda scene: ask_summary(names.rng, scene),
-    }
-    if task == "reasoning":
-        return draw_long_problem(names)
-    while True:
-        case = draws[task](draw_long_scene(names, n_passages))
-        if case is not None:
-            return case
