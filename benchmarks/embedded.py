@@ -59,8 +59,8 @@ def judge(engines: Mapping[str, Any], job: Job) -> tuple[str, str, str, bool]:
     table, row, system, asked = job
     generate = engines[system].generate
     if table == "skills":
-        messages = question_messages(asked.question, asked.passages)
-        text = generate(messages=messages, max_new_tokens=64).text
+        prompt = question_messages(asked.question, asked.passages)
+        text = generate(messages=prompt, max_new_tokens=64).text
         return table, row, system, final_answer(text) == asked.answer
     form: Form = "ReAct" if table == "ReAct" else "tool calls"
     for messages, expected in turns_of(asked, form, TOOLS):

@@ -15,7 +15,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -133,7 +133,7 @@ def compare(
             options = {"max_new_tokens": new, "branching_factor": branches}
             engine.generate_batch([prompt] * requests, **options)
 
-        systems = {
+        systems: dict[str, Callable[[], object]] = {
             "generate()": lambda: [run_generate(each, prompt, new) for each in pair],
             "generate(), static cache": lambda: [
                 run_generate(each, prompt, new, cache_implementation="static") for each in pair
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for seed, kind in enumerate(("Llama", "Mistral"))
     )
     again = HuggingFaceBackend(first.model, first.tokenizer, "again", prefix_cache_bytes=0)
-    lines = []
+    lines: list[Line] = []
     for length in args.prompts:
         prompt = f"{PASSAGE} " * length
         name = f"prompt of {len(first.codec.encode_prompt(prompt)):,} tokens"

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.agent_prompts import AGENT_SYSTEMS, SHORT_SYSTEMS, draw_tools
-from training.dialogues import FORMS, turns_of
+from training.dialogues import AGENT_SYSTEMS, FORMS, SHORT_SYSTEMS, draw_tools, turns_of
 from training.packing import LearnedSkill, Pack, Packer
 from training.schedule import SHORT_SHARE, Stage, long_stage, stage_at
 from training.world.agent_cases import NEEDS, draw_agent_case

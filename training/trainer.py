@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from training.batches import Batch, draw_agent_batch, draw_batch, draw_long_batch
-from training.models import build_model
-from training.optimizer import Muon
+from training.models import Muon, build_model
 from training.packing import Packer
 from training.recipes import Recipe
 from training.schedule import SHORT_SHARE, last_step, learning_rate_factor, main_steps
