@@ -82,7 +82,7 @@ test-vllm: $(SETUP) $(VLLM)/.set-up ## the tests of members on a real vLLM, on t
 test-packages: dist ## try the built packages as make build does, and run the tests of the integrations with them
 	$(BIN)/python .ci/try_wheels.py dist --tests
 
-test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters, and all cases of sweeps
+test-slow: $(SETUP) ## the slow tests: soaks, clusters, and all cases of sweeps
 	$(BIN)/python -m pytest -m "slow or sweep" --sweeps
 
 fuzz: $(SETUP) ## check 100,000 random decodes; half an hour on one core (CASES=1000 SEED=1 JOBS=4 to change it)
@@ -117,9 +117,8 @@ release-check: $(SETUP) ## rehearse a release in a clone, and publish nothing (P
 cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks
 
-bench: $(SETUP) ## measure the skills of the embedded members, agents and speed
-	$(BIN)/python benchmarks/embedded_skills.py
-	$(BIN)/python benchmarks/embedded_agents.py
+bench: $(SETUP) ## measure the skills of the embedded members, and speed
+	$(BIN)/python -m benchmarks.embedded
 	$(BIN)/python -m benchmarks.speed --output speed.json --markdown speed.md
 
 soak: $(SETUP) ## half an hour of mixed, cancelled and failing requests; texts must not differ and nothing may grow

@@ -4,15 +4,13 @@
 
 The benchmark runs ``adafuse serve`` with the embedded members. Some clients send random requests of
 `tests.support.hostile_requests`; some of these clients leave early. Meanwhile an honest client asks
-a short question again and again, every other time with a small schema. It measures its latency:
-first alone, then beside as many clients with harmless requests, and then beside the hostile
-clients. The benchmark prints the number of requests by outcome, the latencies, and
-the resident memory of the server and its helper. The members keep nothing of prompts, so that this
-memory shows only what grammars leave behind. The benchmark exits with 1 if the server has died, if
-a request had an unexpected outcome, or if an honest request failed.
+a short question again and again, every other time with a small schema: first alone, and then beside
+the hostile clients. The benchmark prints the number of requests by outcome, the honest client's
+latencies, and the resident memory of the server and its helper. The members keep nothing of
+prompts, so that this memory shows only what grammars leave behind. The benchmark exits with 1 if
+the server has died, if a request had an unexpected outcome, or if an honest request failed.
 
-A run continues where another one ended: ``--first 5000 --cases 5000`` has the second half of
-10,000 cases. With ``--case N``, only this case is sent.
+``--first 5000 --cases 5000`` has the second half of 10,000 cases.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,7 @@ LEAVING = 0.1
 PATIENCE = 60.0
 """Seconds after which a client that does not leave early gives up."""
 
-EXPECTED = ("200", "400", "429", "left", "time is over")
+EXPECTED = ("200", "400", "429", "504", "left")
 """Outcomes of hostile requests that are no fault."""
 
 SCHEMA = {
@@ -55,11 +53,7 @@ SCHEMA = {
     "required": ["name", "open"],
     "additionalProperties": False,
 }
-HARMLESS = ({"json_schema": SCHEMA}, {"regex": "(abba|cab|[01]{4}| )*"})
-"""Options of harmless requests."""
-
-QUESTION = [{"role": "user", "content": "Who founded the Silesse Mill?"}]
-
+QUESTION = "Who founded the Silesse Mill?"
 
 Latencies = tuple[list[float], list[float]]
 """Seconds until the answers to requests without a schema, and to those with one."""
@@ -73,7 +67,6 @@ class Report:
         outcomes: number of hostile requests by outcome.
         faults: hostile requests with other outcomes than `EXPECTED`, and honest ones that failed.
         alone: latencies of the honest client without the others, in seconds.
-        harmless: its latencies beside other harmless clients.
         beside: its latencies beside hostile clients.
         memory: resident memory of the server and its children in MB, from time to time.
         has_died: whether the server died.
@@ -83,7 +76,6 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     alone: Latencies = field(default_factory=lambda: ([], []))
-    harmless: Latencies = field(default_factory=lambda: ([], []))
     beside: Latencies = field(default_factory=lambda: ([], []))
     memory: list[float] = field(default_factory=list)
     has_died: bool = False
@@ -102,27 +94,23 @@ def run(cases: Sequence[int], seed: int, clients: int, *, alone: int = 40) -> Re
         cases: numbers of the cases.
         seed: seed of the cases.
         clients: number of hostile clients.
-        alone: number of honest requests before them, and of requests of as many harmless clients.
+        alone: number of honest requests before them.
     """
     report = Report()
     with _members_file() as members, server_process("--config", members) as (url, process):
-        honest = _Honest(url, report)
-        for _ in range(5):
-            honest.ask(([], []))
-        for _ in range(alone):
-            honest.ask(report.alone)
-        with honest.asking(report.harmless), ThreadPoolExecutor(clients) as pool:
-            list(pool.map(lambda number: _post(url, HARMLESS[number % 2], PATIENCE), range(alone)))
+        for number in range(alone):
+            _ask(url, report, number, report.alone if number > 4 else ([], []))
         began = time.monotonic()
-        with honest.asking(report.beside), ThreadPoolExecutor(clients) as pool:
-            sent = pool.map(lambda number: _send(url, seed, number), cases)
+        with _asking(url, report), ThreadPoolExecutor(clients) as pool:
+            sent = pool.map(lambda number: (number, _send(url, seed, number)), cases)
             for index, (number, outcome) in enumerate(sent):
                 report.outcomes[outcome] += 1
                 if outcome not in EXPECTED:
                     report.faults.append(f"case {number}: {outcome}")
                 if index % max(len(cases) // 50, 1) == 0:
                     report.memory.append(_memory(process))
-                    _show_progress(index, len(cases), report, began)
+                    shown = f"{index + 1}/{len(cases)} cases, {len(report.faults)} faults"
+                    print(f"{shown}, {report.memory[-1]:.0f} MB", file=sys.stderr, flush=True)
         time.sleep(1)
         report.memory.append(_memory(process))
         report.seconds = time.monotonic() - began
@@ -130,54 +118,39 @@ def run(cases: Sequence[int], seed: int, clients: int, *, alone: int = 40) -> Re
     return report
 
 
-class _Honest:
-    """A client that asks short questions.
+def _ask(url: str, report: Report, number: int, latencies: Latencies) -> None:
+    """Ask a short question, every other time with a schema, and note the seconds it takes."""
+    form = {"name": "mill", "schema": SCHEMA, "strict": True}
+    more = {"response_format": {"type": "json_schema", "json_schema": form}} if number % 2 else {}
+    began = time.monotonic()
+    try:
+        response = _post(url, QUESTION, PATIENCE, max_tokens=32, **more)
+    except httpx.HTTPError as error:
+        report.faults.append(f"an honest request failed: {error!r}")
+        return
+    latencies[number % 2].append(time.monotonic() - began)
+    if response.status_code != 200:
+        report.faults.append(f"an honest request failed: {response.text:.200}")
 
-    Args:
-        url: address of the server.
-        report: where failures are noted.
-    """
 
-    def __init__(self, url: str, report: Report) -> None:
-        self._client = httpx.Client(base_url=url, timeout=PATIENCE)
-        self._report = report
-        self._number = 0
+@contextmanager
+def _asking(url: str, report: Report) -> Iterator[None]:
+    """Keep asking from a thread while the context is open."""
+    done = threading.Event()
 
-    def ask(self, latencies: Latencies) -> None:
-        """Ask a question, and add the seconds until the answer to `latencies`."""
-        self._number += 1
-        has_schema = self._number % 2
-        body: dict[str, Any] = {"model": "adafuse", "messages": QUESTION, "max_tokens": 32}
-        if has_schema:
-            form = {"name": "mill", "schema": SCHEMA, "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": form}
-        began = time.monotonic()
-        try:
-            response = self._client.post("/v1/chat/completions", json=body)
-        except httpx.HTTPError as error:
-            self._report.faults.append(f"an honest request failed: {error!r}")
-            return
-        latencies[has_schema].append(time.monotonic() - began)
-        if response.status_code != 200:
-            self._report.faults.append(f"an honest request failed: {response.text:.200}")
+    def ask() -> None:
+        number = 0
+        while not done.wait(0.1):
+            _ask(url, report, number, report.beside)
+            number += 1
 
-    @contextmanager
-    def asking(self, latencies: Latencies) -> Iterator[None]:
-        """Keep asking from a thread while the context is open."""
-        done = threading.Event()
-
-        def ask() -> None:
-            while not done.is_set():
-                self.ask(latencies)
-                done.wait(0.1)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextmanager
@@ -190,52 +163,36 @@ def _members_file() -> Iterator[str]:
         yield str(path)
 
 
-def _send(url: str, seed: int, number: int) -> tuple[int, str]:
-    """Send a hostile request, and return its number and its outcome."""
+def _send(url: str, seed: int, number: int) -> str:
+    """Send a hostile request, and return its outcome."""
     _, options = request_of(seed, number)
     dice = random.Random(f"client {seed} {number}")
     leaves = dice.random() < LEAVING
+    patience = dice.uniform(0.01, 1.0) if leaves else PATIENCE
     try:
-        response = _post(url, options, dice.uniform(0.01, 1.0) if leaves else PATIENCE)
+        response = _post(url, "Repeat: abba cab 0110 " * 3, patience, adafuse=options)
     except httpx.TimeoutException:
-        return number, "left" if leaves else f"no answer for {PATIENCE:g} seconds"
+        return "left" if leaves else f"no answer for {PATIENCE:g} seconds"
     except httpx.HTTPError as error:
-        return number, f"{error!r:.200}"
-    if response.status_code in (200, 400, 429):
-        return number, str(response.status_code)
-    if response.status_code == 504:
-        return number, "time is over"
-    return number, f"{response.status_code} {response.text:.200}"
+        return f"{error!r:.200}"
+    status = str(response.status_code)
+    return status if status in EXPECTED else f"{status} {response.text:.200}"
 
 
-def _post(url: str, options: dict[str, Any], timeout: float) -> httpx.Response:
-    """Ask for a response with the given options of the package."""
-    body = {
-        "model": "adafuse",
-        "messages": [{"role": "user", "content": "Repeat: abba cab 0110 " * 3}],
-        "max_tokens": 100,
-        "adafuse": options,
-    }
+def _post(url: str, question: str, timeout: float, **fields: Any) -> httpx.Response:
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "adafuse", "messages": messages, "max_tokens": 100, **fields}
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=timeout)
 
 
 def _memory(process: psutil.Process) -> float:
     """Return the resident memory of a process and its children in MB."""
     total = 0
-    for each in _family(process):
-        try:
-            total += each.memory_info().rss
-        except psutil.Error:
-            continue
+    with suppress(psutil.Error):
+        for each in (process, *process.children()):
+            with suppress(psutil.Error):
+                total += each.memory_info().rss
     return total / 1e6
-
-
-def _family(process: psutil.Process) -> Iterator[psutil.Process]:
-    try:
-        yield process
-        yield from process.children()
-    except psutil.Error:
-        return
 
 
 def _is_alive(url: str, process: psutil.Process) -> bool:
@@ -245,49 +202,27 @@ def _is_alive(url: str, process: psutil.Process) -> bool:
         return False
 
 
-def _show_progress(index: int, size: int, report: Report, began: float) -> None:
-    print(
-        f"{time.monotonic() - began:6.0f} s  {index + 1}/{size} cases, "
-        f"{len(report.faults)} faults, {report.memory[-1]:.0f} MB, p95 with a schema "
-        f"{_p95(report.beside[1]):.2f} s",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _p95(latencies: Sequence[float]) -> float:
-    return statistics.quantiles(latencies, n=20)[-1] if len(latencies) > 1 else float("nan")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, and return 1 if something unexpected happened."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz_grammars", description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000, help="number of cases")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--case", type=int, help="send only the case with this number")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cases")
     parser.add_argument("--clients", type=int, default=4, help="number of hostile clients")
     args = parser.parse_args(argv)
     cases = range(args.first, args.first + args.cases)
-    if args.case is not None:
-        cases = range(args.case, args.case + 1)
-        print(json.dumps(request_of(args.seed, args.case))[:2_000])
     report = run(cases, args.seed, args.clients)
     for fault in report.faults[:40]:
         print(fault)
     outcomes = ", ".join(f"{name}: {count}" for name, count in report.outcomes.most_common())
     print(f"{len(cases)} cases in {report.seconds:.0f} s, seed {args.seed}; {outcomes}")
     print(f"the server {'died' if report.has_died else 'runs'}; {len(report.faults)} faults")
-    for name, latencies in (
-        ("alone", report.alone),
-        ("beside harmless clients", report.harmless),
-        ("beside hostile clients", report.beside),
-    ):
+    for name, latencies in (("alone", report.alone), ("beside others", report.beside)):
         for form, seconds in zip(("without", "with"), latencies, strict=True):
+            p95 = statistics.quantiles(seconds, n=20)[-1] if len(seconds) > 1 else float("nan")
             print(
                 f"honest requests {name}, {form} a schema: {len(seconds)}, median "
-                f"{statistics.median(seconds):.2f} s, p95 {_p95(seconds):.2f} s, max "
-                f"{max(seconds):.2f} s"
+                f"{statistics.median(seconds):.2f} s, p95 {p95:.2f} s"
             )
     shown = ", ".join(f"{each:.0f}" for each in report.memory[:: max(len(report.memory) // 10, 1)])
     print(f"resident memory in MB: {shown}; at the end {report.memory[-1]:.0f}")

@@ -3,70 +3,45 @@
     python -m benchmarks.gpu                  # needs a CUDA device with about 40 GB
     python -m benchmarks.gpu --tiny           # the same with toy members, on any device
 
-The members have the configurations of Llama-3.1-8B and Mistral-7B v0.3 and random weights in
-bfloat16, created on the device. A script (``benchmarks.speed.script``) determines which text
-they write and how many words they agree on in each round, so that they agree as often as trained
-members do. The benchmark compares the engine's time with three other times: the time of the
-members' own ``generate()`` with a dynamic cache, the same with a static cache, and the time that
-the device needs to read the weights once for each token.
+The members have the shapes of Llama-3.1-8B and Mistral-7B v0.3 and random weights in bfloat16. Two
+different models hardly ever agree, and two members with the same model always do. Trained members
+are between the two. The benchmark compares the engine's time with that of the members' own
+``generate()``, and with the time that the device needs to read the weights once for each token.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
 
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.embedded import member_paths
-from benchmarks.speed.comparisons import engines_and_alone, point_of, run_once
-from benchmarks.speed.measure import Report, as_markdown, machine, take_turns
-from benchmarks.speed.members import Members, make_engine, make_member, prompt_of
-from benchmarks.speed.peers import add_up, outcome_of, run_generate
-from benchmarks.speed.script import WORDS_PER_ROUND, make_scripted, write_script
+from benchmarks.speed.measure import Line, machine, table
+from benchmarks.speed.suites import PASSAGE
 
-LLAMA: Final[dict[str, Any]] = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128_256,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 500_000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
-MISTRAL: Final[dict[str, Any]] = {
+BOTH: Final[dict[str, Any]] = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "vocab_size": 32_768,
-    "max_position_embeddings": 32_768,
-    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
-    "sliding_window": None,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "max_position_embeddings": 32_768,
 }
+VOCABULARIES: Final = {"Llama": 128_256, "Mistral": 32_768}
 TINY: Final[dict[str, Any]] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -76,30 +51,30 @@ TINY: Final[dict[str, Any]] = {
     "head_dim": 16,
     "vocab_size": 2048,
 }
-NO_END: Final = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-CONCURRENT: Final = 16
+AT_ONCE: Final = 16
 """Concurrent requests in the measurement of throughput."""
 
 
-def scripted_members(device: torch.device, positions: int, *, tiny: bool) -> Members:
-    """Make the two scripted members, with the tokenizers of two embedded members."""
-    members = []
-    kinds = (("llama", "Llama", LLAMA), ("mistral", "Mistral", MISTRAL))
-    for index, (name, prefix, sizes) in enumerate(kinds):
-        settings = {**sizes, **(TINY if tiny else {}), **NO_END}
-        config = getattr(transformers, f"{prefix}Config")(**settings)
-        torch.manual_seed(index)
-        previous_dtype = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            with torch.device(device):
-                model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
-        finally:
-            torch.set_default_dtype(previous_dtype)
-        make_scripted(model, positions)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[index])
-        members.append(make_member(name, model, tokenizer))
-    return tuple(members)
+def make_member(kind: str, seed: int, device: torch.device, *, tiny: bool) -> HuggingFaceBackend:
+    """Make a member with random weights and the tokenizer of an embedded member."""
+    sizes = {**BOTH, "vocab_size": VOCABULARIES[kind], **(TINY if tiny else {})}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    torch.manual_seed(seed)
+    previous_dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+            model.lm_head.bias = torch.nn.Parameter(torch.full((sizes["vocab_size"],), -1e4))
+    finally:
+        torch.set_default_dtype(previous_dtype)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[seed])
+    pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    with torch.no_grad():
+        for token, piece in enumerate(pieces):  # so that it writes words of a few tokens
+            if piece.strip("Ġ▁").isalpha():
+                model.lm_head.bias[token] = 1.0 if piece[0] in "Ġ▁" else 0.0
+    return HuggingFaceBackend(model, tokenizer, kind.lower(), prefix_cache_bytes=0)
 
 
 def bandwidth(device: torch.device, size: int) -> float:
@@ -116,126 +91,109 @@ def bandwidth(device: torch.device, size: int) -> float:
     return 2 * size / statistics.median(seconds[5:])
 
 
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def weight_bytes(model: Any) -> int:
     """Count the bytes of the weights that a pass reads: all except the input embeddings."""
     embeddings = model.get_input_embeddings().weight
     return sum(p.nbytes for p in model.parameters() if p is not embeddings)
 
 
+@torch.inference_mode()
+def run_generate(backend: Any, prompt: str, new: int, **options: Any) -> None:
+    """Run the greedy ``generate()`` of a member for exactly `new` tokens."""
+    ids = torch.tensor([backend.codec.encode_prompt(prompt)], device=backend.model.device)
+    sizes = {"max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0, "do_sample": False}
+    backend.model.generate(ids, attention_mask=torch.ones_like(ids), **sizes, **options).tolist()
+
+
 def compare(
-    report: Report,
-    members: Members,
-    sizes: tuple[int, int],
-    repeats: int,
-    words_per_round: Sequence[float],
-    bytes_per_second: float,
-) -> None:
-    """Compare the engine with ``generate()`` and with the limit that memory bandwidth sets.
+    pair: Sequence[HuggingFaceBackend],
+    name: str,
+    prompt: str,
+    args: argparse.Namespace,
+    rate: float,
+) -> Iterator[Line]:
+    """Compare ensembles of a pair with ``generate()`` and with the limit of the memory.
 
     Args:
-        report: the report to add the rows and figures to.
-        members: scripted members.
-        sizes: numbers of tokens in the prompt and the response.
-        repeats: number of timed runs of each system.
-        words_per_round: shares of the rounds that commit one, two and three words.
-        bytes_per_second: memory bandwidth of the device.
+        pair: the members.
+        name: name of the pair.
+        prompt: the prompt.
+        args: length of the responses, and number of runs.
+        rate: bytes per second of the device's memory.
     """
-    prompt, response = sizes
-    text = prompt_of(prompt)
-    write_script(members, text, " " + prompt_of(2 * response + 8, seed=1), words_per_round)
-    systems, alone = engines_and_alone(members, text, response, (1, 3), drafting=(True, False))
-    ids = [member.encode(text) for member in members]
-    new = list(systems["engine, B = 1"]().tokens.values())
-    static = "generate(), static cache, as B = 1"
-    systems[static] = partial(run_generate, members, ids, new, cache_implementation="static")
-    engine = make_engine(members, max_new_tokens=response, max_requests=CONCURRENT)
-    systems[f"engine, B = 3, {CONCURRENT} at once"] = lambda: add_up(
-        [outcome_of(each) for each in engine.generate_batch([text] * CONCURRENT)]
-    )
-    point = point_of(prompt, response)
-    rows = take_turns("gpu", point, systems, repeats, warm=run_once(alone))
-    report.rows += rows.values()
-    weights = {member.name: weight_bytes(member.model) for member in members}
-    for branches in (1, 3):
-        row = rows[f"engine, B = {branches}"]
-        limit = sum(weights[name] * n for name, n in row.outcome.tokens.items()) / bytes_per_second
-        report.figures += [
-            (
-                f"engine / generate(), static cache, B = {branches}, {point}",
-                f"{row.median / rows[static].median:.2f} x",
-            ),
-            (
-                f"engine / least time to read the weights, B = {branches}, {point}",
-                f"{row.median / limit:.2f} x of {limit:.3f} s",
-            ),
-        ]
-    per_request = rows[f"engine, B = 3, {CONCURRENT} at once"].median / CONCURRENT
-    report.figures.append(
-        (
-            f"throughput of {CONCURRENT} at once / one at a time, B = 3, {point}",
-            f"{rows['engine, B = 3'].median / per_request:.2f} x",
-        )
-    )
-    rounds = engine.generate(text).rounds
-    counts = Counter(len(each.text.split()) for each in rounds)
-    shares = ", ".join(f"{words}: {100 * n / len(rounds):.0f} %" for words, n in counts.items())
-    report.figures.append((f"rounds by words committed, {point}", shares))
+    new = args.response
+    with AdaFuseEngine(pair, strategy="adafuse") as engine:
+
+        def ask(branches: int, requests: int = 1) -> None:
+            options = {"max_new_tokens": new, "branching_factor": branches}
+            engine.generate_batch([prompt] * requests, **options)
+
+        systems: dict[str, Callable[[], object]] = {
+            "generate()": lambda: [run_generate(each, prompt, new) for each in pair],
+            "generate(), static cache": lambda: [
+                run_generate(each, prompt, new, cache_implementation="static") for each in pair
+            ],
+            "engine, B = 1": partial(ask, 1),
+            "engine, B = 3": partial(ask, 3),
+            f"{AT_ONCE} at once": partial(ask, 1, AT_ONCE),
+        }
+        seconds: Mapping[str, list[float]] = {system: [] for system in systems}
+        for _ in range(args.repeats + 1):
+            for system, run in systems.items():
+                start = time.perf_counter()
+                run()
+                seconds[system].append(time.perf_counter() - start)
+        runs = {system: found[1:] for system, found in seconds.items()}  # the first one warms up
+        limit = new * sum(weight_bytes(each.model) for each in pair) / rate
+        for system in list(systems)[2:4]:
+            for base in list(systems)[:2]:
+                each = [a / b for a, b in zip(runs[system], runs[base], strict=True)]
+                yield Line(f"{name}: time / sum of {base}", system, each)
+            each = [value / limit for value in runs[system]]
+            yield Line(f"{name}: time / least time to read the weights", system, each)
+        pairs = zip(runs["engine, B = 1"], runs[f"{AT_ONCE} at once"], strict=True)
+        each = [AT_ONCE * one / many for one, many in pairs]
+        yield Line(f"{name}: {AT_ONCE} requests at once, throughput / one", "engine, B = 1", each)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparisons, and print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description="Measure the ensemble on a GPU."
     )
     parser.add_argument("--tiny", action="store_true", help="use toy members, on any device")
-    parser.add_argument("--prompts", type=int, nargs="+", default=[500, 2000], metavar="TOKENS")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[5, 20], metavar="N",
+                        help="repetitions of a passage in the prompts")  # fmt: skip
     parser.add_argument("--response", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--words-per-round", type=float, nargs=3, default=WORDS_PER_ROUND, metavar="SHARE",
-        help="shares of the rounds that commit one, two and three words",
-    )  # fmt: skip
-    parser.add_argument("--output", type=Path, help="write all measurements to this file, as JSON")
-    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparisons, print the table and write the files."""
-    args = _arguments(argv)
+    args = parser.parse_args(argv)
     if not args.tiny and not torch.cuda.is_available():
         print("benchmarks.gpu: found no CUDA device; use --tiny to run toy members on the CPU")
         return 1
-    transformers.utils.logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    positions = max(args.prompts) + 3 * args.response + 64
-    members = scripted_members(device, positions, tiny=args.tiny)
-    bytes_per_second = bandwidth(device, 1 << (24 if args.tiny else 31))
-    header = {
-        **machine(),
-        "device": str(device),
-        "memory bandwidth": f"{bytes_per_second / 1e9:.0f} GB/s",
-    }
+    rate = bandwidth(device, 1 << (24 if args.tiny else 31))
+    first, second = (
+        make_member(kind, seed, device, tiny=args.tiny)
+        for seed, kind in enumerate(("Llama", "Mistral"))
+    )
+    again = HuggingFaceBackend(first.model, first.tokenizer, "again", prefix_cache_bytes=0)
+    lines: list[Line] = []
+    for length in args.prompts:
+        prompt = f"{PASSAGE} " * length
+        name = f"prompt of {len(first.codec.encode_prompt(prompt)):,} tokens"
+        lines += compare((first, second), f"{name}, members that differ", prompt, args, rate)
+        lines += compare((first, again), f"{name}, members that agree", prompt, args, rate)
+    for key, value in machine().items():
+        print(f"- {key}: {value}")
     if device.type == "cuda":
-        header["device"] = torch.cuda.get_device_name(device)
-    report = Report()
-    for prompt in args.prompts:
-        sizes = prompt, args.response
-        compare(report, members, sizes, args.repeats, args.words_per_round, bytes_per_second)
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        report.figures.append(("most memory allocated", f"{peak / 2**30:.1f} GiB"))
-    table = as_markdown(report, header)
-    print(table)
-    if args.markdown:
-        args.markdown.write_text(table + "\n", encoding="utf-8")
-    if args.output:
-        measured = {"header": header, **report.as_json()}
-        args.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        peak = torch.cuda.max_memory_allocated(device) / 2**30
+        print(f"- device: {torch.cuda.get_device_name(device)}, {peak:.1f} GiB allocated")
+    print(f"- memory: {rate / 1e9:.0f} GB/s\n\n{table(lines)}")
     return 0
 
 

@@ -6,8 +6,7 @@ Worker threads send random requests for the embedded members until the time is o
 as messages, with several strategies, through `generate`, `stream`, `generate_batch` and
 `agenerate`. About one request in twenty is stopped early: by its caller, by a timeout, or by
 closing its stream. About one in twenty is faulty: its input is wrong, or a member fails during its
-decode. From time to time a worker uses an engine in a forked child, or closes an engine that has
-running requests.
+decode. From time to time a worker closes an engine that has running requests.
 
 The benchmark first answers every request alone. Each later response must have the same text, and a
 response that is stopped early must have the beginning of this text. At the end, all engines are
@@ -34,7 +33,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
-import torch
 
 from adafuse_llm import (
     AdaFuseEngine,
@@ -48,15 +46,14 @@ from adafuse_llm import (
 from adafuse_llm.backends import Backend, NodeQuery, NodeResult
 from adafuse_llm.embedded import handbook_questions
 from adafuse_llm.runtime.heap import trim_heap
-from tests.support.forks import in_child
 
-STRATEGIES = ("adafuse", "single", "fixed-2", "mixture")
+STRATEGIES = ("adafuse", "mixture", "single", "fixed-2")
 QUESTIONS = 8
 WORKERS = 6
 STOPPED = FAULTY = 0.05
 """Share of the requests that are stopped early, and share of the faulty requests."""
 EVENTS = 40
-"""Number of requests of a worker between two forks or closed engines, on average."""
+"""Number of requests of a worker between two closed engines, on average."""
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24}
 
 
@@ -161,7 +158,7 @@ class Soak:
             kind = dice.random()
             try:
                 if dice.random() < 1 / EVENTS:
-                    dice.choice((self._fork, self._close))(item)
+                    self._close(item)
                 elif kind < FAULTY:
                     self._send_faulty(item, dice)
                 elif kind < FAULTY + STOPPED:
@@ -175,20 +172,17 @@ class Soak:
         engine, options = self.engines[item.strategy], self.options(item.strategy)
         how = dice.choice(("generate", "stream", "batch", "asynchronous"))
         if how == "generate":
-            generations = [engine.generate(**item.request, **options)]
+            self.tally.compare(item, engine.generate(**item.request, **options))
         elif how == "stream":
             events = list(engine.stream(**item.request, **options))
             last = events[-1].generation
             assert last is not None
             assert "".join(event.text for event in events) == last.text
-            generations = [last]
+            self.tally.compare(item, last)
         elif how == "asynchronous":
-            generations = [asyncio.run(engine.agenerate(**item.request, **options))]
+            self.tally.compare(item, asyncio.run(engine.agenerate(**item.request, **options)))
         else:
             self._send_batch(item, dice)
-            return
-        for generation in generations:
-            self.tally.compare(item, generation)
 
     def _send_batch(self, item: Item, dice: random.Random) -> None:
         (form,) = item.request
@@ -253,17 +247,6 @@ class Soak:
             list(stream)
         engine.close()
         self.tally.add("engine closed")
-
-    def _fork(self, item: Item) -> None:
-        def same() -> bool:
-            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-            options = self.options(item.strategy)
-            return self.engines[item.strategy].generate(**item.request, **options).text == item.text
-
-        if in_child(same):
-            self.tally.add("forked child")
-        else:
-            self.tally.unexpected.append(f"a forked child failed: {item}"[:300])
 
 
 def resources() -> dict[str, int]:

@@ -9,7 +9,6 @@ older text. Charts are not in the pages, because they need HTML. Only the site h
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -232,33 +231,6 @@ def pairs() -> str:
     return "\n".join(rows)
 
 
-def real_speed() -> str:
-    """Return the costs of ensembles of real members, and how they were measured."""
-    from benchmarks.speed.real import PARTS, table
-
-    stored = json.loads((RESULTS / "real-speed.json").read_text(encoding="utf-8"))
-    missing = [f"`{name}`" for name in PARTS if name not in stored]
-    made = "; ".join(
-        f"`{name}` on {part['date']}, {part['processor']}, load average {part['load']}"
-        for name, part in stored.items()
-    )
-    rest = f" Not measured yet: {', '.join(missing)}." if missing else ""
-    return f"{table(stored)}\n\nMeasured: {made}.{rest}"
-
-
-def server_counts() -> str:
-    """Return what members on servers ask and what the servers compute, per committed token."""
-    stored = json.loads((RESULTS / "servers.json").read_text(encoding="utf-8"))
-    points: dict[str, dict[str, str]] = {}
-    for name, value in stored["figures"].items():
-        point, what = name.split(": ")
-        points.setdefault(point, {})[what] = value
-    heads = list(next(iter(points.values())))
-    rows = [f"| server, strategy | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
-    rows += (f"| {point} | {' | '.join(counts.values())} |" for point, counts in points.items())
-    return "\n".join(rows)
-
-
 LONG_TASKS = {
     "embedded_parts": "questions of several parts",
     "embedded_summary": "summaries of what passages say about a subject",
@@ -367,8 +339,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "model_card": model_card,
     "pairs": pairs,
     "rules": rules,
-    "real_speed": real_speed,
-    "server_counts": server_counts,
     **{
         name: generator
         for word, suite in SUITES.items()

@@ -1,17 +1,14 @@
 """Make the embedded members: generate the texts that they learn from, and train them.
 
-world          the generated world: names, facts, passages, questions, the handbook
-dialogues      an agent's messages and replies, in the two forms that the members know
+world          the generated world: names, facts, passages, questions
+dialogues      an agent's tools, messages and replies, in the two forms that the members know
 recipes        the architecture, vocabulary, chat template and emphasis of each member
 tokenizers     trains, saves and copies the tokenizers of the members
-models         a freshly initialized model of a recipe
+models         a freshly initialized model of a recipe, and the optimizer of its matrices
 layouts        where the passages and the question stand in a prompt
-agent_prompts  tool descriptions and system messages of agents
-stages         the length and difficulty of the prompts at each point of training
 packing        packs: the tokens of one prompt and of many questions that branch off it
 batches        packs as tensors
-schedule       the steps and learning rates of the parts of training
-optimizer      the optimizer of the weight matrices
+schedule       the steps, learning rates and difficulty of the parts of training
 trainer        trains one member
 train          the command: ``python -m training.train``
 """

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.agent_prompts import AGENT_SYSTEMS, SHORT_SYSTEMS, draw_tools
-from training.dialogues import FORMS, turns_of
+from training.dialogues import AGENT_SYSTEMS, FORMS, SHORT_SYSTEMS, draw_tools, turns_of
 from training.packing import LearnedSkill, Pack, Packer
-from training.schedule import SHORT_SHARE
-from training.stages import Stage, long_stage, stage_at
-from training.world import NEEDS, Names, Split, draw_agent_case
+from training.schedule import SHORT_SHARE, Stage, long_stage, stage_at
+from training.world.agent_cases import NEEDS, draw_agent_case
+from training.world.names import Names
+from training.world.words import Split
 
 AGENT_LENGTH: Final = 640  # tokens in a row of a batch of agents' turns
 IGNORED: Final = -100
@@ -48,13 +48,39 @@ class Batch:
     prompt: Tensor
 
 
+class Rows:
+    """Rows of packs, each of at most ``length`` tokens.
+
+    Attributes:
+        packs: the packs of each row.
+        room: tokens that are left in each row.
+    """
+
+    def __init__(self, number: int, length: int) -> None:
+        self.packs: list[list[Pack]] = [[] for _ in range(number)]
+        self.room = [length] * number
+
+    def add(self, pack: Pack, *, whole: bool = False) -> Pack | None:
+        """Add a pack to the row with the most room; return what was added of it, or None.
+
+        Unless it has to be ``whole``, a pack loses its last branches if they do not fit.
+        """
+        row = max(range(len(self.room)), key=lambda index: self.room[index])
+        while not whole and len(pack) > self.room[row] and len(pack.branches) > 1:
+            pack = Pack(pack.prefix, pack.branches[:-1])
+        if len(pack) > self.room[row]:
+            return None
+        self.packs[row].append(pack)
+        self.room[row] -= len(pack)
+        return pack
+
+
 def draw_packs(packer: Packer, names: Names, stage: Stage, n_rows: int) -> list[list[Pack]]:
-    """Draw rows of packs, each of at most ``stage.length`` tokens.
+    """Draw rows of packs.
 
     ``packer.emphasis`` determines the share of problems, ``stage`` the share of drills.
     """
-    rows: list[list[Pack]] = [[] for _ in range(n_rows)]
-    room = [stage.length] * n_rows
+    rows = Rows(n_rows, stage.length)
     total = of_problems = of_drills = 0
     for _ in range(40 * n_rows):
         only_drills = stage.drills == 1.0
@@ -64,19 +90,15 @@ def draw_packs(packer: Packer, names: Names, stage: Stage, n_rows: int) -> list[
             pack = packer.draw_problem(names)
         else:
             pack = packer.draw_drill(names) if is_drill else packer.draw_reading(names, stage)
-        row = max(range(n_rows), key=lambda index: room[index])
-        while len(pack) > room[row] and len(pack.branches) > 1:
-            pack = Pack(pack.prefix, pack.branches[:-1])
-        if len(pack) > room[row]:
-            if is_problem or is_drill or room[row] < 96:
+        added = rows.add(pack)
+        if added is None:
+            if is_problem or is_drill or max(rows.room) < 96:
                 break
             continue
-        rows[row].append(pack)
-        room[row] -= len(pack)
-        total += len(pack)
-        of_problems += len(pack) * is_problem
-        of_drills += len(pack) * is_drill
-    return rows
+        total += len(added)
+        of_problems += len(added) * is_problem
+        of_drills += len(added) * is_drill
+    return rows.packs
 
 
 def assemble(
@@ -167,21 +189,11 @@ def draw_long_batch(
     rng = random.Random(f"{split} long {seed} {packer.recipe.name} {step}")
     names = Names(rng, split)
     stage = long_stage(rng)
-    n_rows = max(1, tokens // stage.length)
-    rows: list[list[Pack]] = [[] for _ in range(n_rows)]
-    room = [stage.length] * n_rows
+    rows = Rows(max(1, tokens // stage.length), stage.length)
     too_long = 0
     while too_long < 6:
-        pack = packer.draw_long(names, stage)
-        row = max(range(n_rows), key=lambda index: room[index])
-        while len(pack) > room[row] and len(pack.branches) > 1:
-            pack = Pack(pack.prefix, pack.branches[:-1])
-        if len(pack) > room[row]:
-            too_long += 1
-            continue
-        rows[row].append(pack)
-        room[row] -= len(pack)
-    return assemble(rows, stage.length, rng, context_weight=0.1)
+        too_long += rows.add(packer.draw_long(names, stage)) is None
+    return assemble(rows.packs, stage.length, rng, context_weight=0.1)
 
 
 def draw_agent_batch(
@@ -203,9 +215,7 @@ def draw_agent_batch(
     if is_short:
         system = SHORT_SYSTEMS[form]
     prefix = packer.agent_prefix(form, tools, system)
-    n_rows = max(1, tokens // AGENT_LENGTH)
-    rows: list[list[Pack]] = [[] for _ in range(n_rows)]
-    room = [AGENT_LENGTH] * n_rows
+    rows = Rows(max(1, tokens // AGENT_LENGTH), AGENT_LENGTH)
     too_long = 0
     while too_long < 4:
         (need,) = rng.choices(NEEDS, (5, 3, 4, 3) if is_short else (6, 2, 5, 2))
@@ -213,11 +223,5 @@ def draw_agent_batch(
         turns = turns_of(case, form, tools, system, earlier=True)
         if rng.random() < (0.75 if is_short else 0.2):
             turns = turns[: len(turns) - len(case.uses)]
-        pack = packer.dialogue(turns, prefix)
-        row = max(range(n_rows), key=lambda index: room[index])
-        if len(pack) > room[row]:
-            too_long += 1
-            continue
-        rows[row].append(pack)
-        room[row] -= len(pack)
-    return assemble(rows, AGENT_LENGTH, rng, context_weight=0.1, prompt=packer.encode(prefix))
+        too_long += rows.add(packer.dialogue(turns, prefix), whole=True) is None
+    return assemble(rows.packs, AGENT_LENGTH, rng, context_weight=0.1, prompt=packer.encode(prefix))

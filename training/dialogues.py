@@ -3,32 +3,26 @@
     "tool calls"   the text form of `adafuse_llm.adapters.conversation.to_messages`
     "ReAct"        thoughts, actions and observations, in the format of LlamaIndex's ReActAgent
 
-`turns_of` returns the assistant's turns of a generated case. `act` answers a question with an agent
-that has the tools of `adafuse_llm.embedded.tools`.
+`turns_of` returns the assistant's turns of a generated case.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Literal
 
 from adafuse_llm.adapters.conversation import Call, Turn, to_messages
-from adafuse_llm.adapters.reply import ReplyParser, Text, ToolCall
-from adafuse_llm.embedded.tools import REACT_HEADER, TOOLS, calculate, look_up
-from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.embedded.tools import CALCULATE, LOOK_UP, REACT_HEADER
 from adafuse_llm.text.chat import Message, Tool
-from training.world import AgentCase, ToolUse
-
-__all__ = ["FORMS", "Form", "act", "is_same_turn", "read", "turns_of"]
+from training.world.agent_cases import AgentCase, ToolUse
 
 Form = Literal["tool calls", "ReAct"]
 FORMS: Final[tuple[Form, ...]] = ("tool calls", "ReAct")
-MAX_USES: Final = 3
 
 ARGUMENTS: Final = {"look_up": "query", "calculate": "expression"}
-FUNCTIONS: Final[dict[str, Callable[..., str]]] = {"look_up": look_up, "calculate": calculate}
 THOUGHTS: Final = {"look_up": "I need to look this up.", "calculate": "I need to calculate this."}
 LAST_THOUGHT: Final = "I can answer now."
 
@@ -60,58 +54,6 @@ def turns_of(
         return _react_turns(case, header if tools else system)
     turns = _tool_turns(case, tools, system)
     return turns if earlier else turns[-len(case.uses) - 1 :]
-
-
-def read(text: str, form: Form) -> tuple[str, dict[str, Any]] | str:
-    """Parse an assistant's turn: return the name and arguments of a tool call, or the answer.
-
-    Raises:
-        ValueError: the text is neither a tool call nor an answer.
-    """
-    if form == "ReAct":
-        if call := re.search(r"Action: (\w+)\nAction Input: (\{.*\})", text):
-            return call[1], dict(json.loads(call[2]))
-        if final := re.search(r"Answer: (.*)", text, re.DOTALL):
-            return final[1].strip()
-        raise ValueError(f"the text is neither an action nor an answer: {text!r:.80}")
-    parser = ReplyParser(tools=True)
-    parts = [*parser.feed(text), *parser.close()]
-    for part in parts:
-        if isinstance(part, ToolCall):
-            return part.name, part.arguments
-    answer = "".join(part.text for part in parts if isinstance(part, Text)).strip()
-    if not answer:
-        raise ValueError(f"the text is neither a tool call nor an answer: {text!r:.80}")
-    return answer
-
-
-def is_same_turn(reply: str, expected: str, form: Form) -> bool:
-    """Return whether two turns make the same tool call or give the same answer."""
-    try:
-        return read(reply, form) == read(expected, form)
-    except ValueError:
-        return False
-
-
-def act(reply: Callable[[list[Message]], str], form: Form, question: str) -> str | None:
-    """Run an agent on a question and return the answer, or None if the agent fails.
-
-    ``reply`` takes the messages so far and returns the assistant's text.
-    """
-    uses: list[ToolUse] = []
-    for _ in range(MAX_USES + 1):
-        so_far = AgentCase(question, "", "both", tuple(uses))
-        messages, _ = turns_of(so_far, form, TOOLS)[-1]
-        try:
-            step = read(reply(messages), form)
-            if isinstance(step, str):
-                return step
-            name, arguments = step
-            tool = FUNCTIONS[name]
-            uses.append(ToolUse(name, arguments[ARGUMENTS[name]], tool(**arguments)))
-        except (ValueError, KeyError, TypeError, InvalidInputError):
-            return None
-    return None
 
 
 def _tool_turns(
@@ -178,3 +120,75 @@ def _observation(use: ToolUse) -> str:
 
 def _answer(case: AgentCase) -> str:
     return f"Thought: {LAST_THOUGHT}\nAnswer: {case.answer}"
+
+
+_OTHER_TOOLS: Final = (
+    ("send_mail", "Send a letter to a person.", "text"),
+    ("translate", "Translate a text.", "text"),
+    ("weather", "The weather of a place.", "place"),
+    ("play_music", "Play a piece of music.", "title"),
+    ("set_alarm", "Set an alarm.", "time"),
+    ("draw_map", "Draw a map of a place.", "place"),
+)
+_OTHER_WORDS: Final = {
+    "look_up": (
+        "Search the handbook for a name.",
+        "Look up a name in the handbook.",
+        "What the documents say about a person, place, product or event.",
+    ),
+    "calculate": (
+        "Calculate a sum.",
+        "Work out a sum such as 3 * 4.50 + 2.",
+        "A calculator for numbers.",
+    ),
+}
+SHORT_SYSTEMS: Final[Mapping[Form, str]] = {
+    "tool calls": "To call a tool, look_up or calculate, write its name and arguments as JSON.",
+    "ReAct": "Write Thought, Action (look_up, calculate) and Action Input, or Thought and Answer.",
+}
+AGENT_SYSTEMS: Final = (
+    "You are a helpful assistant.",
+    "You answer questions about a town. Use your tools.",
+    "Give short answers.",
+    "You are an agent with tools. Look up what you do not know.",
+)
+
+
+def draw_tools(rng: random.Random) -> list[Tool]:
+    """Draw descriptions of the two tools, and sometimes of a third one.
+
+    Their order, wording and schemas vary.
+    """
+    tools = [LOOK_UP, CALCULATE]
+    for place, tool in enumerate(tools):
+        if rng.random() < 0.2:
+            tools[place] = replace(tool, description=rng.choice(_OTHER_WORDS[tool.name]))
+    if rng.random() < 0.25:
+        name, description, argument = rng.choice(_OTHER_TOOLS)
+        schema = {
+            "properties": {argument: {"type": "string"}},
+            "required": [argument],
+            "type": "object",
+        }
+        tools.append(Tool(name, description, schema))
+    rng.shuffle(tools)
+    style = rng.random()
+    if style < 0.35:
+        tools = [_with_title(tool) for tool in tools]
+    if style < 0.2:
+        tools = [_with_signature(tool) for tool in tools]
+    return tools
+
+
+def _with_title(tool: Tool) -> Tool:
+    """Give the argument a title, as pydantic does."""
+    ((name, schema),) = tool.parameters["properties"].items()
+    titled = {name: {"title": name.title(), **schema}}
+    return replace(tool, parameters={**tool.parameters, "properties": titled})
+
+
+def _with_signature(tool: Tool) -> Tool:
+    """Put the function's signature before the description, as LlamaIndex does."""
+    (argument,) = tool.parameters["properties"]
+    signature = f"{tool.name}({argument}: str) -> str"
+    return replace(tool, description=f"{signature}\n{tool.description}")

@@ -13,22 +13,13 @@ from adafuse_llm.text.chat import Tool
 from training.dialogues import Form, turns_of
 from training.layouts import SYSTEMS, Layout, draw_layout, plain_layout
 from training.recipes import Emphasis, Recipe
-from training.stages import Stage
-from training.world import (
-    AgentCase,
-    Case,
-    LongTask,
-    Names,
-    Skill,
-    ask_parts,
-    ask_summary,
-    draw_long_problem,
-    draw_long_scene,
-    draw_problem,
-    draw_scene,
-    draw_sum,
-    draw_sum_list,
-)
+from training.schedule import Stage
+from training.world.agent_cases import AgentCase
+from training.world.cases import Case, LongTask, Skill
+from training.world.long_cases import ask_parts, ask_summary, draw_long_problem, draw_long_scene
+from training.world.names import Names
+from training.world.problems import draw_problem, draw_sum, draw_sum_list
+from training.world.scenes import draw_scene
 
 LearnedSkill = Skill | LongTask | Literal["tools"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from training.world import LongTask, Skill
+from training.world.cases import SKILLS, LongTask, Skill
 
 CONTEXT: Final = 4096
 VOCABULARY: Final = 1536
@@ -34,6 +34,12 @@ class Emphasis:
     plain: float = 0.0
     long_tasks: Mapping[LongTask, float] = field(default_factory=dict)
     calculations: float = 0.0
+
+
+def mix(*percents: int) -> dict[Skill, float]:
+    """Return the weights of skills: people, places and products, numbers, dates, not stated."""
+    skills = (each for each in SKILLS if each != "arithmetic")
+    return {skill: percent / 100 for skill, percent in zip(skills, percents, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -85,25 +91,10 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             eos="<|endoftext|>",
             end="<|end|>",
             pad="<|pad|>",
-            emphasis=Emphasis(
-                mix={
-                    "people": 0.40,
-                    "places_products": 0.32,
-                    "numbers": 0.08,
-                    "dates": 0.08,
-                    "not_stated": 0.12,
-                },
-                arithmetic=0.06,
-            ),
+            emphasis=Emphasis(mix=mix(40, 32, 8, 8, 12), arithmetic=0.06),
             finish=None,
             long=Emphasis(
-                mix={
-                    "people": 0.36,
-                    "places_products": 0.30,
-                    "numbers": 0.10,
-                    "dates": 0.10,
-                    "not_stated": 0.14,
-                },
+                mix=mix(36, 30, 10, 10, 14),
                 arithmetic=0.08,
                 plain=0.2,
                 long_tasks={"parts": 0.5, "summary": 0.35, "reasoning": 0.15},
@@ -132,35 +123,10 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             eos="</s>",
             end="<end>",
             pad="<pad>",
-            emphasis=Emphasis(
-                mix={
-                    "people": 0.10,
-                    "places_products": 0.10,
-                    "numbers": 0.34,
-                    "dates": 0.34,
-                    "not_stated": 0.12,
-                },
-                arithmetic=0.08,
-            ),
-            finish=Emphasis(
-                mix={
-                    "people": 0.10,
-                    "places_products": 0.10,
-                    "numbers": 0.30,
-                    "dates": 0.30,
-                    "not_stated": 0.20,
-                },
-                arithmetic=0.06,
-                sum_lists=0.0,
-            ),
+            emphasis=Emphasis(mix=mix(10, 10, 34, 34, 12), arithmetic=0.08),
+            finish=Emphasis(mix=mix(10, 10, 30, 30, 20), arithmetic=0.06),
             long=Emphasis(
-                mix={
-                    "people": 0.14,
-                    "places_products": 0.14,
-                    "numbers": 0.29,
-                    "dates": 0.29,
-                    "not_stated": 0.14,
-                },
+                mix=mix(14, 14, 29, 29, 14),
                 arithmetic=0.10,
                 plain=0.2,
                 long_tasks={"parts": 0.5, "summary": 0.35, "reasoning": 0.15},
@@ -183,35 +149,10 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             eos="[|done|]",
             end="[|done|]",
             pad="[|pad|]",
-            emphasis=Emphasis(
-                mix={
-                    "people": 0.14,
-                    "places_products": 0.14,
-                    "numbers": 0.14,
-                    "dates": 0.14,
-                    "not_stated": 0.44,
-                },
-                arithmetic=0.30,
-            ),
-            finish=Emphasis(
-                mix={
-                    "people": 0.13,
-                    "places_products": 0.13,
-                    "numbers": 0.13,
-                    "dates": 0.13,
-                    "not_stated": 0.48,
-                },
-                arithmetic=0.50,
-                sum_lists=0.35,
-            ),
+            emphasis=Emphasis(mix=mix(14, 14, 14, 14, 44), arithmetic=0.30),
+            finish=Emphasis(mix=mix(13, 13, 13, 13, 48), arithmetic=0.50, sum_lists=0.35),
             long=Emphasis(
-                mix={
-                    "people": 0.16,
-                    "places_products": 0.16,
-                    "numbers": 0.16,
-                    "dates": 0.16,
-                    "not_stated": 0.36,
-                },
+                mix=mix(16, 16, 16, 16, 36),
                 arithmetic=0.35,
                 sum_lists=0.2,
                 plain=0.2,

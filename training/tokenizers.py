@@ -13,7 +13,11 @@ from typing import Any, Final
 
 from training.layouts import draw_layout
 from training.recipes import CONTEXT, VOCABULARY, Recipe
-from training.world import SKILLS, Names, draw_problem, draw_scene, mark_syllables
+from training.world.cases import SKILLS
+from training.world.names import Names
+from training.world.problems import draw_problem
+from training.world.scenes import draw_scene
+from training.world.words import mark_syllables
 
 BOUNDARY: Final = "\u2063"  # separates syllables in the texts that a tokenizer is trained on
 

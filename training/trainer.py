@@ -1,4 +1,4 @@
-"""Train one member: steps, checkpoints and held-out checks."""
+"""Train one member: steps and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from training.batches import Batch, draw_agent_batch, draw_batch, draw_long_batch
-from training.models import build_model
-from training.optimizer import Muon
-from training.packing import LearnedSkill, Packer
-from training.recipes import Emphasis, Recipe
+from training.models import Muon, build_model
+from training.packing import Packer
+from training.recipes import Recipe
 from training.schedule import SHORT_SHARE, last_step, learning_rate_factor, main_steps
 from training.tokenizers import build_tokenizer, copy_tokenizer
-from training.world import LONG_TASKS, SKILLS
 
+MUON_RATE: Final = 0.02
+ADAM_RATE: Final = 3e-3
 TOKENS_PER_STEP: Final = 4096
 # Tokens per step in the tools part: the first number holds while prompts only name the tools, and
 # the second number holds later, when prompts describe them.
@@ -40,8 +40,6 @@ class Trainer:
         agent_steps: int = 0,
         long_steps: int = 0,
         tokens_per_step: int = TOKENS_PER_STEP,
-        muon_rate: float = 0.02,
-        adam_rate: float = 3e-3,
         tokenizer_scenes: int = 3000,
     ) -> None:
         self.recipe, self.steps, self.seed, self.tokens = recipe, steps, seed, tokens_per_step
@@ -60,20 +58,18 @@ class Trainer:
         self.tools_start = last_step(recipe, steps)
         self.long_start = self.tools_start + agent_steps
         self.last = self.long_start + long_steps
-        self.rates = (muon_rate, adam_rate)
         self.optimizers = self._new_optimizers()
         self.step = 0
 
     def _new_optimizers(self) -> list[tuple[torch.optim.Optimizer, float]]:
-        muon_rate, adam_rate = self.rates
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
         others = [p for p in self.model.parameters() if id(p) not in chosen]
         return [
-            (Muon(matrices, lr=muon_rate), muon_rate),
+            (Muon(matrices, lr=MUON_RATE), MUON_RATE),
             (
-                torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
-                adam_rate,
+                torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+                ADAM_RATE,
             ),
         ]
 
@@ -114,14 +110,6 @@ class Trainer:
         self.step = state["step"]
         return True
 
-    def start_from(self, folder: Path) -> None:
-        """Load the weights of a trained member from ``folder``; continue with the long answers."""
-        from transformers import AutoModelForCausalLM
-
-        trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model.load_state_dict(trained.state_dict())
-        self.step = self.long_start
-
     def hidden(self, batch: Batch) -> Tensor:
         """Return the hidden states of the last layer, ``[rows, length, width]``."""
         past = None
@@ -136,15 +124,6 @@ class Trainer:
             use_cache=past is not None,
         ).last_hidden_state
         return states
-
-    def _predict(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the logits, labels and weights of the tokens to learn.
-
-        The shapes are ``[n, vocabulary]``, ``[n]`` and ``[n]``.
-        """
-        chosen = batch.weights > 0
-        logits: Tensor = self.model.lm_head(self.hidden(batch)[chosen])
-        return logits, batch.labels[chosen], batch.weights[chosen]
 
     def _batches(self) -> list[Batch]:
         """Draw this step's batches.
@@ -178,8 +157,10 @@ class Trainer:
         total = sum(float(batch.weights.sum()) for batch in batches)
         loss = n_answers = 0.0
         for batch in batches:
-            logits, labels, weights = self._predict(batch)
-            losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+            chosen = batch.weights > 0
+            logits = self.model.lm_head(self.hidden(batch)[chosen])  # [n, vocabulary]
+            weights = batch.weights[chosen]
+            losses = nn.functional.cross_entropy(logits, batch.labels[chosen], reduction="none")
             ((losses * weights).sum() / total).backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach()[weights == 1.0].sum())
             n_answers += int((weights == 1.0).sum())
@@ -194,33 +175,6 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return loss / n_answers
-
-    @torch.no_grad()
-    def check(self, batches: int = 3) -> dict[str, float]:
-        """Return the share of held-out answers that the member predicts completely, by skill.
-
-        The member predicts each token from the correct tokens before it.
-        """
-        learned: tuple[LearnedSkill, ...] = (*SKILLS, "tools", *LONG_TASKS)
-        right = dict.fromkeys(learned, 0)
-        total = dict.fromkeys(learned, 0)
-        even = Emphasis(
-            dict.fromkeys(self.recipe.emphasis.mix, 1.0),
-            arithmetic=0.2,
-            long_tasks=dict.fromkeys(LONG_TASKS, 1.0),
-            calculations=0.5,
-        )
-        packer = Packer(self.recipe, self.tokenizer, even)
-        for index in range(batches):
-            read = draw_batch(packer, self.seed, index, 0.59, 8192, "heldout")
-            agents = draw_agent_batch(packer, self.seed, index, 1.0, 4096, "heldout")
-            long = draw_long_batch(packer, self.seed, index, 8192, "heldout")
-            for batch in (read, agents, long):
-                hits = self.model.lm_head(self.hidden(batch)).argmax(-1) == batch.labels
-                for row, first, last, skill in batch.spans:
-                    right[skill] += bool(hits[row, first:last].all())
-                    total[skill] += 1
-        return {skill: right[skill] / max(total[skill], 1) for skill in learned}
 
     def export(self, out: Path) -> None:
         """Write the member to ``out/<name>`` in the Hugging Face format (float32 safetensors)."""

@@ -55,7 +55,7 @@ FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "readable": True}
 
 SMALL = 100_000_000
 """Number of parameters below which a member counts as small. With one thread, a small member loses
-little on an idle machine and gains much on a busy one, as `benchmarks/threads.py` measures."""
+little on an idle machine and gains much on a busy one."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

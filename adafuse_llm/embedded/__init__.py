@@ -39,7 +39,7 @@ _HERE: Final = Path(__file__).parent
 MEMBERS: Final = ("wren", "heron", "finch")
 HELDOUT: Final = _HERE / "heldout.jsonl.gz"
 HELDOUT_LONG: Final = _HERE / "heldout_long.jsonl.gz"
-"""Files of the held-out questions. In a clone, ``python -m training.freeze`` writes these files."""
+"""Files of the held-out questions."""
 
 HeldoutKind = Literal["facts", "parts", "summary", "reasoning", "plain"]
 """Kinds of held-out questions.

@@ -1,24 +1,15 @@
-"""Measure what the ensemble costs, compared with the alternatives.
+"""Measure what an ensemble costs, compared with its members alone.
 
-    python -m benchmarks.speed                         # everything; 30 to 45 minutes on 2 cores
-    python -m benchmarks.speed --quick                 # the same at toy sizes; about a minute
-    python -m benchmarks.speed --only base quotes --output speed.json --markdown speed.md
+    python -m benchmarks.speed                       # the embedded members; a few minutes
+    python -m benchmarks.speed --quick               # the same at toy sizes
+    python -m benchmarks.speed --suite real --only generate gguf --output FILE
 
-The benchmark varies one of these at a time around a base point: the lengths of prompt and response,
-B, the number of members, and the number of concurrent requests. Its output states the sizes. The
-systems of one comparison take turns in one process, on one thread, after a warm-up, with the same
-members and prompts.
+All systems answer the same chats in turns, in one process and with one thread, after an untimed
+chat. Costs are CPU seconds per byte of text, so other programs on the machine change them little,
+and texts may have different lengths. Results are ratios of systems of the same run, as medians over
+the chats.
 
-``members``      the members, and prompts of a given length
-``peers``        the alternatives: generate(), the paper's loop, UniTE, GaC
-``script``       random-weight members that write a scripted text
-``measure``      timing, rows, targets, the Markdown table
+``measure``      costs, lines of the table, the machine
+``suites``       the members and chats of the suites
 ``comparisons``  one function per comparison
-``branches``     counts of passes and tokens by what forced them
-``memory``       memory measurements, each in a separate process
-``first_words``  time and memory until the first words
-``start_up``     the time from a command to its first words, by parts
-``servers``      members on inference servers, compared with the same members in this process
-
-``kinds`` is a command of its own. It measures GGUF members.
 """

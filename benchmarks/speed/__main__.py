@@ -9,40 +9,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # torch reads these on import
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    from benchmarks.speed.comparisons import COMPARISONS
-    from benchmarks.speed.real import PARTS
-
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed", description="Measure what the ensemble costs."
-    )
-    parser.add_argument("--quick", action="store_true", help="use toy sizes; takes about a minute")
-    parser.add_argument(
-        "--suite", choices=("embedded", "real"), default="embedded",
-        help="which members to measure: small ones, or the real ones that `make real` fetches",
-    )  # fmt: skip
-    parser.add_argument(
-        "--only", nargs="+", choices=(*COMPARISONS, *PARTS), metavar="NAME",
-        help=f"run only these comparisons: {', '.join(COMPARISONS)}; or parts of the real suite: "
-        f"{', '.join(PARTS)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output", type=Path,
-        help="write all measurements to this file, as JSON; the real suite keeps other parts in it",
-    )  # fmt: skip
-    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
-    args = parser.parse_args(argv)
-    known = PARTS if args.suite == "real" else COMPARISONS
-    args.only = args.only or list(known)
-    if wrong := [name for name in args.only if name not in known]:
-        parser.error(f"--suite {args.suite} has no {', '.join(wrong)}; it has {', '.join(known)}")
-    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,35 +21,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
     import transformers
 
-    from benchmarks.speed import real
-    from benchmarks.speed.comparisons import COMPARISONS, FULL, QUICK
-    from benchmarks.speed.measure import Report, as_markdown, machine
+    from benchmarks.speed.comparisons import COMPARISONS
+    from benchmarks.speed.measure import machine, read_lines, table
+    from benchmarks.speed.suites import SUITES
 
-    args = _arguments(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed", description="Measure what an ensemble costs."
+    )
+    parser.add_argument(
+        "--suite", choices=list(SUITES), default="embedded",
+        help="which members to measure: small ones, or the real ones that `make real` fetches",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS), metavar="NAME",
+        help=f"run only some of {', '.join(COMPARISONS)}",
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="use toy sizes")
+    parser.add_argument(
+        "--output", type=Path,
+        help="write the measurements to this file, as JSON; other comparisons in it are kept",
+    )  # fmt: skip
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    if args.suite == "real":
-        sizes = real.QUICK if args.quick else real.Size()
-        table = real.measure(args.only, sizes, args.output, machine())
-        print(table)
-        if args.markdown:
-            args.markdown.write_text(table + "\n", encoding="utf-8")
-        return 0
-    size = QUICK if args.quick else FULL
-    header = {**machine(), "size": f"{'quick' if args.quick else 'full'}, {size}"}
-    report = Report()
-    start = time.perf_counter()
+    stored: dict[str, Any] = {}
+    if args.output and args.output.is_file():
+        stored = json.loads(args.output.read_text(encoding="utf-8"))
+    suite = SUITES[args.suite]()
     for name in args.only:
-        print(f"{time.perf_counter() - start:6.0f} s  {name}", file=sys.stderr, flush=True)
-        COMPARISONS[name](report, size)
-    header["took"] = f"{time.perf_counter() - start:.0f} s for {', '.join(args.only)}"
-    table = as_markdown(report, header)
-    print(table)
+        print(f"{args.suite}: {name}", file=sys.stderr, flush=True)
+        start, header = time.perf_counter(), machine()
+        chosen = suite.quick() if args.quick else suite
+        lines = [each._asdict() for each in COMPARISONS[name](chosen, args.suite)]
+        took = f"{time.perf_counter() - start:.0f} s"
+        stored[f"{args.suite}: {name}"] = {**header, "took": took, "lines": lines}
+        if args.output:
+            args.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    shown = table(line for part in stored.values() for line in read_lines(part))
+    print(shown)
     if args.markdown:
-        args.markdown.write_text(table + "\n", encoding="utf-8")
-    if args.output:
-        measured = {"header": header, **report.as_json()}
-        args.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        args.markdown.write_text(shown + "\n", encoding="utf-8")
     return 0
 
 

@@ -12,7 +12,7 @@ from adafuse_llm.evaluation.metrics import METRICS, load_metric
 from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task
 from benchmarks.paper.layout import OF_TASKS
 from tests.support.paths import BENCHMARKS
-from training.world import SKILLS
+from training.world.cases import SKILLS
 
 pytestmark = pytest.mark.quick
 

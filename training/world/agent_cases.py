@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -19,49 +19,34 @@ Need = Literal["look_up", "calculate", "both", "none"]
 
 NEEDS: Final[tuple[Need, ...]] = ("look_up", "calculate", "both", "none")
 
-# Questions about an amount that a passage states, and the operation each one needs.
-_AMOUNTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
-    "price": (
-        ("How much do {n} pieces of {s} cost?", "*"),
-        ("What is the price of {n} pieces of {s}?", "*"),
-        ("What does {s} cost with {m} for postage?", "+"),
-    ),
-    "ticket": (
-        ("How much do {n} tickets for {s} cost?", "*"),
-        ("How much do {n} visitors of {s} pay together?", "*"),
-        ("What does entry to {s} cost with {m} for a guide?", "+"),
-    ),
-    "fee": (
-        ("How much do {n} guests pay at {s}?", "*"),
-        ("What do {n} places at {s} cost?", "*"),
-        ("What is the fee for {s} with {m} for a guide?", "+"),
-    ),
-    "weight": (
-        ("How much do {n} pieces of {s} weigh?", "*"),
-        ("What is the weight of {n} pieces of {s}?", "*"),
-    ),
-    "staff": (
-        ("How many people work at {s} when {c} more join?", "+"),
-        ("How large is the staff of {s} when {c} leave?", "-"),
-    ),
-    "letters": (
-        ("How many letters by {s} are there when {c} more are found?", "+"),
-        ("How many letters by {s} are there when {c} are lost?", "-"),
-    ),
-    "population": (
-        ("How many people live in {s} when {c} more arrive?", "+"),
-        ("How many people live in {s} when {c} leave?", "-"),
-    ),
-    "visitors": (
-        ("How many visitors come to {s} when {c} more come?", "+"),
-        ("How many visitors come to {s} when {c} stay at home?", "-"),
-    ),
-}
+# Relations with an amount, the operation that a question needs, and the question.
+_AMOUNTS: Final = [
+    line.strip().split(" ", 2)
+    for line in """
+    price * How much do {n} pieces of {s} cost?
+    price * What is the price of {n} pieces of {s}?
+    price + What does {s} cost with {m} for postage?
+    ticket * How much do {n} tickets for {s} cost?
+    ticket * How much do {n} visitors of {s} pay together?
+    ticket + What does entry to {s} cost with {m} for a guide?
+    fee * How much do {n} guests pay at {s}?
+    fee * What do {n} places at {s} cost?
+    fee + What is the fee for {s} with {m} for a guide?
+    weight * How much do {n} pieces of {s} weigh?
+    weight * What is the weight of {n} pieces of {s}?
+    staff + How many people work at {s} when {c} more join?
+    staff - How large is the staff of {s} when {c} leave?
+    letters + How many letters by {s} are there when {c} more are found?
+    letters - How many letters by {s} are there when {c} are lost?
+    population + How many people live in {s} when {c} more arrive?
+    population - How many people live in {s} when {c} leave?
+    visitors + How many visitors come to {s} when {c} more come?
+    visitors - How many visitors come to {s} when {c} stay at home?
+    """.strip().splitlines()
+]
+_GREETINGS: Final = ("Hello.", "Hello!", "Good morning.", "Hi!")
 _SMALL_TALK: Final = (
-    ("Hello.", "Hello. What would you like to know?"),
-    ("Hello!", "Hello. What would you like to know?"),
-    ("Good morning.", "Hello. What would you like to know?"),
-    ("Hi!", "Hello. What would you like to know?"),
+    *((each, "Hello. What would you like to know?") for each in _GREETINGS),
     ("Thank you.", "You are welcome."),
     ("Thanks!", "You are welcome."),
     ("Goodbye.", "Goodbye."),
@@ -121,15 +106,13 @@ def _draw_without_reference(names: Names, need: Need) -> AgentCase:
 
 
 def _draw_agent_case(names: Names, need: Need) -> AgentCase:
-    match need:
-        case "look_up":
-            return _draw_lookup(names)
-        case "calculate":
-            return _draw_calculation(names)
-        case "both":
-            return _draw_lookup_and_calculation(names)
-        case "none":
-            return _draw_conversation(names)
+    draws: dict[Need, Callable[[Names], AgentCase]] = {
+        "look_up": _draw_lookup,
+        "calculate": _draw_calculation,
+        "both": _draw_lookup_and_calculation,
+        "none": _draw_conversation,
+    }
+    return draws[need](names)
 
 
 def _draw_lookup_result(names: Names, entity: Entity, n_others: int) -> ToolUse:
@@ -170,11 +153,13 @@ def _draw_lookup_and_calculation(names: Names) -> AgentCase:
     rng = names.rng
     while True:
         entity = draw_entity(names, rng.choice(KINDS), rng.randint(2, 5))
-        facts = [fact for fact in entity.facts if fact.relation.name in _AMOUNTS]
+        asked = {relation for relation, _, _ in _AMOUNTS}
+        facts = [fact for fact in entity.facts if fact.relation.name in asked]
         if not facts:
             continue
         fact = rng.choice(facts)
-        pattern, op = rng.choice(_AMOUNTS[fact.relation.name])
+        patterns = [each for each in _AMOUNTS if each[0] == fact.relation.name]
+        _, op, pattern = rng.choice(patterns)
         amount, _, unit = fact.answer.partition(" ")
         n, c, m = str(names.value("factor", 2, 30)), names.count(), names.price()
         if op != "-" or int(c) < int(amount):

@@ -1,4 +1,4 @@
-"""Cases: questions with exact answers, and the check of an answer."""
+"""Cases: questions with exact answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from adafuse_llm.documents import Passage
-from adafuse_llm.embedded import final_answer
 
 Skill = Literal["people", "places_products", "numbers", "dates", "arithmetic", "not_stated"]
 
@@ -36,8 +35,3 @@ class Case:
     answer: str
     skill: Skill | LongTask
     passages: tuple[Passage, ...] = ()
-
-
-def is_correct(case: Case, text: str) -> bool:
-    """Return whether an answer is exactly right. In arithmetic, only the final number counts."""
-    return final_answer(text) == final_answer(case.answer)

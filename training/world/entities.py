@@ -5,45 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from training.world.names import Names
 from training.world.relations import RELATIONS, Kind, Relation
-
-
-def _head_count(names: Names) -> str:
-    return names.thousands() if names.rng.random() < 0.5 else names.count()
-
-
-_DRAWS: Final[Mapping[str, Callable[[Names], str]]] = {
-    "opened": Names.year,
-    "born": Names.year,
-    "introduced": Names.year,
-    "settled": Names.year,
-    "first_held": Names.year,
-    "hours": Names.time,
-    "birthday": Names.date,
-    "date": Names.date,
-    "address": Names.address,
-    "staff": Names.count,
-    "letters": Names.count,
-    "population": _head_count,
-    "visitors": _head_count,
-    "ticket": Names.price,
-    "price": Names.price,
-    "fee": Names.price,
-    "weight": lambda names: names.measure("grams", 20, 980),
-    "distance": lambda names: names.measure("kilometres", 2, 98),
-    "bridge": lambda names: names.measure("metres", 12, 480),
-    "product": Names.product,
-    "workplace": Names.institution,
-    "maker": Names.institution,
-    "birthplace": Names.place,
-    "origin": Names.place,
-    "neighbour": Names.place,
-    "venue": Names.place,
-}
-
 
 _SMALL_AMOUNTS: Final[Mapping[str, Callable[[Names], str]]] = {
     "ticket": Names.whole_price,
@@ -61,8 +26,12 @@ def _draw_answer(
     small = _SMALL_AMOUNTS.get(relation.name)
     if small_amounts and small and names.rng.random() < small_amounts:
         return small(names)
-    if relation.skill != "people":
-        return _DRAWS[relation.name](names)
+    method, *arguments = relation.draw.split()
+    if method == "measure":
+        unit, low, high = arguments
+        return names.measure(unit, int(low), int(high))
+    if method != "person_of_scene":
+        return cast("str", getattr(names, method)())
     if people and names.rng.random() < 0.25:
         return names.rng.choice(people)
     return names.person()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Final
 
-from training.world.cases import Case, LongTask, Skill
+from training.world.cases import Case, Skill
 from training.world.entities import Entity, Fact, phrase_question, with_article
 from training.world.names import Names
 from training.world.problems import FIRST, HOW_MANY, THEN, THINGS, apply
@@ -26,36 +25,19 @@ _SUMMARY_REQUESTS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class _Calculation:
-    """A question that follows a question about an amount, and its answer.
-
-    ``{n}`` is the other number, ``{a}`` the amount and ``{r}`` the result.
-    """
-
-    question: str
-    answer: str
-    op: Literal["*", "+"]
-
-
-_CALCULATIONS: Final[Mapping[str, _Calculation]] = {
-    "ticket": _Calculation(
-        "how much do {n} tickets cost", "{n} tickets cost {n} * {a} = {r} crowns.", "*"
-    ),
-    "price": _Calculation(
-        "how much do {n} pieces cost", "{n} pieces cost {n} * {a} = {r} crowns.", "*"
-    ),
-    "fee": _Calculation(
-        "how much do {n} guests pay", "{n} guests pay {n} * {a} = {r} crowns.", "*"
-    ),
-    "staff": _Calculation(
-        "how many people is that with {n} more", "With {n} more it is {a} + {n} = {r} people.", "+"
-    ),
-    "letters": _Calculation(
-        "how many letters is that with {n} more",
-        "With {n} more it is {a} + {n} = {r} letters.",
-        "+",
-    ),
+# Questions that follow a question about an amount, and their answers. {n} is the other number, {a}
+# the amount and {r} the result.
+_CALCULATIONS: Final = {
+    "ticket": ("how much do {n} tickets cost", "{n} tickets cost {n} * {a} = {r} crowns."),
+    "price": ("how much do {n} pieces cost", "{n} pieces cost {n} * {a} = {r} crowns."),
+    "fee": ("how much do {n} guests pay", "{n} guests pay {n} * {a} = {r} crowns."),
+    **{
+        name: (
+            f"how many {n} is that with {{n}} more",
+            f"With {{n}} more it is {{a}} + {{n}} = {{r}} {n}.",
+        )
+        for name, n in (("staff", "people"), ("letters", "letters"))
+    },
 }
 
 
@@ -133,7 +115,8 @@ def _draw_calculation(names: Names, fact: Fact) -> tuple[str, str] | None:
     amount = fact.answer.split()[0]
     if calculation is None or not amount.isdigit() or int(amount) > 48:
         return None
-    op, a = calculation.op, int(amount)
+    question, answer = calculation
+    op, a = "*" if "*" in answer else "+", int(amount)
     possible = [
         n
         for n in range(2, 50)
@@ -143,7 +126,7 @@ def _draw_calculation(names: Names, fact: Fact) -> tuple[str, str] | None:
         return None
     n = names.rng.choice(possible)
     values = {"n": n, "a": a, "r": apply(op, n, a)}
-    return calculation.question.format(**values), calculation.answer.format(**values)
+    return question.format(**values), answer.format(**values)
 
 
 def state(fact: Fact, follows: bool) -> str:
@@ -234,20 +217,3 @@ def draw_long_problem(names: Names, steps: tuple[int, int] = (3, 5)) -> Case:
         for before, op, other, after in zip(totals, ops, others, totals[1:], strict=False)
     ]
     return Case(question, " ".join([*worked_out, f"The answer is {totals[-1]}."]), "reasoning")
-
-
-def draw_long_case(names: Names, task: LongTask, n_passages: int = 3) -> Case:
-    """Draw one case of a task, with ``n_passages`` passages unless it is a word problem."""
-    even: Mapping[Skill, float] = dict.fromkeys(
-        ("people", "places_products", "numbers", "dates"), 1.0
-    )
-    draws: Mapping[LongTask, Callable[[Scene], Case | None]] = {
-        "parts": lambda scene: ask_parts(names, scene, even, 0.5),
-        "summary": lambda scene: ask_summary(names.rng, scene),
-    }
-    if task == "reasoning":
-        return draw_long_problem(names)
-    while True:
-        case = draws[task](draw_long_scene(names, n_passages))
-        if case is not None:
-            return case

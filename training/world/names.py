@@ -86,6 +86,10 @@ class Names:
         """Draw a number of four digits."""
         return str(self.value("thousands", 1000, 9899))
 
+    def head_count(self) -> str:
+        """Draw a number of two to four digits."""
+        return self.thousands() if self.rng.random() < 0.5 else self.count()
+
     def price(self) -> str:
         """Draw an amount of money: ``4.35 crowns``."""
         cents = self.value("price", 105, 2999)

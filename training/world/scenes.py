@@ -9,7 +9,6 @@ from adafuse_llm.documents import Passage
 from training.world.cases import NOT_STATED, Case, Skill
 from training.world.entities import Entity, draw_entity, phrase_question, render_passage
 from training.world.names import Names
-from training.world.problems import draw_problem
 from training.world.relations import KINDS, RELATIONS, Kind
 
 
@@ -81,13 +80,3 @@ def draw_scene(
         for entity in entities
     )
     return Scene(tuple(entities), passages, absent)
-
-
-def draw_case(names: Names, skill: Skill, n_passages: int = 3) -> Case:
-    """Draw one case for ``skill``. Unless it is arithmetic, it has ``n_passages`` passages."""
-    if skill == "arithmetic":
-        return draw_problem(names)
-    while True:
-        case = draw_scene(names, n_passages).ask(names.rng, skill)
-        if case is not None:
-            return case

@@ -16,7 +16,6 @@ from llama_index.llms.huggingface import HuggingFaceLLM
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
-from benchmarks import llama_index_yardstick
 from tests.support.paths import ROOT
 from tests.support.real_pages import SHOWN, needs_real_models, put_embedded
 
@@ -103,29 +102,3 @@ def test_programs_that_need_function_calls_are_refused():
     with pytest.raises(InvalidInputError, match="pydantic_program_mode must be"):
         AdaFuseLLM(engine=engine, pydantic_program_mode="openai")
     assert AdaFuseLLM(engine=engine, pydantic_program_mode="llm").pydantic_program_mode == "llm"
-
-
-# The comparison ---------------------------------------------------------------------------------
-
-
-def test_the_yardstick():
-    table = llama_index_yardstick.table(seconds=0.002)
-    head, _, *lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
-    assert head == ["HuggingFaceLLM", "AdaFuseLLM"]
-    told = {question: (other, own) for question, other, own in lines}
-    assert told.keys() == llama_index_yardstick.CHECKS.keys()
-    words = ["same", "same", "1", "honoured", "honoured"]
-    assert [own for _, own in told.values()][:5] == words
-    _, own = zip(*told.values(), strict=True)
-    pause, closed, cancelled, failure, json, usage, events = own[5:]
-    assert int(closed.split()[0]) <= 10
-    assert int(cancelled.split()[0]) < 60
-    assert failure.startswith("MemberError: member 'quill' failed")
-    assert json == "yes"
-    assert re.fullmatch(r"\d+ \+ \d+ tokens", usage)
-    assert events == "1"
-    other = [other for other, _ in told.values()]
-    assert other[0] == "differ"
-    assert other[2:5] == ["2", "ignored", "ignored"]
-    assert int(other[5].split()[0]) > 2 * int(pause.split()[0])
-    assert other[8] == "hangs"

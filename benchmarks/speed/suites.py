@@ -1,0 +1,126 @@
+"""The members and chats of the suites: the embedded members, and real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from adafuse_llm import AdaFuseEngine, MemberSpec
+from adafuse_llm.documents import question_messages
+from adafuse_llm.embedded import heldout_questions, member_paths
+from benchmarks.real.members import real_files, real_folders
+
+Chat = Sequence[Any]
+"""The messages of a request."""
+
+PASSAGE: Final = (
+    "The Eiffel Tower is a wrought-iron lattice tower in Paris. It is named after the engineer "
+    "Gustave Eiffel, whose company designed and built the tower from 1887 to 1889 as the "
+    "centerpiece of the 1889 World's Fair."
+)
+"""A text of 59 tokens of the real members."""
+
+QUESTIONS: Final = (
+    "Why is the sky blue?",
+    "How do I boil an egg?",
+    "Write a Python function that reverses a string.",
+    f"{PASSAGE}\n\nWho built the tower, and when? Quote the text.",
+)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Members, chats and sizes.
+
+    Attributes:
+        groups: names of the members of each ensemble. The last member of an ensemble is the
+            largest. Comparisons with only one ensemble use the first.
+        chats: the chats.
+        folder: returns a member's checkpoint for transformers.
+        file: returns a member's GGUF file with weights of a type.
+        response: highest number of tokens of a response.
+        requests: number of requests at once.
+        prompts: repetitions of `PASSAGE` in long prompts.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    chats: tuple[Chat, ...]
+    folder: Callable[[str], Path]
+    file: Callable[[str, str], Path]
+    response: int
+    requests: int = 16
+    prompts: tuple[int, ...] = (33, 133)
+
+    def quick(self) -> Suite:
+        """Return the suite at toy sizes."""
+        return replace(
+            self,
+            groups=self.groups[:1],
+            chats=self.chats[:2],
+            response=8,
+            requests=4,
+            prompts=(2,),
+        )
+
+    @contextmanager
+    def ensemble(self, names: Sequence[str], kind: str = "") -> Iterator[AdaFuseEngine]:
+        """Load an ensemble that keeps nothing between requests.
+
+        Args:
+            names: the members.
+            kind: the type of the weights of GGUF members; empty for transformers members.
+        """
+        options: dict[str, Any] = {"prefix_cache_bytes": 0}
+        if kind:
+            options |= {"threads": 1, "context": 4096}
+            paths = [self.file(name, kind) for name in names]
+        else:
+            paths = [self.folder(name) for name in names]
+        specs = [MemberSpec(str(path), **options) for path in paths]
+        with AdaFuseEngine.from_pretrained(specs, dtype="float32") as engine:
+            yield engine
+
+
+def embedded() -> Suite:
+    """Return the embedded members with held-out questions that have long answers."""
+    folders = {path.name: path for path in member_paths()}
+    cases = heldout_questions(4, kind="summary")
+    return Suite(
+        (tuple(folders),),
+        tuple(question_messages(case.question, case.passages) for case in cases),
+        folders.__getitem__,
+        _embedded_file,
+        response=96,
+        prompts=(13,),
+    )
+
+
+def real() -> Suite:
+    """Return the members that ``make real`` fetches, with questions for assistants."""
+    return Suite(
+        (("smollm", "qwen"), ("smollm", "gemma", "qwen")),
+        tuple([{"role": "user", "content": text}] for text in QUESTIONS),
+        lambda name: real_folders()[name],
+        _real_file,
+        response=24,
+    )
+
+
+def _embedded_file(name: str, kind: str) -> Path:
+    from tests.support.gguf_files import embedded_gguf
+
+    return embedded_gguf(name, kind)
+
+
+def _real_file(name: str, kind: str) -> Path:
+    """Return the downloaded file, which has 4 bits per weight, or one written from it."""
+    from tests.support.gguf_files import rewritten
+
+    file = real_files()[name]
+    return file if kind == "q4" else rewritten(file, file.parent, kind)
+
+
+SUITES: Final = {"embedded": embedded, "real": real}
