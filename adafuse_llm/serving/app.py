@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adafuse_llm.serving import native, openai_routes, tokenization
+from adafuse_llm.serving import openai_routes, tokenization
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
@@ -35,11 +35,7 @@ def build_app(
             cancels a request whose client has left, and exports the metrics of all replicas. So
             there is no address ``/metrics``.
     """
-    work = [
-        *openai_routes.routes(service),
-        *tokenization.routes(service),
-        *native.routes(service),
-    ]
+    work = [*openai_routes.routes(service), *tokenization.routes(service)]
     counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
     app = Starlette(
         middleware=middlewares(

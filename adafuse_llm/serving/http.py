@@ -27,7 +27,6 @@ CANCEL_SECONDS = 0.5
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
-JSON_LINES = "application/x-ndjson"
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""

@@ -16,9 +16,7 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import nearest, short_repr
 from adafuse_llm.option_errors import NOT_SUPPORTED
 from adafuse_llm.serving.errors import invalid
-
-EXTENSION = "adafuse"
-"""Name of the field with the options of the ensemble."""
+from adafuse_llm.wire import EXTENSION
 
 WITHOUT_EFFECT = frozenset(
     (

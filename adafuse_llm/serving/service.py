@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -60,9 +60,6 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StreamEvent | Scores)
 
 
-CancelElsewhere = Callable[[str, Sequence[int]], Awaitable[bool]]
-
-
 class Service:
     """An ensemble that is served, or will be once its members are loaded.
 
@@ -74,9 +71,6 @@ class Service:
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
         failures: number of requests that have failed because of the server.
-        streams: the flags that cancel the requests of the streams of `RemoteEngine`, by id.
-        cancel_elsewhere: function that does what `cancel_stream` does at the other replicas; None
-            for a server without replicas.
     """
 
     def __init__(self, config: ServingConfig) -> None:
@@ -84,8 +78,6 @@ class Service:
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
         self.failures = 0
-        self.streams: dict[str, list[threading.Event]] = {}
-        self.cancel_elsewhere: CancelElsewhere | None = None
         self._engine: AdaFuseEngine | None = None
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
@@ -360,15 +352,6 @@ class Service:
                             raise not_ready("the server stops")
                         self.metrics.generation(generation)
                 yield index, event
-
-    def cancel_stream(self, stream: str, requests: Sequence[int]) -> bool:
-        """End some requests of a stream of `RemoteEngine`. Return whether the stream runs here."""
-        if (cancels := self.streams.get(stream)) is None:
-            return False
-        for number in requests:
-            if 0 <= number < len(cancels):
-                cancels[number].set()
-        return True
 
     # The end -----------------------------------------------------------------------------------
 

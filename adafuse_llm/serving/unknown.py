@@ -59,7 +59,7 @@ def _not_found(path: str, addresses: list[str]) -> str:
     if f"/v1/{rest}" in addresses and path != f"/v1/{rest}":
         return (
             f"there is no address {path[:200]!r} here; it is '/v1/{rest}'. OpenAI's clients need a "
-            "base address that ends in /v1, and RemoteEngine one without it."
+            "base address that ends in /v1."
         )
     reason = NOT_SUPPORTED.get(rest.partition("/")[0])
     if reason is not None:
@@ -68,8 +68,6 @@ def _not_found(path: str, addresses: list[str]) -> str:
 
 
 def _addresses(request: Request) -> list[str]:
-    """Return the addresses that clients use, without those of the page and of `RemoteEngine`."""
+    """Return the addresses that clients use, without that of the page."""
     paths = (route.path for route in request.app.routes if isinstance(route, Route))
-    return list(
-        dict.fromkeys(p for p in paths if p != "/" and "{" not in p and "/adafuse/" not in p)
-    )
+    return list(dict.fromkeys(path for path in paths if path != "/" and "{" not in path))
