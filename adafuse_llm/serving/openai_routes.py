@@ -103,8 +103,7 @@ async def _complete(
         first = await unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    headers, limit = warnings_header(asked.ignored.warnings), service.config.send_timeout
-    return StreamResponse(parts, first, headers=headers, send_timeout=limit)
+    return StreamResponse(parts, first, headers=warnings_header(asked.ignored.warnings))
 
 
 def _check(service: Service, asked: ServedRequest, cancel: threading.Event) -> None:
