@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -84,7 +83,7 @@ class RemoteEngine(Engine):
     """
 
     member_info: tuple[MemberInfo, ...] = ()
-    pass_costs: Mapping[str, PassCost] = MappingProxyType({})
+    pass_costs: dict[str, PassCost] = {}  # noqa: RUF012  # nobody changes it
     can_enforce = closed = False
 
     def __init__(

@@ -58,7 +58,7 @@ LONG = "x" * 2000
 TURNS = [{"role": "user", "content": "Where is the ferry?"}]
 TOOL = Tool("look_up", "Looks up a word.", {"type": "object", "properties": {"word": {}}})
 CALL = {"id": "1", "name": "look_up", "arguments": {"word": "\u2028ferry"}}
-CALLED = [
+CALLED: list[dict[str, Any]] = [
     *TURNS,
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "1", "content": "a boat"},

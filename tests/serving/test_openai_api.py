@@ -290,8 +290,6 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         (400, "min_tokens", {"extra_body": {"min_tokens": -1}}),
         (400, "logit_bias", {"extra_body": {"logit_bias": {" the": 101}}}),
         (400, "top_k", {"extra_body": {"top_k": -3}}),
-        (400, "temperatur", {"extra_body": {"temperatur": 1}}),
-        (400, "max_words", {"extra_body": {"max_words": 3}}),
         (400, "adafuse.max_wrds", {"extra_body": {"adafuse": {"max_wrds": 3}}}),
         (400, "adafuse.max_words", {"extra_body": {"adafuse": {"max_words": 0}}}),
         (400, "adafuse.use", {"extra_body": {"adafuse": {"use": ["nobody"]}}}),
