@@ -220,6 +220,7 @@ class RemoteEngine(Engine):
         times = httpx.Timeout(None, connect=self._times["connect_timeout"], write=SEND_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
         sockets: Any = {"limits": limits, "socket_options": KEEP_ALIVE}
+        sockets["verify"] = self.url.startswith("https:")  # without TLS, no certificates are loaded
         given: Any = {"base_url": self.url, "headers": headers, "timeout": times}
         self._client = httpx.Client(**given, transport=httpx.HTTPTransport(**sockets))
         self._streams = httpx.AsyncClient(**given, transport=httpx.AsyncHTTPTransport(**sockets))
@@ -358,14 +359,16 @@ class RemoteEngine(Engine):
 
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadTimeout) as error:
-            reason = f"does not answer ({error}). Start it with 'adafuse serve', or check the url"
-            raise self._error(reason, not_ready=True) from error
-        except httpx.RequestError as error:
-            raise self._error(f"closed the connection ({error})") from error
         except AdaFuseError:
             raise
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except Exception as error:
+            if self.closed:
+                raise errors.EngineClosedError(CLOSED) from None
+            if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadTimeout)):
+                reason = f"does not answer ({error}). Start it with 'adafuse serve', or check url"
+                raise self._error(reason, not_ready=True) from error
+            if isinstance(error, httpx.RequestError):
+                raise self._error(f"closed the connection ({error})") from error
             raise self._error("answers in an unknown form. It must be 'adafuse serve'") from error
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -176,9 +176,11 @@ async def _whole(service: Service, asked: ServedRequest, opened: Opened) -> Resp
             async for index, each in service.events(run)
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
-    results = [done[index] for index in range(run.size)]
-    scores = asked.texts is not None and isinstance(writer, CompletionWriter)
-    response = writer.scored(results) if scores else writer.response(results)
+    results: list[Any] = [done[index] for index in range(run.size)]
+    if isinstance(writer, CompletionWriter) and asked.texts is not None:
+        response = writer.scored(results)
+    else:
+        response = writer.response(results)
     return JSONResponse(response, headers=warnings_header(asked.ignored.warnings))
 
 

@@ -190,7 +190,11 @@ def test_r3_v9_a_stream_has_the_warnings_in_its_header_and_at_its_end(address):
 
 def test_r3_v9_fields_that_promise_nothing_need_no_warning(address, strict):
     plain = text(chat(address))
-    fields: dict[str, Any] = {**dict.fromkeys(QUIET, "x"), **dict.fromkeys(REFUSED, None), "functions": []}
+    fields: dict[str, Any] = {
+        **dict.fromkeys(QUIET, "x"),
+        **dict.fromkeys(REFUSED, None),
+        "functions": [],
+    }
     fields |= {"function_call": "auto", "store": False}
     for url in (address, strict):
         response = chat(url, **fields)
