@@ -31,7 +31,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"  # set before the imports because the imported modules read it
 
-from adafuse_llm.client.engine import RemoteEngine
+from adafuse_llm.client import RemoteEngine
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (

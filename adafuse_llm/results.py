@@ -22,7 +22,7 @@ was reached, or the caller cancelled."""
 
 
 class _Result(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer server can send more
 
 
 class Candidate(_Result):

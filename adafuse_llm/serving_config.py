@@ -79,12 +79,6 @@ class ServingConfig(Options):
         le=86_400,
         description="Maximum seconds that a request waits and decodes. 0: no limit.",
     )
-    send_timeout: float = Field(
-        default=60.0,
-        gt=0,
-        le=86_400,
-        description="Maximum seconds that the server waits for a client that does not read.",
-    )
     drain_seconds: float = Field(
         default=5.0,
         ge=0,

@@ -14,7 +14,6 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import Final
 from urllib.parse import quote
@@ -22,11 +21,11 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adafuse_llm.errors import InvalidOptionError, short_repr
-from adafuse_llm.serving.errors import LATE, ApiError, api_error, invalid
+from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.serving.errors import LATE, ApiError, api_error
 from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving.openai_fields import HEADER
 from adafuse_llm.serving.settings import KEY
@@ -49,17 +48,8 @@ requests of probes."""
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
 
-HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\],\s]+)(?::\d*)?")
-"""The header ``Host``: a name or address, and perhaps a port."""
-
 MAX_PATH: Final = 200
 """Maximum length of a path in the log."""
-
-DISCARDED_BYTES: Final = 64 * 2**20
-DISCARD_SECONDS: Final = 5.0
-"""How much of a body that is too large the server reads and discards, and for how long. Many
-clients read the answer only after they have sent the whole body."""
-
 
 Count = Callable[[str, str, float], object]
 """A function that counts a request: its path, its outcome, and its seconds."""
@@ -89,7 +79,10 @@ def middlewares(
         )
     chosen = [Middleware(AccessLog, count=count, counted=counted)]
     if config.allowed_hosts:
-        chosen.append(Middleware(HostCheck, allowed=config.allowed_hosts))
+        hosts = [each.lower() for each in config.allowed_hosts]
+        if any(each.startswith("[") for each in hosts):
+            hosts.append("[")  # what older versions of Starlette read of an IPv6 address
+        chosen.append(Middleware(HostCheck, allowed_hosts=hosts, www_redirect=False))
     if config.cors_origins:
         chosen.append(
             Middleware(
@@ -242,44 +235,15 @@ class _Call:
         return outcome, seconds
 
 
-class HostCheck:
-    """Refuses requests for other host names, such as those of other sites' pages.
-
-    Args:
-        app: the application.
-        allowed: host names without ports; ``*.example.org`` stands for all names below it.
-    """
-
-    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
-        self.app = app
-        self._allowed = [_without_brackets(host) for host in allowed]
+class HostCheck(TrustedHostMiddleware):
+    """Refuses requests for other host names, such as those of other sites' pages."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
-        if scope["type"] == "http" and scope["path"] not in PROBES:
-            given = ", ".join(Headers(scope=scope).getlist("host"))
-            if not self._is_allowed(given):
-                message = (
-                    f"the server does not accept the host {short_repr(given)}. The operator can "
-                    "allow it with allowed_hosts (--allowed-host)."
-                )
-                response = error_response(invalid(message, code="host_not_allowed"))
-                await response(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-    def _is_allowed(self, header: str) -> bool:
-        if (parts := HOST.fullmatch(header)) is None:
-            return False
-        name = _without_brackets(parts[1])
-        return any(
-            pattern in ("*", name) or (pattern.startswith("*.") and name.endswith(pattern[1:]))
-            for pattern in self._allowed
-        )
-
-
-def _without_brackets(host: str) -> str:
-    return host.lower().removesuffix(".").removeprefix("[").removesuffix("]")
+        """Serve a request. Probes may use any name."""
+        if scope["type"] == "http" and scope["path"] in PROBES:
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class KeyCheck:
@@ -342,16 +306,12 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         try:
-            length = Headers(scope=scope).get("content-length", "0").lstrip("0")
-            if len(length) > len(str(self._limit)) or int(length or "0") > self._limit:
-                raise self._too_large()
             body = await asyncio.wait_for(self._read(receive), self._timeout)
         except asyncio.TimeoutError:
-            response = _closing(self._too_slow())
-            await response(scope, receive, send)
+            await _answer_and_close(self._too_slow(), scope, receive, send)
             return
         except ApiError as error:
-            await _answer_and_discard(error, scope, receive, send)
+            await _answer_and_close(error, scope, receive, send)
             return
         if self._logs_bodies and body.get("body"):
             text = json.dumps(body["body"].decode(errors="replace"))
@@ -367,18 +327,19 @@ class BodyLimit:
         """Return the whole body as one message, or the message that the client has left.
 
         Raises:
-            ApiError: the body exceeds the limit.
+            ApiError: the body exceeds the limit. The rest of it was read and forgotten, because
+                many clients read the answer only after they have sent everything.
         """
-        body = bytearray()
-        more = True
+        body, size, more = bytearray(), 0, True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return message
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self._limit:
-                raise self._too_large()
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            body += part if size <= self._limit else b""
+        if size > self._limit:
+            raise self._too_large()
         return {"type": "http.request", "body": bytes(body), "more_body": False}
 
     def _too_large(self) -> ApiError:
@@ -399,36 +360,7 @@ class BodyLimit:
         )
 
 
-def _closing(error: ApiError) -> Response:
-    """Return the response for an error after which the connection is closed."""
+async def _answer_and_close(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     response = error_response(error)
     response.headers["Connection"] = "close"
-    return response
-
-
-async def _answer_and_discard(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error, discard some of the rest of the body, and close the connection."""
-    held: list[Message] = []
-
-    async def hold_end(message: Message) -> None:
-        if message["type"] == "http.response.body":
-            held.append({**message, "body": b""})
-            message = {**message, "more_body": True}
-        await send(message)
-
-    note_outcome("refused")  # also if the client leaves during the rest
-    await _closing(error)(scope, receive, hold_end)
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(_discard(receive), DISCARD_SECONDS)
-    for last in held:
-        await send(last)
-
-
-async def _discard(receive: Receive) -> None:
-    """Read a body and forget it, up to `DISCARDED_BYTES`."""
-    left = DISCARDED_BYTES
-    while left > 0:
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if not message.get("more_body"):
-            return
+    await response(scope, receive, send)

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adafuse_llm.serving import native, openai_routes, tokenization
+from adafuse_llm.serving import openai_routes, tokenization
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
@@ -30,11 +30,7 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         service: the service.
         api_keys: keys of which every request needs one. Empty: no request needs a key.
     """
-    work = [
-        *openai_routes.routes(service),
-        *tokenization.routes(service),
-        *native.routes(service),
-    ]
+    work = [*openai_routes.routes(service), *tokenization.routes(service)]
     counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
     app = Starlette(
         middleware=middlewares(

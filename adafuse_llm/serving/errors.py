@@ -20,7 +20,10 @@ from adafuse_llm.errors import (
     QueueFullError,
     RequestCancelledError,
     RequestTimeoutError,
+    ServerError,
+    ServerNotReadyError,
 )
+from adafuse_llm.wire import EXTENSION, error_fields
 
 INVALID, FAILED, BUSY, LATE = (
     "invalid_request_error",
@@ -48,6 +51,14 @@ UNEXPECTED = (
 MAX_MESSAGE, MAX_PARAM = 2000, 100
 """Maximum characters of a message, and of the name of a field."""
 
+KINDS: Mapping[int, type[AdaFuseError]] = {
+    **dict.fromkeys((400, 413, 415), InvalidInputError),
+    **dict.fromkeys((408, 504), RequestTimeoutError),
+    429: QueueFullError,
+    503: ServerNotReadyError,
+}
+"""Classes of errors that do not come from the engine, by status."""
+
 _OPTION = re.compile(r"(?:unknown )?option '(\w+)'")
 _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
 """An absolute path, or the end of a relative one."""
@@ -64,6 +75,9 @@ class ApiError(Exception):
         code: short name of the error.
         retry_after: seconds after which the client can try again.
         headers: other headers of the response.
+
+    Attributes:
+        fields: the error that `RemoteEngine` raises (`adafuse_llm.wire`).
     """
 
     def __init__(
@@ -83,6 +97,7 @@ class ApiError(Exception):
         self.type = type
         self.param = param
         self.code = code
+        self.fields = {"error": _kind(status, code, param)}
         wait = {} if retry_after is None else {"Retry-After": str(retry_after)}
         self.headers: Mapping[str, str] = {**(headers or {}), **wait}
 
@@ -95,7 +110,8 @@ class ApiError(Exception):
                 "type": self.type,
                 "param": None if self.param is None else _sendable(self.param, MAX_PARAM),
                 "code": self.code,
-            }
+            },
+            EXTENSION: self.fields,
         }
 
 
@@ -123,10 +139,13 @@ def api_error(error: BaseException) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    return next(
+    described = next(
         (describe(error) for kind, describe in _DESCRIBED.items() if isinstance(error, kind)),
         ApiError(500, UNEXPECTED, type=FAILED, code="internal_error"),
     )
+    if isinstance(error, AdaFuseError) and described.code != NOT_READY:
+        described.fields = error_fields(error)
+    return described
 
 
 def option_of(error: BaseException) -> str | None:
@@ -138,6 +157,14 @@ def option_of(error: BaseException) -> str | None:
 def without_paths(text: str) -> str:
     """Return a message of the server without paths, in one short line."""
     return _PATH.sub("[path]", " ".join(text.split()))
+
+
+def _kind(status: int, code: str | None, param: str | None) -> str:
+    """Return the class of an error that does not come from the engine."""
+    kind = KINDS.get(status, ServerError)
+    if kind is InvalidInputError and code == CONTEXT_CODE:
+        return ContextWindowError.__name__
+    return (InvalidOptionError if kind is InvalidInputError and param else kind).__name__
 
 
 def _sendable(text: str, size: int) -> str:

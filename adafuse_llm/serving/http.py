@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -27,7 +27,6 @@ CANCEL_SECONDS = 0.5
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
-JSON_LINES = "application/x-ndjson"
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
@@ -132,14 +131,13 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 class StreamResponse(Response):
     """A response that is sent in parts as they arrive.
 
-    If the client leaves, or does not read for too long, the parts are closed.
+    If the client leaves, the parts are closed.
 
     Args:
         parts: the parts of the body. Its first part is `first`.
         first: the first part, which has been taken from `parts`.
         media_type: content type of the response.
         headers: more headers of the response.
-        send_timeout: maximum seconds to wait for a client that does not read.
     """
 
     def __init__(
@@ -149,13 +147,11 @@ class StreamResponse(Response):
         *,
         media_type: str = EVENTS,
         headers: Mapping[str, str] = MappingProxyType({}),
-        send_timeout: float,
     ) -> None:
         super().__init__(headers={**STREAM_HEADERS, **headers}, media_type=media_type)
         del self.headers["content-length"]
         self._parts = parts
         self._first = first
-        self._send_timeout = send_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the response."""
@@ -164,31 +160,12 @@ class StreamResponse(Response):
                 await unless_disconnected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        async def put(message: dict[str, Any]) -> None:
-            await _within(self._send_timeout, send, message)
-
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await put(start)
-        await put({"type": "http.response.body", "body": self._first, "more_body": True})
+        await send(start)
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for part in self._parts:
-            await put({"type": "http.response.body", "body": part, "more_body": True})
-        await put({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _within(seconds: float, send: Send, message: dict[str, Any]) -> None:
-    """Send a message to the client.
-
-    Raises:
-        ClientDisconnect: the client does not read.
-    """
-    try:
-        await asyncio.wait_for(_awaitable(send, message), seconds)
-    except asyncio.TimeoutError:
-        raise ClientDisconnect from None
-
-
-async def _awaitable(send: Callable[[Any], Awaitable[None]], message: dict[str, Any]) -> None:
-    await send(message)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

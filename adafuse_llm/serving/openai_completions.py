@@ -8,21 +8,19 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply import InvalidToolCall, ReplyDelta, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
-from adafuse_llm.results import Generation, Round, StreamEvent, Usage
+from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.http import DONE
 from adafuse_llm.serving.http import event as sent_event
-from adafuse_llm.serving.openai_fields import EXTENSION
 from adafuse_llm.serving.openai_requests import ServedRequest
+from adafuse_llm.wire import EXTENSION
 
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""
-
-ENDING = {"finish_reason", "seed", "thoughts"}
-"""What the extension tells about the end of a response."""
 
 CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
 TEXT_KINDS = ("text_completion", "text_completion")
@@ -35,13 +33,13 @@ class Chunk(NamedTuple):
     Attributes:
         choice: the choice.
         done: the round that committed its text, if any.
-        end: the whole response, in its last chunk.
+        event: the event, in the last of its chunks.
         warnings: what is wrong with the calls of the whole response, in its last chunk.
     """
 
     choice: dict[str, Any]
     done: Round | None = None
-    end: Generation | None = None
+    event: StreamEvent | None = None
     warnings: Sequence[str] = ()
 
 
@@ -101,9 +99,7 @@ class CompletionWriter:
         total = total_usage(generations, self._prompts)
         written = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            extension = generation.model_dump(include=ENDING)
-            if self._asked.rounds:
-                extension["rounds"] = [r.model_dump(mode="json") for r in generation.rounds]
+            extension = wire.whole(generation, rounds=self._asked.rounds)
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
         extension = {"usage": total.model_dump()}
         if warnings := [*self._warnings, *(each for c in self._choices for each in c.warnings)]:
@@ -111,15 +107,16 @@ class CompletionWriter:
         frame = self._frame(written, extension, is_chunk=False)
         return {**frame, "usage": openai_usage(total)}
 
+    def scored(self, scores: Sequence[Scores]) -> dict[str, Any]:
+        """Return the response to a request that scores texts, with the scores of each prompt."""
+        extension = {"scores": [each.model_dump(mode="json") for each in scores]}
+        usage = openai_usage(total_usage(scores, self._prompts))
+        return {**self._frame([], extension, is_chunk=False), "usage": usage}
+
     def _chunk(self, part: Chunk) -> dict[str, Any]:
         """Return a chunk of a stream with one choice."""
-        extension: dict[str, Any] = {}
-        if self._asked.rounds and part.done is not None:
-            extension["round"] = part.done.model_dump(mode="json")
-        if part.end is not None:
-            extension |= part.end.model_dump(include=ENDING)
-            if warnings := [*self._warnings, *part.warnings]:
-                extension["warnings"] = warnings
+        warnings, rounds = [*self._warnings, *part.warnings], self._asked.rounds
+        extension = wire.chunk(part.done, part.event, warnings, rounds=rounds)
         return self._frame([part.choice], extension, is_chunk=True)
 
     def _frame(
@@ -163,10 +160,10 @@ class ChatChoice:
         fields = self._fields(delta)
         if fields or event.round is not None:
             part = self._part({"content": "", **fields}, self._logprobs([event.round]))
-            yield Chunk(part, event.round)
+            yield Chunk(part, event.round, event if whole is None else None)
         if whole is not None:
             part = self._part({}, finish_reason=_finish_reason(whole, self._calls))
-            yield Chunk(part, end=whole, warnings=self.warnings)
+            yield Chunk(part, event=event, warnings=self.warnings)
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
@@ -245,9 +242,10 @@ class TextChoice:
             self._echo = ""
         if event.text or event.round is not None:
             rounds = () if event.round is None else (event.round,)
-            yield Chunk(self._choice(event.text, rounds, None), event.round)
+            part = self._choice(event.text, rounds, None)
+            yield Chunk(part, event.round, event if event.generation is None else None)
         if (whole := event.generation) is not None:
-            yield Chunk(self._choice("", (), _finish_reason(whole)), end=whole)
+            yield Chunk(self._choice("", (), _finish_reason(whole)), event=event)
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
@@ -285,7 +283,7 @@ def spelled(call: ToolCall | InvalidToolCall) -> tuple[str, str] | None:
     return call.begun if call.is_cut else (call.name or "", call.text)
 
 
-def total_usage(generations: Sequence[Generation], prompts: int) -> Usage:
+def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:
     """Return the usage of all responses to some prompts, by member. Each prompt counts once."""
     share = len(generations) // prompts
     total: dict[str, dict[str, int]] = {}
@@ -326,14 +324,22 @@ def _finish_reason(generation: Generation, calls: int = 0) -> str:
 
 
 def model_object(
-    name: str, created: int, members: Sequence[str], strategy: str, window: int | None
+    name: str,
+    created: int,
+    members: Sequence[str],
+    strategy: str,
+    window: int | None,
+    **more: Any,
 ) -> Mapping[str, Any]:
-    """Return a model in the list of models. `window` is its context window in tokens."""
+    """Return a model in the list of models.
+
+    `window` is its context window in tokens, and `more` is what else the extension tells.
+    """
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "adafuse-llm",
         "max_model_len": window,
-        EXTENSION: {"members": list(members), "strategy": strategy},
+        EXTENSION: {"members": list(members), "strategy": strategy, **more},
     }

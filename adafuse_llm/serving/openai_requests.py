@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, MAX_BIASED, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
-from adafuse_llm.serving.openai_fields import EXTENSION, NO_TOOLS, Ignored, parse
+from adafuse_llm.serving.openai_fields import NO_TOOLS, Ignored, parse
 from adafuse_llm.text.conversation import Conversation, check_tools
+from adafuse_llm.wire import EXTENSION
 
 TOKENS = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
 """Fields for the option ``max_new_tokens``."""
@@ -69,6 +70,11 @@ class Extension(BaseModel):
     strategy: str | None = None
     rounds: bool = False
     enforce: bool | Literal["auto"] = "auto"
+    instructions: str = ""
+    texts: list[str] | None = None
+    stops: bool = False
+    check: bool = False
+    timeout: float | None = Field(default=None, gt=0)
 
     @field_validator("enforce", mode="before")
     @classmethod
@@ -78,10 +84,16 @@ class Extension(BaseModel):
         return value
 
 
-class Common(Body):
-    """The fields that all requests can have."""
+class Extended(Body):
+    """The fields of requests with options of the ensemble."""
 
     model: str | None = None
+    adafuse: Extension | None = None
+
+
+class Common(Extended):
+    """The fields that all requests for responses can have."""
+
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     stop: str | list[str] | None = None
@@ -96,7 +108,6 @@ class Common(Body):
     logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
     seed: int | None = None
-    adafuse: Extension | None = None
 
 
 class Conversational(Common):
@@ -159,6 +170,10 @@ class ServedRequest:
         stream: whether the response is a stream.
         include_usage: whether the stream ends with the usage.
         rounds: whether the response has the rounds.
+        texts: texts to score instead of decoding, as in `Request`; None to decode.
+        stops: as in `Request`.
+        check: whether to check the options only, without decoding.
+        timeout: maximum seconds that the request waits and decodes; None for the server's limit.
         echoed: the fields that a response of the Responses API repeats; None for the other APIs.
     """
 
@@ -178,6 +193,10 @@ class ServedRequest:
     stream: bool = False
     include_usage: bool = False
     rounds: bool = False
+    texts: Sequence[str] | None = None
+    stops: bool = False
+    check: bool = False
+    timeout: float | None = None
     echoed: Mapping[str, Any] | None = None
 
     @property
@@ -290,7 +309,8 @@ def conversational(
     asked = _shared(body, ignored)
     form, strict = _form(body, response_format, format_place, ignored)
     constraint = next((name for name in CONSTRAINTS if name in asked["options"]), None)
-    if constraint is not None and (form.calls_tools or form.schema is not None):
+    has_form = asked["enforce"] is not False and (form.calls_tools or form.schema is not None)
+    if constraint is not None and has_form:
         other = "tools" if form.calls_tools else format_place
         name = asked["given"][constraint]
         raise invalid(
@@ -298,9 +318,13 @@ def conversational(
             "reply; send only one of them",
             name,
         )
+    texts = [form.instructions, "" if body.adafuse is None else body.adafuse.instructions]
     with naming(place):
         conversation = to_conversation(
-            turns, tools=form.tools, tool_choice=form.choice, instructions=form.instructions
+            turns,
+            tools=form.tools,
+            tool_choice=form.choice,
+            instructions="\n\n".join(filter(None, texts)),
         )
     if strict and asked["enforce"] == "auto":
         asked["enforce"] = True
@@ -315,7 +339,7 @@ def conversational(
 
 def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
     """Return the arguments of `ServedRequest` that all requests have in common."""
-    options, given = _options(body)
+    options, given = read_options(body)
     extension = body.adafuse or Extension()
     stream_options = body.stream_options or {}
     for name, value in stream_options.items():
@@ -349,6 +373,10 @@ def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
         "stream": bool(body.stream),
         "include_usage": bool(include_usage),
         "rounds": extension.rounds,
+        "texts": extension.texts,
+        "stops": extension.stops,
+        "check": extension.check,
+        "timeout": extension.timeout,
     }
 
 
@@ -357,8 +385,12 @@ def _is_token(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < MAX_DIGITS
 
 
-def _options(body: Common) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options of the engine in a body, and where the body has them."""
+def read_options(body: Extended) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options of the engine in a body, and where the body has them.
+
+    Raises:
+        ApiError: an option is unknown, or the body has two values of it.
+    """
     options: dict[str, Any] = {}
     given: dict[str, str] = {}
     extension = {} if body.adafuse is None else dict(body.adafuse.model_extra or {})
@@ -453,7 +485,11 @@ def _check_format(given: Mapping[str, Any], place: str, ignored: Ignored) -> Map
 
 
 def read_conversation(
-    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], ignored: Ignored
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: str | Mapping[str, Any] | None,
+    instructions: str,
+    ignored: Ignored,
 ) -> Conversation:
     """Return a conversation for its tokens, without the form of a reply.
 
@@ -463,9 +499,11 @@ def read_conversation(
     given = [_function(number, tool, ignored) for number, tool in enumerate(tools)]
     with naming("tools"):
         checked = check_tools(given)
+    with naming("tool_choice"):
+        choice = to_tool_choice(tool_choice, [tool.name for tool in checked])
     turns = list(map(_turn, range(len(messages)), messages))
     with naming("messages"):
-        return to_conversation(turns, tools=checked)
+        return to_conversation(turns, tools=checked, tool_choice=choice, instructions=instructions)
 
 
 def _turn(number: int, message: dict[str, Any]) -> Turn:

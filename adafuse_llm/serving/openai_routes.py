@@ -15,9 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adafuse_llm.adapters.enforcing import enforced
+from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, MissingDependencyError
 from adafuse_llm.request import Request as EngineRequest
-from adafuse_llm.results import Generation, StreamEvent
+from adafuse_llm.results import Generation, Scores
 from adafuse_llm.run import Run
 from adafuse_llm.serving.access import request_id
 from adafuse_llm.serving.errors import ApiError, invalid
@@ -34,7 +35,7 @@ from adafuse_llm.text.isolation import isolated
 logger = logging.getLogger(__name__)
 
 Writer = CompletionWriter | ResponseWriter
-Opened = AbstractAsyncContextManager[tuple[Run[StreamEvent], Writer]]
+Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
 """A request that is opened when the context is entered."""
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -51,23 +52,32 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def _models(service: Service, _: Request) -> Response:
+async def _models(service: Service, request: Request) -> Response:
+    """Return the models: the ensemble, with the strategy that the query names, and the members."""
     names = (service.config.served_model_name, *service.engine.members)
-    return JSONResponse({"object": "list", "data": [_described(service, name) for name in names]})
+    engine = service.view(request.query_params.get("strategy"))
+    return JSONResponse({"object": "list", "data": [_described(service, engine, n) for n in names]})
 
 
 async def _model(service: Service, request: Request) -> Response:
     name = request.path_params["name"]
     if name != service.config.served_model_name:
         service.check_model(name)
-    return JSONResponse(_described(service, name))
+    return JSONResponse(_described(service, service.engine, name))
 
 
-def _described(service: Service, name: str) -> Any:
-    engine = service.engine
+def _described(service: Service, engine: AdaFuseEngine, name: str) -> Any:
     if name == service.config.served_model_name:
-        window = engine.context_window
-        return model_object(name, service.created, engine.members, engine.strategy.name, window)
+        return model_object(
+            name,
+            service.created,
+            engine.members,
+            engine.strategy.name,
+            engine.context_window,
+            member_info=[each.model_dump() for each in engine.member_info],
+            config=engine.config.model_dump(mode="json", exclude_defaults=True),
+            can_enforce=engine.can_enforce,
+        )
     window = next(each.context_window for each in engine.member_info if each.name == name)
     return model_object(name, service.created, [name], SINGLE, window)
 
@@ -77,21 +87,34 @@ async def _complete(
 ) -> Response:
     """Answer a request for a chat completion, a completion or a response."""
     asked = await read_object(request, partial(read, strict=service.config.strict))
-    opened = service.admitted(partial(_open, service, asked), has_grammar=asked.has_grammar)
+    opened = service.admitted(
+        partial(_open, service, asked),
+        has_grammar=asked.has_grammar,
+        limit=service.time_limit(asked.timeout),
+    )
     try:
-        if not asked.stream:
+        if asked.check:
+            work = service.result(partial(_check, service, asked), has_grammar=True)
+            await unless_disconnected(request.receive, work)
+            return JSONResponse({"object": "check", "choices": []})
+        if not asked.stream or asked.texts is not None:
             return await unless_disconnected(request.receive, _whole(service, asked, opened))
         parts = _parts(service, asked, opened)
         first = await unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    headers, limit = warnings_header(asked.ignored.warnings), service.config.send_timeout
-    return StreamResponse(parts, first, headers=headers, send_timeout=limit)
+    return StreamResponse(parts, first, headers=warnings_header(asked.ignored.warnings))
+
+
+def _check(service: Service, asked: ServedRequest, cancel: threading.Event) -> None:
+    """Check that the members can follow the grammar of a request."""
+    engine, options = service.resolve(asked.model, asked.strategy, asked.options)
+    engine.check_grammar(cancel=cancel, **service.check_limits(engine, options))
 
 
 def _open(
     service: Service, asked: ServedRequest, cancel: threading.Event
-) -> tuple[Run[StreamEvent], Writer]:
+) -> tuple[Run[Any], Writer]:
     """Check a request against the models, the limits and the grammars of the server, and open it.
 
     Raises:
@@ -108,7 +131,8 @@ def _open(
         engine,
         options,
         inputs=inputs,
-        characters=max(map(len, asked.prompts)) if chat is None else chat.characters,
+        characters=sum(map(len, asked.texts or ()))
+        + (max(map(len, asked.prompts)) if chat is None else chat.characters),
         length_option=asked.given.get("max_new_tokens", "max_tokens"),
     )
     try:
@@ -123,14 +147,19 @@ def _open(
             f"the form of the reply is only described to the members, not enforced: {problem}"
         )
     request = EngineRequest(
-        messages=chat, options=options, timeout=service.config.request_timeout, cancel=cancel
+        messages=chat,
+        options=options,
+        texts=asked.texts,
+        stops=asked.stops,
+        timeout=service.time_limit(asked.timeout),
+        cancel=cancel,
     )
     requests = [request] if chat else [replace(request, prompt=each) for each in asked.prompts]
-    run: Run[StreamEvent] = engine.open(requests)
+    run: Run[Any] = engine.open(requests)
     config = engine.config.override(options)
     model = asked.model or service.config.served_model_name
     leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
-    if asked.echoed is None:
+    if asked.echoed is None or asked.texts is not None:
         return run, CompletionWriter(model, asked, run.size // inputs, leader)
 
     def count_tokens(member: str, text: str) -> int:
@@ -142,9 +171,16 @@ def _open(
 async def _whole(service: Service, asked: ServedRequest, opened: Opened) -> Response:
     """Return the whole response to a request."""
     async with opened as (run, writer):
-        events = service.events(run)
-        done = {index: each.generation async for index, each in events if each.generation}
-    response = writer.response([done[index] for index in range(run.size)])
+        done = {
+            index: result
+            async for index, each in service.events(run)
+            if (result := each if isinstance(each, Scores) else each.generation) is not None
+        }
+    results: list[Any] = [done[index] for index in range(run.size)]
+    if isinstance(writer, CompletionWriter) and asked.texts is not None:
+        response = writer.scored(results)
+    else:
+        response = writer.response(results)
     return JSONResponse(response, headers=warnings_header(asked.ignored.warnings))
 
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply import CUT, InvalidToolCall, Part, Reasoning, Text
 from adafuse_llm.config import AdaFuseConfig
@@ -14,13 +15,12 @@ from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.errors import BUSY, ApiError
 from adafuse_llm.serving.http import to_json
 from adafuse_llm.serving.openai_completions import (
-    ENDING,
     largest_member,
     spelled,
     total_usage,
 )
-from adafuse_llm.serving.openai_fields import EXTENSION
 from adafuse_llm.serving.openai_requests import ServedRequest
+from adafuse_llm.wire import EXTENSION
 
 CountTokens = Callable[[str, str], int]
 """A function from a member's name and a text to the number of its tokens."""
@@ -126,10 +126,8 @@ class ResponseWriter:
         is_cut = generation.finish_reason in CUT
         extension = {
             "usage": generation.usage.model_dump(),
-            **generation.model_dump(include=ENDING),
+            **wire.whole(generation, rounds=self._asked.rounds),
         }
-        if self._asked.rounds:
-            extension["rounds"] = [done.model_dump(mode="json") for done in generation.rounds]
         if self._warnings:
             extension["warnings"] = self._warnings
         return self._response(

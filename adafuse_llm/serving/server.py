@@ -11,12 +11,10 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Final, Literal
+from typing import Final
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -37,22 +35,9 @@ KEEP_ALIVE_SECONDS: Final = 75
 """Seconds after which an idle connection is closed. Proxies usually close theirs after 60, and the
 side that opened a connection should be the one that closes it."""
 
-HEAD_SECONDS: Final = 15.0
-"""Maximum seconds that a client may take for the headers of a request."""
-
-BODY_MARGIN_SECONDS: Final = 5.0
-"""Seconds after `ServingConfig.body_timeout` in which the application refuses a body that is not
-complete. Then the connection is closed; the application reads no body of a refused request."""
-
 END_SECONDS: Final = 10.0
 """Seconds for members to finish their forward passes, after all requests were cancelled. Until then
 the clients get the ends of their responses."""
-
-READ_SECONDS: Final = 0.5
-"""Seconds in which a client has to read a part of the end of its response."""
-
-TICK_SECONDS: Final = 0.1
-"""Seconds between two looks at the connections while the server stops."""
 
 CLOSE_SECONDS: Final = 5.0
 """Seconds for members to finish their forward passes, after all requests have ended."""
@@ -212,7 +197,6 @@ class _Server(uvicorn.Server):
         self.failure: BaseException | None = None
         self._service = service
         self._on_start = on_start
-        self._options = config
         limit = config.drain_seconds + END_SECONDS + CLOSE_SECONDS + MARGIN_SECONDS
         self.watchdog = threading.Timer(limit, _give_up)
         self.watchdog.daemon = True
@@ -229,35 +213,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self._on_start()
 
-    async def on_tick(self, counter: int) -> bool:
-        """Close connections whose clients are too slow."""
-        options = self._options
-        body = options.body_timeout + BODY_MARGIN_SECONDS
-        self._close_stuck(HEAD_SECONDS, body, options.send_timeout)
-        return await super().on_tick(counter)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the service, and wait until its requests have ended."""
         self.watchdog.start()
         self._service.begin_drain()
-        slow = asyncio.ensure_future(self._close_slow())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            slow.cancel()
-
-    async def _close_slow(self) -> None:
-        """Close connections that wait for their clients when the time to drain is over."""
-        await asyncio.sleep(self._options.drain_seconds)
-        while True:
-            self._close_stuck(0, 0, READ_SECONDS)
-            await asyncio.sleep(TICK_SECONDS)
-
-    def _close_stuck(self, head: float, body: float, send: float) -> None:
-        now = time.monotonic()
-        for connection in list(self.server_state.connections):
-            assert isinstance(connection, _Connection)
-            connection.close_if_stuck(now, head=head, body=body, send=send)
+        await super().shutdown(sockets)
 
 
 def _give_up() -> None:
@@ -266,49 +226,10 @@ def _give_up() -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection that can tell whether its client is too slow."""
-
-    _owed: Literal["head", "body"] | None = None
-    _owed_by: object = None
-    _owed_since = _unsent_since = math.inf
-    _unsent = 0
+    """A connection whose IPv4 clients have their IPv4 addresses at an IPv6 socket, too."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection. IPv4 clients of an IPv6 socket have their IPv4 addresses."""
+        """Take a new connection."""
         super().connection_made(transport)
         if self.client is not None:
             self.client = (self.client[0].removeprefix("::ffff:"), self.client[1])
-
-    def close_if_stuck(self, now: float, *, head: float, body: float, send: float) -> None:
-        """Close the connection if its client neither sends what it owes nor reads.
-
-        Args:
-            now: the time.
-            head: seconds that a client may take for the headers of a request.
-            body: seconds that a client may take for the body of a request.
-            send: seconds that a client may take to read a part of the response.
-        """
-        if (unsent := self.transport.get_write_buffer_size()) != self._unsent:
-            self._unsent, self._unsent_since = unsent, now
-        owed = self._what_is_owed()
-        if owed != self._owed or self.cycle is not self._owed_by:  # else another request's body
-            self._owed, self._owed_by, self._owed_since = owed, self.cycle, now
-        if owed is not None and now - self._owed_since > (
-            limit := head if owed == "head" else body
-        ):
-            self._close(f"did not send the {owed} of a request within {limit:g} seconds")
-        elif unsent > 0 and now - self._unsent_since > send:
-            self._close(f"read nothing of its response for {send:g} seconds")
-
-    def _close(self, reason: str) -> None:
-        client = self.client[0] if self.client is not None else "-"
-        logger.info("client=%s disconnected: it %s", client, reason)
-        self.transport.abort()
-
-    def _what_is_owed(self) -> Literal["head", "body"] | None:
-        """Return the part of a request that the client has to send next."""
-        is_answered = self.cycle is None or self.cycle.response_complete
-        if self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
-            return "head" if is_answered else None
-        is_sending = self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused
-        return "body" if is_sending else None

@@ -68,7 +68,7 @@ class Service:
         config: options of the server.
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
-        streams: the flags that cancel the requests of the streams of `RemoteEngine`, by id.
+        failures: number of requests that have failed because of the server.
 
     Raises:
         InvalidOptionError: an allowed strategy does not exist.
@@ -78,7 +78,7 @@ class Service:
         self.config = config
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
-        self.streams: dict[str, list[threading.Event]] = {}
+        self.failures = 0
         self._engine: AdaFuseEngine | None = None
         self._strategies = _strategies(config.allowed_strategies)
         self._views: dict[str, AdaFuseEngine] = {}
@@ -351,15 +351,6 @@ class Service:
                             raise not_ready("the server stops")
                         self.metrics.generation(generation)
                 yield index, event
-
-    def cancel_stream(self, stream: str, requests: Sequence[int]) -> bool:
-        """End some requests of a stream of `RemoteEngine`. Return whether the stream runs here."""
-        if (cancels := self.streams.get(stream)) is None:
-            return False
-        for number in requests:
-            if 0 <= number < len(cancels):
-                cancels[number].set()
-        return True
 
     # The end -----------------------------------------------------------------------------------
 

@@ -16,10 +16,17 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, short_list
 from adafuse_llm.serving.errors import api_error, invalid
 from adafuse_llm.serving.http import read_object, unless_disconnected
-from adafuse_llm.serving.openai_fields import EXTENSION, Ignored, parse, warnings_header
-from adafuse_llm.serving.openai_requests import Body, read_conversation
+from adafuse_llm.serving.openai_fields import Ignored, parse, warnings_header
+from adafuse_llm.serving.openai_requests import (
+    Body,
+    Extended,
+    Extension,
+    read_conversation,
+    read_options,
+)
 from adafuse_llm.serving.service import Service
 from adafuse_llm.text.words import is_incomplete
+from adafuse_llm.wire import EXTENSION
 
 T = TypeVar("T")
 
@@ -30,11 +37,11 @@ MAX_PIECE = 16
 """Number of tokens after which a character counts as broken. A whole one has up to four."""
 
 
-class _TokenizeBody(Body):
-    model: str | None = None
+class _TokenizeBody(Extended):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
@@ -66,13 +73,16 @@ async def _tokenize(service: Service, request: Request) -> Response:
             "prompt, up to the beginning of the reply",
             "add_generation_prompt",
         )
-    engine, options = service.resolve(asked.model, None, {})
-    options |= {"chat_template_kwargs": asked.chat_template_kwargs}
+    engine, options = service.resolve(asked.model, None, read_options(asked)[0])
+    options.setdefault("chat_template_kwargs", asked.chat_template_kwargs)
+    instructions = (asked.adafuse or Extension()).instructions
 
     def encode() -> dict[str, list[int]]:
         text, conversation = asked.prompt or "", None
         if asked.messages is not None:
-            conversation = read_conversation(asked.messages, asked.tools or (), ignored)
+            conversation = read_conversation(
+                asked.messages, asked.tools or (), asked.tool_choice, instructions, ignored
+            )
         characters = len(text) if conversation is None else conversation.characters
         service.check_limits(engine, options, characters=characters)
         if conversation is not None:

@@ -13,29 +13,6 @@ from adafuse_llm.errors import nearest
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.http import error_response
 
-NOT_SUPPORTED = {
-    "embeddings": "embeddings are not supported: the members write text",
-    "responses": "stored responses are not supported: the server stores nothing. Create a response "
-    "with POST /v1/responses, and send the whole conversation in 'input'",
-    "conversations": "stored conversations are not supported: the server stores nothing",
-    "rerank": "ranking is not supported; RemoteEngine has the method score",
-    "score": "this form of scoring is not supported; RemoteEngine has the method score",
-    "messages": "the API of Anthropic is not supported",
-    **dict.fromkeys(
-        ("assistants", "threads", "vector_stores"),
-        "assistants, threads and stores are not supported: the server stores nothing",
-    ),
-    **dict.fromkeys(
-        (
-            *("audio", "batches", "containers", "evals", "files", "fine_tuning", "images"),
-            *("moderations", "realtime", "uploads", "videos"),
-        ),
-        "this part of OpenAI's API is not supported: the server completes text",
-    ),
-    "api": "the API of Ollama is not supported: use the API of OpenAI",
-}
-"""What to say about addresses of other servers, by the first part of the path after ``/v1``."""
-
 _PREFIX = re.compile(r"^(?:/v\d+)*/")
 
 
@@ -59,17 +36,12 @@ def _not_found(path: str, addresses: list[str]) -> str:
     if f"/v1/{rest}" in addresses and path != f"/v1/{rest}":
         return (
             f"there is no address {path[:200]!r} here; it is '/v1/{rest}'. OpenAI's clients need a "
-            "base address that ends in /v1, and RemoteEngine one without it."
+            "base address that ends in /v1."
         )
-    reason = NOT_SUPPORTED.get(rest.partition("/")[0])
-    if reason is not None:
-        return f"there is no address {path[:200]!r} here: {reason}. {has}"
     return f"there is no address {path[:200]!r} here.{nearest(path, addresses)} {has}"
 
 
 def _addresses(request: Request) -> list[str]:
-    """Return the addresses that clients use, without those of the page and of `RemoteEngine`."""
+    """Return the addresses that clients use, without that of the page."""
     paths = (route.path for route in request.app.routes if isinstance(route, Route))
-    return list(
-        dict.fromkeys(p for p in paths if p != "/" and "{" not in p and "/adafuse/" not in p)
-    )
+    return list(dict.fromkeys(path for path in paths if path != "/" and "{" not in path))

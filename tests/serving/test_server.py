@@ -59,14 +59,6 @@ class Running:
         async def size(request: Request) -> Response:
             return JSONResponse(len(await request.body()))
 
-        async def flood(_: Request) -> Response:
-            async def parts():
-                while True:
-                    yield b"x" * 65536
-                    await asyncio.sleep(0)
-
-            return StreamingResponse(parts())
-
         async def drip(_: Request) -> Response:
             async def parts():
                 while self.service.is_ready:
@@ -76,7 +68,7 @@ class Running:
 
             return StreamingResponse(parts())
 
-        pages = {"/health": health, "/flood": flood, "/drip": drip}
+        pages = {"/health": health, "/drip": drip}
         routes = [Route(path, page) for path, page in pages.items()]
         routes.append(Route("/size", size, methods=["POST"]))
         return Starlette(routes=routes, middleware=middlewares(self._config))
@@ -226,34 +218,6 @@ def test_only_trusted_proxies_name_the_client(caplog, proxies: Any, client: str)
     assert f" client={client} " in caplog.messages[0]
 
 
-def test_a_huge_body_is_refused_before_it_is_sent_in_full(caplog) -> None:
-    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
-    with running() as each:
-        whole = httpx.post(f"{each.url}/size", content=b"x" * 50_000_000, timeout=30)
-        assert whole.status_code == 413
-        assert whole.headers["connection"] == "close"
-        assert whole.json()["error"]["code"] == "request_too_large"
-        head = b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n"
-        with connected(each.address, head) as client:
-            assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
-        wait_for(lambda: len(caplog.messages) == 2)
-        assert httpx.get(f"{each.url}/health").status_code == 200
-    for message in caplog.messages[:2]:
-        assert message.endswith("outcome=refused")
-
-
-def test_a_client_that_does_not_finish_its_headers_is_disconnected(monkeypatch, caplog) -> None:
-    caplog.set_level(logging.INFO, "adafuse_llm.serving.server")
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
-    sent = b"GET /health HTTP/1.1\r\nHost:"
-    with running() as each, connected(each.address, sent) as client:
-        read_all(client)  # until the server closes the connection
-        assert each.thread.is_alive()
-    assert caplog.messages == [
-        "client=127.0.0.1 disconnected: it did not send the head of a request within 0.3 seconds"
-    ]
-
-
 UPLOAD = b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
 
 
@@ -291,51 +255,6 @@ def test_r3_v13_a_body_that_trickles_is_cut(caplog) -> None:
     assert caplog.messages[0].endswith("outcome=timeout")
 
 
-def test_r3_v13_a_body_that_nobody_reads_is_cut_too(monkeypatch, caplog) -> None:
-    """The application answers before it has read the body, as it does without a valid key."""
-    caplog.set_level(logging.INFO, "adafuse_llm.serving.server")
-    monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
-    head = UPLOAD.replace(b"Host: x", b"Host: elsewhere")
-    options: dict[str, Any] = {"body_timeout": 0.5, "allowed_hosts": ("x",)}
-    with running(**options) as each, connected(each.address, head) as client, trickled(client):
-        read_all(client)  # until the server closes the connection
-    assert "did not send the body of a request within 0.5 seconds" in caplog.text
-
-
-def test_r3_v13_each_body_has_its_own_time(monkeypatch) -> None:
-    """Also if the next body begins at once, so that the client always owes a body."""
-    monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
-    half = b"x" * 500
-    with running(body_timeout=1.5) as each, connected(each.address, UPLOAD + half) as client:
-        for _ in range(4):
-            time.sleep(0.5)
-            client.sendall(half + UPLOAD + half)
-        client.sendall(half)
-        answers = b""
-        while answers.count(b"\r\n\r\n1000") < 5:
-            part = client.recv(65536)
-            assert part, "the server has closed the connection"
-            answers += part
-
-
-def test_r3_v13_draining_keeps_its_limit() -> None:
-    """One client trickles its body, and another reads nothing."""
-    flood = b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n"
-    with (
-        running(drain_seconds=0.5) as each,
-        connected(each.address, UPLOAD) as slow,
-        connected(each.address, flood),
-        trickled(slow),
-    ):
-        connections = each.server.server_state.connections
-        wait_for(lambda: len(connections) == 2 and len(each.server.server_state.tasks) == 2)
-        began = time.monotonic()
-        each.server.handle_exit(signal.SIGTERM, None)
-        each.thread.join(30)
-        assert 0.4 < time.monotonic() - began < 3
-    assert each.result == 0
-
-
 def test_r3_v13_two_lengths_of_a_body_close_the_connection() -> None:
     head = b"POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
     chunks = b"\r\n3\r\nabc\r\n0\r\n\r\n"
@@ -350,23 +269,23 @@ def test_r3_v13_two_lengths_of_a_body_close_the_connection() -> None:
                 client.sendall(head + chunks)
 
 
-def test_a_client_that_does_not_read_is_disconnected() -> None:
-    with running(send_timeout=0.5) as each:
-        request = b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n"
-        with connected(each.address, request) as client:
-            wait_for(lambda: each.server.server_state.connections)
-            wait_for(lambda: not each.server.server_state.connections)
-            read_all(client)  # until the server closes the connection
+def test_a_client_that_sends_more_than_the_limit_reads_the_error(caplog) -> None:
+    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
+    with running() as each:
+        whole = httpx.post(f"{each.url}/size", content=b"x" * 50_000_000, timeout=30)
+        assert whole.status_code == 413
+        assert whole.headers["connection"] == "close"
+        assert whole.json()["error"]["code"] == "request_too_large"
+        wait_for(lambda: caplog.messages)
         assert httpx.get(f"{each.url}/health").status_code == 200
+    assert caplog.messages[0].endswith("outcome=refused")
 
 
-def test_a_client_that_pauses_between_requests_stays_connected(monkeypatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
-    with running(body_timeout=0.5) as each, httpx.Client(base_url=each.url) as client:
+def test_a_client_that_pauses_between_requests_stays_connected() -> None:
+    with running(body_timeout=0.2) as each, httpx.Client(base_url=each.url) as client:
         assert client.post("/size", content=b"abc").json() == 3
         first = address_of(client.get("/health"))
-        time.sleep(1.2)
+        time.sleep(0.4)
         assert address_of(client.get("/health")) == first
 
 

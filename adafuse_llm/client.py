@@ -1,0 +1,431 @@
+"""`RemoteEngine`: an engine whose members are on a server, which it uses through OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pydantic_core import to_json
+from typing_extensions import Unpack, override
+
+from adafuse_llm import errors
+from adafuse_llm.config import AdaFuseConfig, DecodeOptions
+from adafuse_llm.errors import AdaFuseError, InvalidInputError, ServerError, ServerNotReadyError
+from adafuse_llm.forks import after_fork
+from adafuse_llm.interface import Engine
+from adafuse_llm.request import Checked, Request, check_input_text, converted
+from adafuse_llm.results import MemberInfo, PassCost, Scores
+from adafuse_llm.run import Deliver, RoundObserver, Run
+from adafuse_llm.wire import ResponseReader, read_error
+
+if TYPE_CHECKING:
+    import httpx
+
+READY_SECONDS, CANCEL_SECONDS = 0.25, 0.05
+"""Seconds between two questions whether the server is ready, and whether a request is cancelled."""
+
+SEND_SECONDS = 60.0
+"""Maximum seconds for the server to take a part of a request."""
+
+KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+"""Socket options that detect within half a minute that the machine of the server is gone."""
+for _name, _value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+    if hasattr(socket, _name):
+        KEEP_ALIVE.append((socket.IPPROTO_TCP, getattr(socket, _name), _value))
+
+CLOSED = "this engine is closed; create a new one"
+
+Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
+"""Sends a request, and delivers the events of its responses with numbers from a first one."""
+
+
+class RemoteEngine(Engine):
+    """An engine whose members are on a server (``adafuse serve``).
+
+    It is used like an `AdaFuseEngine` and gives the same results and errors. The default options
+    are those of the server. It needs the extra ``client``.
+
+    Creating it asks the server for its members. After that, each prompt is one request to the
+    server, so every method can raise `ServerError`. The engine stays usable after an error, and
+    connects again. Closing a stream and setting ``cancel`` close the connection of the request,
+    which stops it on the server. The usage of a cancelled response is 0.
+
+    This engine checks options and inputs at once. What only the server can check, such as the size
+    of a prompt in tokens, is an error of the first event. `pass_costs` is empty.
+
+    A pickled engine has no key; the process that loads it reads the key from the environment.
+
+    Args:
+        url: address of the server, such as ``http://127.0.0.1:8000``.
+        api_key: key for the server. Default: the environment variable ``ADAFUSE_API_KEY``.
+        strategy: name of the strategy that decodes. Default: that of the server.
+        on_round: function that the engine calls with every round of every request, as for
+            `AdaFuseEngine`.
+        connect_timeout: maximum seconds to connect to the server.
+        ready_timeout: seconds to wait here until the server is ready; 0 to raise an error at once.
+
+    Raises:
+        ServerNotReadyError: the server does not answer, or still loads its members.
+        ServerError: the server refuses the key, or cannot be used for another reason.
+        InvalidInputError: `url` or `api_key` cannot be used, or the strategy is unknown.
+        MissingDependencyError: the extra ``client`` is not installed.
+    """
+
+    member_info: tuple[MemberInfo, ...] = ()
+    pass_costs: dict[str, PassCost] = {}  # noqa: RUF012  # nobody changes it
+    can_enforce = closed = False
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        strategy: str | None = None,
+        on_round: RoundObserver | None = None,
+        connect_timeout: float = 10.0,
+        ready_timeout: float = 0.0,
+    ) -> None:
+        super().__init__(on_round)
+        self.url = _check_url(url)
+        self._strategy = {} if strategy is None else {"strategy": strategy}
+        self._times = {"connect_timeout": connect_timeout, "ready_timeout": ready_timeout}
+        self._key = (os.environ.get("ADAFUSE_API_KEY", "") if api_key is None else api_key).strip()
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise InvalidInputError("api_key must consist of printable ASCII characters")
+        after_fork(self._renew)
+        try:
+            models = self._models(time.monotonic() + ready_timeout)
+            with self._naming_server():
+                told = models["data"][0]["adafuse"]
+                self.member_info = tuple(map(MemberInfo.model_validate, told["member_info"]))
+                self.members = tuple(each.name for each in self.member_info)
+                self.can_enforce = bool(told["can_enforce"])
+                known = told["config"].keys() & AdaFuseConfig.model_fields
+                self.config = AdaFuseConfig(**{name: told["config"][name] for name in known})
+        except BaseException:
+            self.close()
+            raise
+
+    def _models(self, end: float) -> Any:
+        """Return the models of the server. If it is not ready, ask again until a time."""
+        while True:
+            try:
+                return self._ask("/v1/models", **self._strategy)
+            except ServerNotReadyError:
+                if (rest := end - time.monotonic()) <= 0:
+                    raise
+                time.sleep(min(READY_SECONDS, rest))
+
+    @override
+    def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
+        checked = Checked("x", None, self.config.override(overrides))
+        self._ask("/v1/completions", self._body(checked, overrides, check=True))
+
+    @override
+    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
+        return self._tokens(self._body(checked, overrides))
+
+    @override
+    def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
+        check_input_text(text)
+        checked = Checked(text, None, self.config.override(overrides))
+        return self._tokens({**self._body(checked, overrides), "add_special_tokens": False})
+
+    def _tokens(self, body: dict[str, Any]) -> dict[str, list[int]]:
+        answer = self._ask("/tokenize", body)
+        with self._naming_server():
+            tokens: dict[str, list[int]] = answer["adafuse"]["tokens"]
+        return tokens
+
+    @override
+    def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
+        if self.closed:
+            raise errors.EngineClosedError(CLOSED)
+        works = converted(requests, self._work)
+        started: list[Future[None]] = []
+        stopped = threading.Event()
+
+        def start(deliver: Deliver) -> None:
+            first = 0
+            for number, (size, work) in enumerate(works):
+                place = f"input {number} of the batch: " if len(works) > 1 else ""
+                started.append(self._start(work(first, deliver)))
+                started[-1].add_done_callback(partial(self._ended, deliver, place))
+                first += size
+            if stopped.is_set():
+                stop()
+
+        def stop() -> None:
+            stopped.set()
+            for each in started:
+                each.cancel()
+
+        return Run(sum(size for size, _ in works), start, stop, (self._on_round, on_round))
+
+    def _work(self, request: Request) -> tuple[int, Work]:
+        """Return the number of the responses to a request, and what sends the request.
+
+        Raises:
+            InvalidInputError: the request cannot be used.
+        """
+        checked, texts = request.checked(self.config), request.texts
+        more: dict[str, Any] = {"rounds": True, "enforce": False, "timeout": request.timeout}
+        if texts is not None:
+            more |= {"texts": [*texts], "stops": request.stops}
+        content = _json({**self._body(checked, request.options, **more), "stream": texts is None})
+        path = "/v1/completions" if checked.conversation is None else "/v1/chat/completions"
+        sent = self._streams.build_request("POST", path, content=content)
+        size = checked.config.n if texts is None else 0
+        return size or 1, partial(self._respond, sent, request.cancel, size)
+
+    def _body(self, checked: Checked, options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """Return the form of an input with options of a call, and `more` of the extension."""
+        extension = {**checked.config.model_dump(include={*options}), **self._strategy, **more}
+        if (conversation := checked.conversation) is None:
+            return {"prompt": checked.prompt, "adafuse": extension}
+        extension["instructions"] = conversation.instructions
+        if conversation.continues:
+            extension["continue_final_message"] = True
+        body: dict[str, Any] = {"adafuse": extension}
+        body["messages"] = [_message(each) for each in conversation.messages]
+        if conversation.tools:
+            body["tools"] = [{"type": "function", "function": vars(t)} for t in conversation.tools]
+            name = conversation.tool_choice
+            named = {"type": "function", "function": {"name": name}}
+            body["tool_choice"] = name if name in ("auto", "required") else named
+        return body
+
+    # The connections ---------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        """Begin without connections, also in a forked child."""
+        try:
+            import httpx
+        except ImportError as missing:
+            install = errors.install_command("client")
+            raise errors.MissingDependencyError(f"RemoteEngine needs httpx: {install}") from missing
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        times = httpx.Timeout(None, connect=self._times["connect_timeout"], write=SEND_SECONDS)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        sockets: Any = {"limits": limits, "socket_options": KEEP_ALIVE}
+        sockets["verify"] = self.url.startswith("https:")  # without TLS, no certificates are loaded
+        given: Any = {"base_url": self.url, "headers": headers, "timeout": times}
+        self._client = httpx.Client(**given, transport=httpx.HTTPTransport(**sockets))
+        self._streams = httpx.AsyncClient(**given, transport=httpx.AsyncHTTPTransport(**sockets))
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @override
+    def close(self, timeout: float | None = None) -> None:
+        """End running requests and close the connections. The server and its members stay.
+
+        Args:
+            timeout: maximum seconds to wait until the connections are closed.
+        """
+        with self._lock:
+            self.closed, thread = True, self._thread
+        self._client.close()
+        if thread is not None:
+            self._end()
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _ask(self, path: str, body: object = None, **query: str) -> Any:
+        """Return the JSON that answers a request.
+
+        Raises:
+            AdaFuseError: the server cannot be used, or refuses the request.
+        """
+        if self.closed:
+            raise errors.EngineClosedError(CLOSED)
+        with self._naming_server():
+            if body is not None:
+                answer = self._client.post(path, content=_json(body))
+            else:
+                seconds = self._times["connect_timeout"]
+                answer = self._client.get(path, params=query, timeout=seconds)
+            return self._answer(answer.status_code, answer.content)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        """Run some work on an event loop in a thread of its own."""
+        with self._lock:
+            if self.closed:
+                work.close()
+                raise errors.EngineClosedError(CLOSED)
+            if self._thread is None:
+                begun: Future[Any] = Future()
+                life = (_live(self._streams, begun),)
+                self._thread = threading.Thread(target=asyncio.run, args=life, daemon=True)
+                self._thread.start()
+                self._loop, end = begun.result()
+                self._end = weakref.finalize(self, _end, os.getpid(), self._loop, end)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _respond(
+        self, sent: httpx.Request, cancel: Any, size: int, first: int, deliver: Deliver
+    ) -> None:
+        """Deliver the events of the responses to a request, or its scores if `size` is 0."""
+        readers = [ResponseReader() for _ in range(size)]
+        reading = asyncio.ensure_future(self._read(sent, readers, first, deliver))
+        try:
+            while not reading.done() and not (cancel is not None and cancel.is_set()):
+                await asyncio.wait({reading}, timeout=None if cancel is None else CANCEL_SECONDS)
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+        if not reading.cancelled():
+            reading.result()
+        elif not readers:
+            message = "the request was cancelled before its texts were scored"
+            raise errors.RequestCancelledError(message)
+        for index, each in enumerate(readers, start=first):
+            if not each.is_whole:
+                deliver(index, each.cancelled(self.members))
+
+    async def _read(
+        self, sent: httpx.Request, readers: list[ResponseReader], first: int, deliver: Deliver
+    ) -> None:
+        """Deliver what the server answers until it is complete."""
+        with self._naming_server():
+            async with aclosing(await self._streams.send(sent, stream=True)) as answer:
+                if answer.status_code != 200 or not readers:
+                    told = self._answer(answer.status_code, await answer.aread())["adafuse"]
+                    deliver(first, Scores.model_validate(told["scores"][0]))
+                    return
+                async for chunk in _chunks(answer):
+                    if "error" in chunk:
+                        raise self._failure(chunk)
+                    told = chunk.get("adafuse", {})
+                    if told.get("finish_reason") == "cancelled":
+                        raise self._error("stopped before the response was complete")
+                    for choice in chunk["choices"]:
+                        if (event := readers[choice["index"]].add(told)) is not None:
+                            deliver(first + choice["index"], event)
+            if not all(each.is_whole for each in readers):
+                raise self._error("ended the stream before the response was complete")
+
+    def _ended(self, deliver: Deliver, place: str, work: Future[None]) -> None:
+        """Deliver what ended a request, unless it is complete or nobody waits for it."""
+        if self.closed:
+            deliver(0, errors.EngineClosedError(CLOSED))
+        elif not work.cancelled() and (error := work.exception()) is not None:
+            is_option = isinstance(error, errors.InvalidOptionError)
+            if isinstance(error, InvalidInputError) and not is_option:
+                error = type(error)(f"{place}{error}")
+            deliver(0, error)
+
+    def _answer(self, status: int, content: bytes) -> Any:
+        """Return the JSON of an answer.
+
+        Raises:
+            AdaFuseError: the answer is an error.
+        """
+        if status == 200:
+            return json.loads(content)
+        try:
+            failure = self._failure(json.loads(content))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            reason = f"answers with the status {status}. Check that it is 'adafuse serve'"
+            failure = self._error(reason, not_ready=status in (502, 503))
+        raise failure
+
+    def _failure(self, told: Mapping[str, Any]) -> AdaFuseError:
+        """Return the error that the server describes."""
+        error = read_error(told["adafuse"], told["error"]["message"])
+        if isinstance(error, ServerError):
+            return self._error(f"says: {error}", not_ready=isinstance(error, ServerNotReadyError))
+        return error
+
+    def _error(self, reason: str, *, not_ready: bool = False) -> ServerError:
+        kind = ServerNotReadyError if not_ready else ServerError
+        return kind(f"the server at {self.url} {reason}")
+
+    @contextmanager
+    def _naming_server(self) -> Iterator[None]:
+        """Raise errors of the connection, and of the form of answers, as errors of the server."""
+        import httpx
+
+        try:
+            yield
+        except AdaFuseError:
+            raise
+        except Exception as error:
+            if self.closed:
+                raise errors.EngineClosedError(CLOSED) from None
+            if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadTimeout)):
+                reason = f"does not answer ({error}). Start it with 'adafuse serve', or check url"
+                raise self._error(reason, not_ready=True) from error
+            if isinstance(error, httpx.RequestError):
+                raise self._error(f"closed the connection ({error})") from error
+            raise self._error("answers in an unknown form. It must be 'adafuse serve'") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given: Any = {**self._strategy, **self._times, "on_round": self._on_round}
+        return partial(type(self), **given), (self.url,)
+
+
+async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:
+    """Keep an event loop and a client alive until an event is set, which `begun` receives."""
+    async with client:
+        end = asyncio.Event()
+        begun.set_result((asyncio.get_running_loop(), end))
+        await end.wait()
+
+
+def _end(process: int, loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
+    """End an event loop, unless it belongs to the parent of this process."""
+    if process == os.getpid():
+        loop.call_soon_threadsafe(end.set)
+
+
+async def _chunks(answer: httpx.Response) -> AsyncGenerator[Any, None]:
+    """Yield the data of server-sent events."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
+
+
+def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a checked message in the form of OpenAI's API."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
+        calls.append({"id": call["id"], "type": "function", "function": function})
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _json(body: object) -> bytes:
+    try:
+        return to_json(body)
+    except ValueError as error:
+        raise InvalidInputError(f"the request cannot be written as JSON: {error}") from error
+
+
+def _check_url(url: str) -> str:
+    """Return the address of a server without the path of the API.
+
+    Raises:
+        InvalidInputError: it is no such address.
+    """
+    parts = urlsplit(url) if isinstance(url, str) and url.isascii() else urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise InvalidInputError(
+            "url must be the address of a server, such as http://127.0.0.1:8000, without a user "
+            "name: pass a key as api_key"
+        )
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -1,1 +1,0 @@
-"""The client of the server: `RemoteEngine`, and the JSON forms that both sides use."""

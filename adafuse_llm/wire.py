@@ -1,0 +1,117 @@
+"""The JSON of responses and errors, as the server writes it and `RemoteEngine` reads it.
+
+It is in the field ``adafuse`` of answers, chunks and errors. Readers ignore what they do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adafuse_llm import errors
+from adafuse_llm.errors import AdaFuseError, MemberError
+from adafuse_llm.results import Generation, Round, StreamEvent, Usage
+
+EXTENSION = "adafuse"
+"""Name of the field with what OpenAI's API does not have, in requests and in answers."""
+
+ENDING = {"finish_reason", "seed", "thoughts"}
+"""What every client gets of the end of a response."""
+
+KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}
+"""The errors that a client raises as the server did, by name."""
+
+
+def ending(generation: Generation, *, rounds: bool) -> dict[str, Any]:
+    """Return the end of a response. A client that wants the rounds gets all but these."""
+    fields = ENDING | {"usage", "reply_prefix"} if rounds else ENDING
+    return generation.model_dump(mode="json", include=fields)
+
+
+def whole(generation: Generation, *, rounds: bool) -> dict[str, Any]:
+    """Return a whole response."""
+    if rounds:
+        return generation.model_dump(mode="json", exclude={"alternatives"})
+    return ending(generation, rounds=False)
+
+
+def chunk(
+    played: Round | None, event: StreamEvent | None, warnings: Sequence[str], *, rounds: bool
+) -> dict[str, Any]:
+    """Return the form of a chunk of a stream.
+
+    A client that wants the rounds also gets the text of events as the members wrote it. In the last
+    event, the round can come in an earlier chunk than the text.
+
+    Args:
+        played: the round, if the chunk has the text that it committed.
+        event: the event, if this is the last of its chunks.
+        warnings: what the client should know, at the end of a response.
+        rounds: whether the client wants the rounds.
+    """
+    fields: dict[str, Any] = {}
+    if rounds and played is not None:
+        fields["round"] = played.model_dump(mode="json")
+    if rounds and event is not None:
+        fields |= {"text": event.text, "reply_prefix": event.reply_prefix}
+    if event is not None and event.generation is not None:
+        fields |= ending(event.generation, rounds=rounds)
+        fields |= {"warnings": [*warnings]} if warnings else {}
+    return fields
+
+
+class ResponseReader:
+    """Reads one response from its chunks.
+
+    Attributes:
+        is_whole: whether the response is complete.
+    """
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        self._text = self._prefix = ""
+        self._rounds: list[Round] = []
+        self._new: Round | None = None
+
+    def add(self, fields: Mapping[str, Any]) -> StreamEvent | None:
+        """Return the event that is complete with a chunk, if one is."""
+        if "round" in fields:
+            self._new = Round.model_validate(fields["round"])
+            self._rounds.append(self._new)
+        return self._event(fields) if "text" in fields else None
+
+    def cancelled(self, members: Sequence[str]) -> StreamEvent:
+        """Return the event that ends the response where it is. The usage of the members is 0."""
+        rest = "".join(each.text for each in self._rounds)[len(self._text) :]
+        usage = {name: dict.fromkeys(members, 0) for name in Usage.model_fields}
+        end = {"finish_reason": "cancelled", "reply_prefix": self._prefix, "usage": usage}
+        return self._event({"text": rest, **end})
+
+    def _event(self, fields: Mapping[str, Any]) -> StreamEvent:
+        self._text, self._prefix = self._text + fields["text"], fields["reply_prefix"]
+        self.is_whole = "finish_reason" in fields
+        everything = {**fields, "text": self._text, "rounds": self._rounds}
+        generation = Generation.model_validate(everything) if self.is_whole else None
+        new, self._new = self._new, None
+        return StreamEvent(
+            text=fields["text"], round=new, generation=generation, reply_prefix=self._prefix
+        )
+
+
+def error_fields(error: AdaFuseError) -> dict[str, str]:
+    """Return the class of an error, and its member."""
+    kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in KINDS)
+    return {"error": kind, **({"member": error.member} if isinstance(error, MemberError) else {})}
+
+
+def read_error(fields: Mapping[str, Any], message: str) -> AdaFuseError:
+    """Return an error with a message of the server.
+
+    Raises:
+        LookupError: the fields name no class of errors.
+    """
+    kind = KINDS[fields["error"]]
+    if issubclass(kind, MemberError):
+        member = fields["member"]
+        return kind(member, message.removeprefix(f"member {member!r} failed: "))
+    return kind(message.replace(f"field '{EXTENSION}.", "option '").removeprefix(f"{EXTENSION}."))

@@ -1,0 +1,513 @@
+"""`RemoteEngine` gives what the engine on the server gives, and its requests end as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    AdaFuseError,
+    Engine,
+    EngineClosedError,
+    Generation,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberError,
+    QueueFullError,
+    RemoteEngine,
+    Request,
+    RequestCancelledError,
+    RequestTimeoutError,
+    Round,
+    RuntimeConfig,
+    ServerError,
+    ServerNotReadyError,
+    StreamEvent,
+    Tool,
+)
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm.serving.app import build_app
+from adafuse_llm.serving.service import Service
+from adafuse_llm.text.conversation import check_conversation
+from tests.support.forks import in_child
+from tests.support.scripted import scripted_engine
+from tests.support.serving import served
+from tests.support.waiting import wait_until
+
+PATIENCE = 10.0
+KEY = "sk-secret-of-the-client"
+LONG = "x" * 2000
+TURNS = [{"role": "user", "content": "Where is the ferry?"}]
+TOOL = Tool("look_up", "Looks up a word.", {"type": "object", "properties": {"word": {}}})
+CALL = {"id": "1", "name": "look_up", "arguments": {"word": "\u2028ferry"}}
+CALLED: list[dict[str, Any]] = [
+    *TURNS,
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "a boat"},
+]
+BEGUN = [*TURNS, {"role": "assistant", "content": "At "}]
+DRAWN: Any = {"temperature": 0.9, "seed": 3}
+
+
+def rule(shift: int) -> Callable[[str], dict[str, float]]:
+    """Members that write letters, more or less sure of them."""
+
+    def likely(text: str) -> dict[str, float]:
+        if text.endswith("!"):
+            raise ValueError("it read /srv/models/one/weights.bin badly")
+        first = "abcdefgh"[(len(text) + shift * (len(text) % 3)) % 8]
+        others = {"u": 0.2, " ": 0.15, "\u2028": 0.05, "é": 0.05, "<end>": 0.05}
+        return {**dict.fromkeys("abcdefgh", 0.01), first: 0.4, **others}
+
+    return likely
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[AdaFuseEngine]:
+    members = [FakeBackend("one", rule(0)), FakeBackend("two", rule(1), (), 1500)]
+    with AdaFuseEngine(members, AdaFuseConfig(max_new_tokens=30)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def remote(local: AdaFuseEngine) -> Iterator[RemoteEngine]:
+    with served(create_app(local)) as url, RemoteEngine(url) as engine:
+        yield engine
+
+
+class Member(FakeBackend):
+    """A member whose passes for prompts with "hang" wait for `gate`."""
+
+    def __init__(self) -> None:
+        super().__init__("m", self.write)
+        self.gate, self.inside = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> dict[str, float]:
+        if "hang" in text:
+            self.inside.set()
+            assert self.gate.wait(3 * PATIENCE)
+        return {"a": 0.9, " ": 0.1}
+
+
+class Held:
+    """A server with a `Member`, and its client."""
+
+    def __init__(self, url: str, engine: AdaFuseEngine, member: Member, service: Service) -> None:
+        self.url, self.engine, self.member, self.service = url, engine, member, service
+        self.remote = RemoteEngine(url)
+
+    def ends(self, unfinished: int = 0) -> None:
+        """Wait until no more than this number of requests run and wait on the server."""
+        scheduler = self.engine.scheduler
+        wait_until(lambda: scheduler.running + scheduler.waiting == unfinished)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    member = Member()
+    with AdaFuseEngine([member], runtime=RuntimeConfig(max_requests=2, max_waiting=1)) as engine:
+        app = create_app(engine)
+        with served(app) as url:
+            made = Held(url, engine, member, app.state.service)
+            with made.remote:
+                yield made
+        member.gate.set()
+
+
+def background(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call, *args, **options)
+    pool.shutdown(wait=False)
+    return future
+
+
+def plain(result: Any) -> Any:
+    """A result without times, and without costs that depend on other requests."""
+    if isinstance(result, Generation):
+        usage = result.usage.model_copy(update={"forward_passes": {}, "tokens_processed": {}})
+        rounds, others = map(plain, result.rounds), map(plain, result.alternatives)
+        changed = {"usage": usage, "rounds": tuple(rounds), "alternatives": tuple(others)}
+        return result.model_copy(update=changed)
+    if isinstance(result, Round):
+        return result.model_copy(update={"elapsed": 0.0})
+    if isinstance(result, StreamEvent):
+        changed = {"round": plain(result.round), "generation": plain(result.generation)}
+        return result.model_copy(update=changed)
+    return [plain(each) for each in result] if isinstance(result, (list, tuple)) else result
+
+
+def by_number(pair: Any) -> int:
+    return int(pair[0])
+
+
+CALLS: dict[str, Callable[[Engine], Any]] = {
+    "prompt": lambda e: e.generate("The ferry  "),
+    "messages": lambda e: e.generate(messages=TURNS, stop=["u"], top_logprobs=2),
+    "results of tools": lambda e: e.generate(messages=CALLED, tools=[TOOL], tool_choice="required"),
+    "named tool": lambda e: e.generate(messages=TURNS, tools=[TOOL], tool_choice="look_up"),
+    "instructions": lambda e: e.generate(
+        messages=check_conversation(TURNS, [TOOL], instructions="Be brief.")
+    ),
+    "continued": lambda e: e.generate(
+        messages=BEGUN, continue_final_message=True, weights={"one": 2, "two": 1}
+    ),
+    "several": lambda e: e.generate("x", **DRAWN, n=3, use="two"),
+    "batch": lambda e: e.generate_batch(["x", "yy"], **DRAWN, n=2),
+    "batch of conversations": lambda e: e.generate_batch(messages=[TURNS, CALLED], max_words=1),
+    "empty batch": lambda e: e.generate_batch([]),
+    "stream": lambda e: list(e.stream(messages=TURNS)),
+    "stream of a batch": lambda e: sorted(e.stream_batch(["x", "yy"]), key=by_number),
+    "scores": lambda e: e.score("", ["abc", " u\u2028"], stops=True),
+    "scores of replies": lambda e: e.score(messages=TURNS, continuations=["abc"], use="one"),
+    "batch of scores": lambda e: e.score_batch(["x", "yy"], [["abc"], ["u", "a"]]),
+    "choice": lambda e: e.choose("x", choices=["ab", "u"]),
+    "tokens of messages": lambda e: e.encode_prompt(
+        messages=TURNS, tools=[TOOL], tool_choice="required"
+    ),
+    "tokens of a prompt": lambda e: e.encode_prompt(LONG, use="two"),
+    "tokens of a text": lambda e: e.encode_text("two words"),
+    "check": lambda e: e.check_grammar(max_words=2),
+    "facts": lambda e: (e.members, e.config, e.member_info, e.context_window, e.can_enforce),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_remote_engine_gives_what_the_engine_gives(
+    local: AdaFuseEngine, remote: RemoteEngine, name: str
+) -> None:
+    assert plain(CALLS[name](remote)) == plain(CALLS[name](local))
+
+
+async def test_asynchronous_calls_give_the_same(local: AdaFuseEngine, remote: RemoteEngine) -> None:
+    async def calls(engine: Engine) -> Any:
+        rounds: list[Round] = []
+        whole = await engine.agenerate("x", on_round=rounds.append)
+        assert rounds == list(whole.rounds)
+        events = [event async for event in engine.astream(messages=TURNS)]
+        opened = await engine.aopen([Request(prompt="x", options={**DRAWN, "n": 2})])
+        numbered = sorted([pair async for pair in opened], key=by_number)
+        scores = await engine.ascore("x", ["ab", "u"], stops=True)
+        batch = await engine.ascore_batch(messages=[TURNS] * 2, continuations=[["a"], ["b"]])
+        return plain([whole, events, numbered, scores, batch])
+
+    assert await calls(remote) == await calls(local)
+
+
+def test_grammars_are_checked_and_followed_on_the_server() -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"place": {"enum": ["port", "sea"]}}}
+    with (
+        scripted_engine(lambda _: '{"place": "port"}') as local,
+        served(create_app(local)) as url,
+        RemoteEngine(url) as remote,
+    ):
+        texts = [e.generate(messages=TURNS, json_schema=schema).text for e in (local, remote)]
+        tools: Any = {"messages": TURNS, "tools": [TOOL], "regex": "[ab]{3}"}
+        texts += [e.generate(**tools).text for e in (local, remote)]
+        remote.check_grammar(regex="a+")
+        found = [error_of(lambda e: e.check_grammar(regex="a("), e) for e in (local, remote)]
+    assert texts[::2] == texts[1::2]
+    assert found[0] == found[1]
+
+
+def error_of(call: Callable[[Engine], Any], engine: Engine) -> tuple[type[AdaFuseError], str]:
+    with pytest.raises(AdaFuseError) as found:
+        call(engine)
+    return type(found.value), str(found.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e: e.generate(5),
+        lambda e: e.generate("x", max_wrds=2),
+        lambda e: e.generate("x", use="three"),
+        lambda e: e.generate("x", weights=[1]),
+        lambda e: e.generate("x", n=2),
+        lambda e: e.generate("x", regex="a"),
+        lambda e: e.generate(LONG),
+        lambda e: e.generate("x", timeout=0),
+        lambda e: e.generate_batch(["x", " "]),
+        lambda e: e.generate_batch(["x", LONG]),
+        lambda e: e.score_batch(["x", "y"], [["a"], []]),
+        lambda e: e.choose("x", choices=["a"], max_new_tokens=0),
+        lambda e: e.generate(messages=TURNS, chat_template_kwargs={"three": {"thinks": True}}),
+    ],
+)
+def test_errors_are_those_of_the_engine(
+    local: AdaFuseEngine, remote: RemoteEngine, call: Callable[[Engine], Any]
+) -> None:
+    assert error_of(call, remote) == error_of(call, local)
+
+
+def test_a_failing_member_is_named_without_paths(remote: RemoteEngine) -> None:
+    with pytest.raises(MemberError) as found:
+        remote.generate("x!")
+    assert (found.value.member, found.value.reason) == ("one", "ValueError: it read [path] badly")
+    assert remote.generate("x").text  # it stays usable
+
+
+def test_threads_event_loops_and_forks_share_an_engine(
+    local: AdaFuseEngine, remote: RemoteEngine
+) -> None:
+    prompts = [letter * 3 for letter in "abcdefgh"]
+    expected = [local.generate(prompt).text for prompt in prompts]
+    with ThreadPoolExecutor(8) as pool:
+        assert [each.text for each in pool.map(remote.generate, prompts)] == expected
+        found = pool.map(lambda prompt: asyncio.run(remote.agenerate(prompt)).text, prompts)
+        assert list(found) == expected
+    assert in_child(lambda: remote.generate("aaa").text == expected[0])
+    assert remote.generate("aaa").text == expected[0]
+
+
+def test_another_strategy_can_be_chosen_and_the_key_is_not_pickled(
+    local: AdaFuseEngine, remote: RemoteEngine
+) -> None:
+    with RemoteEngine(f"{remote.url}/v1/", KEY, strategy="single") as engine:
+        data = pickle.dumps(engine)
+    assert KEY.encode() not in data
+    with pickle.loads(data) as alone:
+        found = plain(alone.generate("x", use="one"))
+    assert found == plain(local.with_strategy("single").generate("x", use="one"))
+    with pytest.raises(InvalidOptionError, match="sngle"):
+        RemoteEngine(remote.url, strategy="sngle")
+
+
+def test_limits_and_keys_are_those_of_the_server(local: AdaFuseEngine) -> None:
+    limits = ServingConfig(max_body_bytes=2500, max_output_tokens=5, max_choices=2)
+    with served(create_app(local, limits, api_keys=["other", KEY])) as url:
+        with pytest.raises(ServerError, match="no API key"):
+            RemoteEngine(url)
+        with RemoteEngine(url, f" {KEY}\n") as remote:
+            assert remote.generate("x").usage.completion_tokens["one"] <= 5
+            with pytest.raises(InvalidInputError, match="at most 2,500 bytes"):
+                remote.generate("x" * 3000)
+            with pytest.raises(InvalidOptionError, match="this server allows 2"):
+                remote.generate("x", n=3, temperature=1)
+            with pytest.raises(InvalidOptionError, match=r"^max_new_tokens must be at most 5"):
+                remote.generate("x", max_new_tokens=6)
+
+
+# Requests that end ------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_closed_ends_on_the_server(held: Held) -> None:
+    with closing(held.remote.stream("x", max_new_tokens=10**6)) as stream:
+        assert next(stream).text
+    held.ends()
+    dropped = held.remote.stream("x", max_new_tokens=10**6)
+    next(dropped)
+    del dropped
+    held.ends()
+
+
+@pytest.mark.parametrize("call", ["agenerate", "ascore"])
+async def test_a_cancelled_task_ends_its_request_on_the_server(held: Held, call: str) -> None:
+    given: Any = {"continuations": ["a"]} if call == "ascore" else {}
+    task = asyncio.create_task(getattr(held.remote, call)("hang", **given))
+    assert await asyncio.to_thread(held.member.inside.wait, PATIENCE)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(held.ends)
+
+
+def test_events_cancel_requests_one_by_one(held: Held) -> None:
+    cancels = [threading.Event(), threading.Event()]
+    requests = [
+        Request(prompt=prompt, options={"max_new_tokens": 4}, cancel=cancel)
+        for prompt, cancel in zip(["hang", "hang, too"], cancels, strict=True)
+    ]
+    done = background(held.remote.open(requests).results)
+    assert held.member.inside.wait(PATIENCE)
+    held.ends(2)
+    cancels[0].set()
+    held.ends(1)
+    held.member.gate.set()
+    first, second = done.result(PATIENCE)
+    assert (first.finish_reason, second.finish_reason) == ("cancelled", "length")
+    assert (first.text, second.text) == ("", "aaaa")
+
+
+def test_a_cancelled_response_has_its_text_so_far_and_scores_have_none(held: Held) -> None:
+    cancel, rounds = threading.Event(), list[Round]()
+
+    def observe(played: Round) -> None:
+        rounds.append(played)
+        if len(rounds) == 3:
+            cancel.set()
+
+    done = held.remote.generate("x", cancel=cancel, on_round=observe, max_new_tokens=10**6)
+    assert done.finish_reason == "cancelled"
+    assert list(done.rounds) == rounds
+    assert done.text == "".join(each.text for each in rounds)
+    cancel.clear()
+    scores = background(held.remote.score, "hang", ["a"], cancel=cancel)
+    assert held.member.inside.wait(PATIENCE)
+    cancel.set()
+    with pytest.raises(RequestCancelledError, match="before its texts were scored"):
+        scores.result(PATIENCE)
+    held.ends()
+    wait_until(lambda: not held.service.running)
+    assert not held.service.failures
+
+
+def test_an_event_that_raises_ends_only_its_own_request(held: Held) -> None:
+    class Raises(threading.Event):
+        def is_set(self) -> bool:
+            raise ZeroDivisionError("a defect of the caller")
+
+    other = background(held.remote.generate, "hang", max_new_tokens=3)
+    assert held.member.inside.wait(PATIENCE)
+    with pytest.raises(ZeroDivisionError):
+        held.remote.generate("hang", cancel=Raises())
+    held.ends(1)
+    held.member.gate.set()
+    assert other.result(PATIENCE).text == "aaa"
+
+
+def test_time_limits_and_full_queues_are_errors(held: Held) -> None:
+    with pytest.raises(RequestTimeoutError, match=r"timeout=0\.1"):
+        held.remote.score("hang", ["a"], timeout=0.1)
+    waiting = [background(held.remote.generate, "hang") for _ in range(3)]
+    held.ends(3)
+    with pytest.raises(QueueFullError, match=r"^the server is busy"):
+        held.remote.generate("x")
+    held.member.gate.set()
+    assert all(each.result(PATIENCE).text for each in waiting)
+
+
+async def test_closing_ends_what_threads_and_tasks_wait_for(held: Held) -> None:
+    waiting = background(held.remote.score, "hang", ["a"])
+    task = asyncio.create_task(held.remote.agenerate("hang"))
+    await asyncio.to_thread(held.ends, 2)
+    await asyncio.to_thread(held.remote.close)
+    with pytest.raises(EngineClosedError):
+        await asyncio.wait_for(task, PATIENCE)
+    assert isinstance(waiting.exception(PATIENCE), EngineClosedError)
+    for call in (lambda: held.remote.generate("x"), lambda: held.remote.encode_text("x")):
+        with pytest.raises(EngineClosedError, match="create a new one"):
+            call()
+
+
+# Servers that cannot be used --------------------------------------------------------------------
+
+
+def test_a_server_that_stops_ends_streams_with_an_error() -> None:
+    with AdaFuseEngine([Member()]) as engine:
+        app = create_app(engine, ServingConfig(drain_seconds=0))
+        with served(app) as url, RemoteEngine(url) as remote:
+            stream = remote.stream("x", max_new_tokens=10**6)
+            next(stream)
+            app.state.service.begin_drain()
+            with pytest.raises(ServerError, match="stopped before the response was complete"):
+                list(stream)
+            with pytest.raises(ServerNotReadyError, match="the server stops"):
+                remote.generate("x")
+    with pytest.raises(ServerNotReadyError, match="does not answer"):
+        RemoteEngine(url)
+
+
+def test_an_engine_can_wait_for_a_server(local: AdaFuseEngine) -> None:
+    service = Service(ServingConfig())
+    with served(build_app(service)) as url:
+        with pytest.raises(ServerNotReadyError, match="the members are loading"):
+            RemoteEngine(url)
+        waiting = background(RemoteEngine, url, ready_timeout=30)
+        service.open(local)
+        with waiting.result(PATIENCE) as engine:
+            assert engine.members == local.members
+
+
+def told(**more: Any) -> dict[str, Any]:
+    """What a server of another version tells about its engine."""
+    member = {"name": "one", "context_window": None, "has_chat_template": False, "new": 1}
+    known = {"member_info": [member], "config": {"max_words": 1, "new": 2}, "can_enforce": False}
+    return {"data": [{"adafuse": {**known, **more}}]}
+
+
+def other_server(models: Any, answer: Callable[[], Response]) -> Starlette:
+    """A server that is not this one, or of another version."""
+
+    async def complete(_: HttpRequest) -> Response:
+        return answer()
+
+    async def listed(_: HttpRequest) -> Response:
+        return models if isinstance(models, Response) else JSONResponse(models)
+
+    routes = [Route("/v1/completions", complete, methods=["POST"]), Route("/v1/models", listed)]
+    return Starlette(routes=routes)
+
+
+def events(*chunks: Any) -> Response:
+    return PlainTextResponse("".join(f"data: {json.dumps(each)}\n\n" for each in chunks))
+
+
+def breaks() -> Response:
+    async def parts() -> Any:
+        yield b'data: {"choices": [], "ada'
+        raise OSError
+
+    return StreamingResponse(parts())
+
+
+@pytest.mark.parametrize(
+    ("models", "answer", "says"),
+    [
+        (PlainTextResponse("hello"), None, "answers in an unknown form"),
+        (JSONResponse({"data": [{"id": "gpt"}]}), None, "answers in an unknown form"),
+        (PlainTextResponse("no", 404), None, "answers with the status 404"),
+        (PlainTextResponse("bad gateway", 502), None, "answers with the status 502"),
+        (told(), lambda: events({"choices": [{"index": 5}], "adafuse": {"text": ""}}), "unknown"),
+        (told(), lambda: events(3), "unknown form|complete"),
+        (told(), lambda: events({"choices": []}), "ended the stream before"),
+        (told(), breaks, "closed the connection"),
+    ],
+)
+def test_another_server_is_an_error_that_names_it(models: Any, answer: Any, says: str) -> None:
+    with (
+        served(other_server(models, answer)) as url,
+        pytest.raises(ServerError, match=says) as found,
+        RemoteEngine(url, KEY) as remote,
+    ):
+        remote.generate("x")
+    assert url in str(found.value)
+    assert KEY not in str(found.value)
+
+
+def test_fields_of_a_newer_server_are_ignored(local: AdaFuseEngine) -> None:
+    (first, *_) = local.generate("x").rounds
+    new = {"round": {**first.model_dump(mode="json"), "new": 1}, "new": [2]}
+    usage = {**local.generate("x").usage.model_dump(), "new": {}}
+    end = {"finish_reason": "stop", "seed": None, "usage": usage}
+    chunk = {"choices": [{"index": 0}], "adafuse": {**new, "text": "a", "reply_prefix": "", **end}}
+    server = other_server(told(new=1), lambda: events(chunk))
+    with served(server) as url, RemoteEngine(url) as remote:
+        assert remote.config.max_words == 1
+        assert remote.generate("x").rounds == (first,)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://", "http://a:b@c", 5, "http://é"])
+def test_addresses_and_keys_that_cannot_be_used_are_refused(url: Any) -> None:
+    with pytest.raises(InvalidInputError, match="url must be the address of a server"):
+        RemoteEngine(url)
+    with pytest.raises(InvalidInputError, match="printable"):
+        RemoteEngine("http://c", "k\ney")
