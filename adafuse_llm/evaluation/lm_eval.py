@@ -46,7 +46,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from adafuse_llm.adapters.options import REFUSED
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
@@ -381,10 +380,10 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
         sampling = {"temperature": 0.0}
         rest = {name: value for name, value in rest.items() if name not in ONLY_SAMPLING}
     for name, value in rest.items():
-        if name not in REFUSED or not REFUSED[name].accepts(value):
-            reason = REFUSED[name].why if name in REFUSED else "does not exist here"
+        if value is not None and (name, value) != ("num_beams", 1):
             raise InvalidOptionError(
-                f"generation option {name!r} {reason}; got {short_repr(value)}. Allowed: until, "
+                f"generation option {name!r} does not exist here; got {short_repr(value)}. "
+                f"Allowed: until, "
                 f"do_sample, {', '.join((*OF_SAMPLING, *ADJUSTMENTS, *LENGTHS))}."
             )
     return options | sampling

@@ -160,5 +160,5 @@ def test_an_address_is_an_error_that_names_the_engine_for_servers(
     model: type[Any], option: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=r"pass engine=RemoteEngine\(url\)") as found:
-        model(**{option: "http://127.0.0.1:8000/v1"}, unsupported="warn")
+        model(**{option: "http://127.0.0.1:8000/v1"})
     assert "\n" not in str(found.value)

@@ -83,7 +83,6 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse(members=[*PATHS, MemberSpec(path="a"), {"path": "b"}], dtype="bfloat16")  # ok
     lc.ChatAdaFuse(engine=engine, model="wren+heron", max_tokens=50, timeout=3.5)  # ok
     lc.ChatAdaFuse(engine=engine, round_detail="summary", trace_rounds=True, max_retries=2)  # ok
-    lc.ChatAdaFuse(engine=engine, unsupported="ignore")  # type: ignore[arg-type]
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # type: ignore[arg-type]
     lc.ChatAdaFuse.from_embedded(max_word=1)  # type: ignore[call-arg]
@@ -115,7 +114,6 @@ def llama_index(engine: AdaFuseEngine, path: Path) -> None:
     li.AdaFuseLLM(PATHS)  # ok
     li.AdaFuseLLM(members=[*PATHS, MemberSpec(path="a"), {"path": "b"}], dtype="bfloat16")  # ok
     li.AdaFuseLLM(engine=engine, use="a", max_tokens=5, stop=("x",), weights={"a": 1})  # ok
-    li.AdaFuseLLM(PATHS, unsupported="drop")  # type: ignore[arg-type]
     li.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     li.AdaFuseLLM(engine)  # type: ignore[arg-type]
     li.AdaFuseLLM.from_embedded(max_word=1)  # type: ignore[call-arg]

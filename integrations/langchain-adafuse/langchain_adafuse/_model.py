@@ -26,7 +26,7 @@ from typing_extensions import Self, TypedDict, Unpack
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.options import ALIASES, Unsupported, check_option_names
+from adafuse_llm.adapters.options import ALIASES, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.option_errors import explain
@@ -47,10 +47,7 @@ else:  # pydantic would need torch to resolve the types in MemberSpec
     Members = Any
 
 OPTIONS = tuple(name for name in AdaFuseConfig.model_fields if name != "use")
-PER_CALL = (
-    *("use", "model", "timeout", "max_retries"),
-    *("round_detail", "trace_rounds", "unsupported"),
-)
+PER_CALL = (*("use", "model", "timeout", "max_retries", "round_detail", "trace_rounds"),)
 ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
@@ -111,7 +108,6 @@ class ModelFields(TypedDict, total=False):
     streaming: bool | None
     round_detail: RoundDetail
     trace_rounds: bool
-    unsupported: Unsupported
     api_key: object
     stream: object
     name: str | None
@@ -220,10 +216,6 @@ class EnsembleModel(Serializable):
     trace_rounds: bool = False
     """Whether to report each round as a child run. Use it for tracers that do not show custom
     events, such as LangSmith."""
-    unsupported: Unsupported = "error"
-    """What to do with unsupported options of other providers, such as `num_beams`:
-    ``"error"`` to refuse them, or ``"warn"`` to drop them with one warning for each option. Unknown
-    options are errors in both cases."""
 
     _logger: ClassVar[logging.Logger] = logging.getLogger("langchain_adafuse")
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
@@ -252,23 +244,14 @@ class EnsembleModel(Serializable):
     def _check_names(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(given, Mapping):
             return handler(given)
-        dropped: list[str] = []
-        checked = check_option_names(
-            given,
-            extra=(*cls.model_fields, *ACCEPTED),
-            unsupported=given.get("unsupported", "error"),
-            warn=dropped.append,
-        )
+        checked = check_option_names(given, extra=(*cls.model_fields, *ACCEPTED))
         checked = {name: value for name, value in checked.items() if name not in ACCEPTED}
         checked = _with_plain_schema(checked)
         check_engine(checked.get("engine"))
         if checked.get("engine") is None and not checked.get("members"):
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
             checked["members"] = [path.strip() for path in paths if path.strip()]
-        model = handler(checked)
-        for message in dropped:
-            model._warn_once(message)
-        return model
+        return handler(checked)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -460,12 +443,7 @@ class EnsembleModel(Serializable):
             InvalidOptionError: a keyword is unknown, or its value cannot be used.
         """
         overrides = {name: value for name, value in overrides.items() if value is not None}
-        update = check_option_names(
-            overrides,
-            extra=(*PER_CALL, *ACCEPTED),
-            unsupported=overrides.get("unsupported", self.unsupported),
-            warn=self._warn_once,
-        )
+        update = check_option_names(overrides, extra=(*PER_CALL, *ACCEPTED))
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)

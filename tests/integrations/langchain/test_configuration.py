@@ -123,7 +123,6 @@ def test_a_call_overrides_every_option(model):
         "timeout": 60,
         "max_retries": 3,
         "round_detail": "summary",
-        "unsupported": "warn",
         "model": "ink+quill",
     }
     tested_below = {"max_new_tokens", "use", "stop", *CONSTRAINTS}

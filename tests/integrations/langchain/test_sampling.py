@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import warnings
 from functools import reduce
@@ -224,32 +223,6 @@ async def test_a_stream_tells_at_its_end_what_a_call_tells(engine):
     for key in ("model_provider", "token_usage", "total_duration", "seed"):
         assert [key in chunk.response_metadata for chunk in chunks].count(True) == 1
         assert key in chunks[-1].response_metadata
-
-
-@BOTH
-def test_options_of_other_providers_are_dropped_with_one_warning_each(kind, engine, caplog):
-    caplog.set_level(logging.WARNING)
-    neutral = {"presence_penalty": 0, "num_beams": 1, "logit_bias": {}, "tfs_z": 1}
-    shared = kind(engine=engine, tfs_z=0.1, unsupported="warn")
-    logger = "langchain_adafuse.chat_models" if kind is ChatAdaFuse else "langchain_adafuse.llms"
-
-    def warned():
-        return [r.message for r in caplog.records if r.name == logger and "option" in r.message]
-
-    assert len(warned()) == 1
-    expected = text(kind(engine=engine, **neutral).invoke("Go", **neutral))
-    for _ in range(2):
-        assert text(shared.invoke("Go", tfs_z=0.2, typical_p=0.3)) == expected
-        assert "".join(map(text, shared.stream("Go", num_beams=2))) == expected
-    assert [message.split("'")[1] for message in warned()] == [*("tfs_z", "typical_p", "num_beams")]
-    with pytest.raises(InvalidOptionError, match="'tfs_z' is not supported"):
-        shared.invoke("Go", tfs_z=0.2, unsupported="error")
-    strict = kind(engine=engine)
-    with pytest.raises(InvalidOptionError, match="'tfs_z' is not supported"):
-        strict.invoke("Go", tfs_z=0.2)
-    assert text(strict.invoke("Go", tfs_z=0.2, unsupported="warn")) == expected
-    with pytest.raises(InvalidOptionError, match="Did you mean 'top_k'"):
-        shared.invoke("Go", topk=3)
 
 
 def test_a_correction_of_a_drawn_reply_draws_with_another_seed():

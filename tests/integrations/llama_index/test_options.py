@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import logging
 from typing import Any
 
 import pytest
@@ -135,10 +134,10 @@ async def test_n_that_cannot_be_is_refused(engine, path):
 def test_sampling_is_readable_copied_and_stored(engine):
     given: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 2, "n": 3}
     given |= {"logprobs": True, "top_logprobs": 2, "chat_template_kwargs": {"a": {"b": 1}}}
-    llm: Any = AdaFuseLLM.from_embedded(continue_final_message=True, unsupported="warn", **given)
+    llm: Any = AdaFuseLLM.from_embedded(continue_final_message=True, **given)
     for each in (llm, copy.deepcopy(llm), AdaFuseLLM.from_dict(llm.to_dict())):
         assert {name: getattr(each, name) for name in given} == given
-        assert (each.continue_final_message, each.unsupported) == (True, "warn")
+        assert each.continue_final_message
         assert json.loads(each.to_json())["chat_template_kwargs"] == {"a": {"b": 1}}
     copied = copy.deepcopy(llm)
     copied.temperature, copied.chat_template_kwargs["a"]["b"] = 0, 2
@@ -225,56 +224,3 @@ def test_replies_with_tools_have_log_probabilities():
         llm = create(engine=engine, enforce=False, logprobs=True)
         reply = llm.chat_with_tools([FunctionTool.from_defaults(add)], "What can you do?")
     assert "".join(token[0].token for token in reply.logprobs).startswith("I only add.")
-
-
-# Options of other providers ---------------------------------------------------------------------
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("path", PATHS)
-async def test_c15_an_option_of_another_provider_is_refused_or_dropped(engine, path, caplog):
-    caplog.set_level(logging.WARNING)
-    llm = create(engine=engine, max_new_tokens=3)
-    penalty: dict[str, Any] = {"typical_p": 0.5}
-    with pytest.raises(AdaFuseLLMError, match="'typical_p' is not supported") as caught:
-        await ask(llm, path, asked(path), **penalty)
-    assert isinstance(caught.value.__cause__, InvalidOptionError)
-    neutral = await ask(llm, path, asked(path), typical_p=1, num_beams=1, min_length=0)
-    assert not caplog.records
-    for _ in range(2):
-        said = await ask(llm, path, asked(path), unsupported="warn", **penalty)
-        assert said.text == neutral.text
-    lenient = create(engine=engine, max_new_tokens=3, unsupported="warn", tfs_z=0.1, **penalty)
-    await ask(lenient, path, asked(path), typical_p=0.1)
-    warned = [record.getMessage() for record in caplog.records]
-    assert sum("'typical_p'" in message for message in warned) == 2  # one for each LLM
-    assert sum("'tfs_z'" in message for message in warned) == 1
-    assert len(warned) == 3
-    for each in (llm, lenient):
-        with pytest.raises(AdaFuseLLMError, match="unknown option 'typicl_p'"):
-            await ask(each, path, asked(path), unsupported="warn", typicl_p=1)
-        with pytest.raises(AdaFuseLLMError, match="'typical_p' is not supported"):
-            await ask(each, path, asked(path), unsupported="error", **penalty)
-        with pytest.raises(AdaFuseLLMError, match="'unsupported' must be"):
-            await ask(each, path, asked(path), unsupported="drop")
-    with pytest.raises(InvalidOptionError, match="'unsupported' must be"):
-        create(engine=engine, unsupported="drop")
-    with pytest.raises(InvalidOptionError, match="'typical_p' is not supported"):
-        create(engine=engine, **penalty)
-
-
-@pytest.mark.quick
-def test_c15_an_option_is_dropped_wherever_options_are_taken(caplog):
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    call = 'Thought: Hm.\nAction: add\nAction Input: {"a": 1, "b": 2}'
-    caplog.set_level(logging.WARNING)
-    with scripted_engine(lambda prompt: call) as engine:
-        llm = create(engine=engine, enforce=False)
-        options: dict[str, Any] = {"typical_p": 0.1, "unsupported": "warn"}
-        tools = [FunctionTool.from_defaults(add)]
-        assert llm.predict_and_call(tools, "1 + 2?", **options).response == "3"
-        assert llm.choose("1 + 2?", ["3", "4"], **options).text in ("3", "4")
-    assert len(caplog.records) == 1

@@ -27,7 +27,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.options import Unsupported, check_option_names
+from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class LLMOptions(DecodeOptions, total=False):
     enforce: Enforce
     complete_as_chat: bool | None
     react_stop: bool
-    unsupported: Unsupported
     max_tokens: int | None
     max_completion_tokens: int | None
     num_predict: int | None
@@ -145,11 +144,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         description="Whether the reply to a ReAct agent ends at a line that begins with "
         "'Observation:'.",
     )
-    unsupported: Unsupported = Field(
-        default="error",
-        description="What happens to options of other providers that do not exist here: 'error', "
-        "or 'warn' to drop them with a warning.",
-    )
     margin_threshold: float | None = _option("margin_threshold")
     max_words: int | None = _option("max_words")
     branching_factor: int | None = _option("branching_factor")
@@ -201,13 +195,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
                     "hub ids or MemberSpec objects: members=[...]"
                 )
         base = {key: given.pop(key) for key in fields & {*given}}
-        warnings: list[str] = []
-        options = check_option_names(
-            given,
-            extra=sorted(fields),
-            unsupported=base.get("unsupported") or "error",
-            warn=warnings.append,
-        )
+        options = check_option_names(given, extra=sorted(fields))
         config = AdaFuseConfig(**options)
         check_engine(engine)
         if (members is None) == (engine is None):
@@ -239,8 +227,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         self._passed_engine = engine
         if self.temperature is None:
             self.temperature = (engine.config if engine else config).temperature
-        for message in warnings:
-            self._warn_once(message)
 
     @classmethod
     def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
@@ -386,12 +372,8 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         return merged_options(options, self._fixed_options, self._checked(overrides))
 
     def _checked(self, given: Mapping[str, Any], *, extra: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the options of a call under the engine's names, without those to be dropped."""
-        options = {**given}
-        unsupported = options.pop("unsupported", None) or self.unsupported
-        return check_option_names(
-            options, extra=extra, unsupported=unsupported, warn=self._warn_once
-        )
+        """Return the options of a call under the engine's names."""
+        return check_option_names(given, extra=extra)
 
     def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
         """Return the engine's options, overridden by `options`. This loads nothing."""

@@ -93,10 +93,6 @@ class AdaFuseLLM(RequestingLLM):
             at a line that begins with ``Observation:``. The LLM takes a chat for a request of such
             an agent if a system message contains ``Action:``, ``Action Input:`` and
             ``Observation``, as the prompts of LlamaIndex's `ReActAgent` do.
-        unsupported: what happens to options of other providers that do not exist here, such as
-            ``presence_penalty``. ``"error"``: they are an error. ``"warn"``: they are dropped, with
-            one warning for each option. Each call can override it. Unknown options are always an
-            error.
         **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
             every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
             `query_wrapper_prompt`, `callback_manager`, `output_parser`, `pydantic_program_mode`,
