@@ -140,7 +140,7 @@ def test_errors_of_a_server_are_those_of_the_frameworks(remote: RemoteEngine) ->
     with pytest.raises(AdaFuseLLMError, match="context window"):
         AdaFuseLLM(engine=remote).chat([ChatMessage("word " * 9000)])
     with pytest.raises(CallTimeoutError):
-        ChatAdaFuse(engine=remote, timeout=1e-6).invoke("Hello")
+        ChatAdaFuse(engine=remote, timeout=1e-6).invoke("Hello", min_new_tokens=200)
 
 
 def test_a_server_that_is_gone_is_a_connection_error(local: AdaFuseEngine) -> None:
