@@ -53,7 +53,6 @@ from adafuse_llm.text.grammar import NO_LEAD, Grammar
 from adafuse_llm.text.isolation import check_isolation, isolated
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
-from adafuse_llm.thinking import thoughts_first
 
 if TYPE_CHECKING:
     import torch
@@ -417,7 +416,7 @@ class AdaFuseEngine(Engine):
         return Job(
             members,
             needs,
-            thoughts_first(members, steps, self._drafting) if config.private_reasoning else steps,
+            steps,
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=request.cancel,
             timeout=request.timeout,

@@ -46,7 +46,6 @@ def test_defaults() -> None:
         "logit_bias": None,
         "logprobs": False,
         "top_logprobs": 0,
-        "private_reasoning": None,
         "chat_template_kwargs": None,
         "continue_final_message": False,
     }

@@ -21,7 +21,7 @@ from adafuse_llm.serving.openai_requests import ServedRequest
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""
 
-ENDING = {"finish_reason", "seed", "thoughts"}
+ENDING = {"finish_reason", "seed"}
 """What the extension tells about the end of a response."""
 
 CHAT_KINDS = ("chat.completion", "chat.completion.chunk")

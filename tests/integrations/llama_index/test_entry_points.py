@@ -478,8 +478,7 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
         "chat_template_kwargs": {},
         "continue_final_message": True,
     }
-    others = {"private_reasoning"}  # not with continue_final_message
-    assert {*said} == {*AdaFuseConfig.model_fields} - {*CONSTRAINTS} - others
+    assert {*said} == {*AdaFuseConfig.model_fields} - {*CONSTRAINTS}
     llm = AdaFuseLLM(engine=engine, **said)
     with recorded() as record:
         llm.chat([ChatMessage("Where?"), ChatMessage("It", role="assistant")])

@@ -65,20 +65,6 @@ def test_structured_prediction_reads_after_reasoning() -> None:
     assert last.x == 2
 
 
-def test_members_reason_in_private() -> None:
-    def script(prompt: str) -> str:
-        return "secret</think>\n\nParis." if prompt.endswith("<think>\n") else "Paris."
-
-    engine, asked = thinkers("deepseek", "chatml", script=script), [ChatMessage("The capital?")]
-    llm = AdaFuseLLM(engine=engine, private_reasoning=50)
-    *_, last = llm.stream_chat(asked)
-    by_call = AdaFuseLLM(engine=engine).chat(asked, private_reasoning=50)
-    for said in (llm.chat(asked), by_call, last):
-        assert said.message.content == "Paris."
-        assert said.raw is not None
-        assert said.raw.thoughts == {"deepseek": "secret"}
-
-
 def test_a_reply_continues_the_last_message() -> None:
     engine = continuing("bytelevel", "sentencepiece")
     messages = [ChatMessage("Who?"), ChatMessage(role="assistant", content="The keeper of ")]

@@ -177,7 +177,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
     logit_bias: dict[str, float] | None = _option("logit_bias")
     logprobs: bool | None = _option("logprobs")
     top_logprobs: int | None = _option("top_logprobs")
-    private_reasoning: int | None = _option("private_reasoning")
     chat_template_kwargs: dict[str, Any] | None = _option("chat_template_kwargs")
     continue_final_message: bool | None = _option("continue_final_message")
 
