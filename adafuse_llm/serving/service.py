@@ -254,7 +254,7 @@ class Service:
             )
         highest, asked = limits.max_output_tokens, config.max_new_tokens
         if highest is None or asked <= highest:
-            return options
+            return {**options}
         if "max_new_tokens" in options:
             raise invalid(
                 f"{length_option} must be at most {highest} on this server; got {asked}",

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.adafuse import AdaFuseLLM
-from llama_index.llms.adafuse.errors import AdaFuseLLMError
 from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
@@ -159,12 +158,8 @@ class Ours:
         if self.is_chat:
             ChatAdaFuse(engine=self.engine, enforce=False, **created).invoke("?", **options)
             return
-        try:
-            llm = AdaFuseLLM(engine=self.engine, enforce=False, **created)
-            llm.chat([ChatMessage(content="?")], **options)
-        except AdaFuseLLMError as error:
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
+        llm = AdaFuseLLM(engine=self.engine, enforce=False, **created)
+        llm.chat([ChatMessage(content="?")], **options)
 
     def bind(self, **options: Any) -> None:
         """Bind tools and make a call."""

@@ -19,10 +19,9 @@ from llama_index.core.agent.workflow import (
 )
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
+from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine, MalformedReplyError, MemberError
-from adafuse_llm.backends import FakeBackend
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded.tools import REACT_HEADER
 from tests.support.llama_calls import PATHS, ask, recorded
 from tests.support.scripted import scripted_engine
@@ -154,76 +153,10 @@ async def call(llm, asynchronous, *args, **kwargs):
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-async def test_a_tool_is_chosen_and_called(llm, asynchronous):
-    without_stop = AdaFuseLLM(engine=llm.engine, enforce=False, react_stop=False)
-    response = await call(without_stop, asynchronous, [TOOL], "What is 12 plus 7?")
+async def test_a_react_step_calls_a_tool(llm, asynchronous):
+    response = await call(llm, asynchronous, [TOOL], "What is 12 plus 7?")
     assert response.response == "19"
     assert [source.raw_input["kwargs"] for source in response.sources] == [{"a": 12, "b": 7}]
-    history = [ChatMessage("Add 12 and 7."), ChatMessage(role="assistant", content="Shall I?")]
-    message = ChatMessage("Do. Observation: 19 was it?")
-    response = await call(llm, asynchronous, [TOOL], message, chat_history=history)
-    assert (response.response, response.sources) == ("It is 19.", [])
-
-
-@pytest.mark.quick
-def test_options_of_a_step(llm):
-    with recorded() as record:
-        llm.predict_and_call([TOOL], "12 plus 7?", use=["ink"], max_words=2, stop="?")
-    (start,) = record.named("AdaFuseGenerationStartEvent")
-    assert start.members == ("ink",)
-    assert start.options["max_words"] == 2
-    assert start.options["stop"] == ["?", *STOP]
-    assert llm.chat([ChatMessage("12 plus 7?")]).raw.usage.members.prompt_tokens.keys() > {"ink"}
-
-
-async def test_a_step_that_cannot_be_read_is_asked_for_again():
-    def clumsy(prompt: str) -> str:
-        return CALL if "Error while parsing" in prompt else "Thought: Hm.\nAction: add"
-
-    with scripted_engine(clumsy) as engine:
-        llm = AdaFuseLLM(engine=engine, enforce=False)
-        assert llm.predict_and_call([TOOL], "12 plus 7?").response == "19"
-        once = AdaFuseLLM(engine=engine, retries=0, enforce=False)
-        with pytest.raises(AdaFuseLLMError, match="in 1 attempts") as caught:
-            once.predict_and_call([TOOL], "12 plus 7?")
-        assert isinstance(caught.value.__cause__, MalformedReplyError)
-        with pytest.raises(AdaFuseLLMError, match="unknown option"):
-            llm.predict_and_call([TOOL], "12 plus 7?", chattiness=2)
-
-
-async def test_arguments_of_a_react_agent_ask_for_its_step(llm):
-    """Even where calls could be enforced."""
-    enforced = AdaFuseLLM(engine=llm.engine)
-    assert enforced.metadata.is_function_calling_model
-    formatter = ReActChatFormatter.from_defaults()
-    response = await enforced.apredict_and_call(
-        [TOOL], "What is 12 plus 7?", react_chat_formatter=formatter
-    )
-    assert response.response == "19"
-
-
-async def test_a_step_without_a_call_or_with_a_failing_tool(llm):
-    asked = [ChatMessage("Observation: 19 was it?")]
-    with pytest.raises(AdaFuseLLMError, match="calls no tool"):
-        llm.predict_and_call([TOOL], chat_history=asked, error_on_no_tool_call=True)
-    response = llm.predict_and_call([TOOL], chat_history=asked, error_on_no_tool_call=False)
-    assert (response.response, response.sources) == ("It is 19.", [])
-
-    def add(a: int, b: int) -> int:
-        raise OSError("the abacus is broken")
-
-    broken = FunctionTool.from_defaults(add)
-    with pytest.raises(AdaFuseLLMError, match="abacus"):
-        await llm.apredict_and_call([broken], "12 plus 7?", error_on_tool_error=True)
-
-
-def test_failing_members_are_not_taken_for_an_answer():
-    def broken(text: str) -> dict[str, float]:
-        raise RuntimeError("the cable was cut")
-
-    llm = AdaFuseLLM(engine=AdaFuseEngine([FakeBackend("elm", broken)]))
-    with pytest.raises(MemberError, match=r"'elm' failed.*cable"):
-        llm.predict_and_call([TOOL], "12 plus 7?")
 
 
 # Messages of agents that call functions ---------------------------------------------------------

@@ -31,7 +31,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.selectors import PydanticMultiSelector, PydanticSingleSelector
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
+from llama_index.llms.adafuse import AdaFuseLLM
 from llama_index.llms.adafuse._calls import Reply
 from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
@@ -312,7 +312,7 @@ async def test_a_request_that_cannot_be_made_is_an_error_before_any_computation(
     options = {"tools": [ADD], **options}
     with recorded() as record:
         for way in WAYS:
-            with pytest.raises(AdaFuseLLMError, match=message):
+            with pytest.raises(InvalidInputError, match=message):
                 await with_tools(free, way, user_msg="12 plus 7?", **options)
     assert not record.named("AdaFuseRoundEvent")
 
@@ -322,9 +322,9 @@ def test_tools_of_a_chat_are_dicts_or_tools(llm):
     for tool in (ADD, described, described["function"]):
         response = llm.chat([ChatMessage("12 plus 7?")], tools=[tool], tool_choice="add")
         assert calls_of(response) == [("add", {"a": 12, "b": 7})]
-    with pytest.raises(AdaFuseLLMError, match="tools must be tools of LlamaIndex, or dicts"):
+    with pytest.raises(InvalidInputError, match="tools must be tools of LlamaIndex, or dicts"):
         llm.chat([ChatMessage("12 plus 7?")], tools=[add])
-    with pytest.raises(AdaFuseLLMError, match="parallel_tool_calls must be True or False"):
+    with pytest.raises(InvalidInputError, match="parallel_tool_calls must be True or False"):
         llm.chat([ChatMessage("12 plus 7?")], tools=[ADD], parallel_tool_calls="no")
 
 
@@ -448,9 +448,8 @@ async def test_a_call_that_cannot_be_used_is_asked_for_again(way, reply, reason)
         (response,) = await with_tools(llm, way, **asked)
         assert calls_of(response) == [("add", {"a": 12, "b": 7})]
         once = AdaFuseLLM(engine=engine, enforce=False, retries=0)
-        with pytest.raises(AdaFuseLLMError, match=f"in 1 attempts.*{reason}") as caught:
+        with pytest.raises(MalformedReplyError, match=f"in 1 attempts.*{reason}"):
             await with_tools(once, way, **asked)
-        assert isinstance(caught.value.__cause__, MalformedReplyError)
     corrected = [text for text in seen if "cannot be used" in text and "<<" in text]
     assert corrected
     assert all(text.count("<<") == 1 and "<<12 plus 7?>>" in text for text in corrected)
@@ -477,9 +476,8 @@ async def test_a_schema_that_is_refused_is_requested_in_the_prompt(caplog):
         assert "uniqueItems" in warning.message
         strict = AdaFuseLLM(engine=engine, enforce=True)
         for way in WAYS:
-            with pytest.raises(AdaFuseLLMError, match="uniqueItems") as caught:
+            with pytest.raises(GrammarError, match="uniqueItems"):
                 await with_tools(strict, way, [UNIQUE], "1 and 2?")
-            assert isinstance(caught.value.__cause__, GrammarError)
 
 
 # Programs and selectors --------------------------------------------------------------------------
@@ -531,36 +529,18 @@ async def predicted(llm: Any, asynchronous: bool, tools: Sequence[Any], *args: A
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("enforce", ["auto", False])
-async def test_tools_are_predicted_and_called(llm, free, asynchronous, enforce):
-    asked = {"auto": llm, False: free}[enforce]
-    options: dict[str, Any] = {"tool_choice": "auto"}  # a ReAct step otherwise, where it is free
+async def test_tools_are_predicted_and_called(llm, asynchronous):
     question = "Do both: 12 plus 7, greet."
     response = await predicted(
-        asked, asynchronous, [ADD, GREET], question, allow_parallel_tool_calls=True, **options
+        llm, asynchronous, [ADD, GREET], question, allow_parallel_tool_calls=True
     )
     assert response.response == "19\n\nGood day, Zoë."
     assert [source.tool_name for source in response.sources] == ["add", "greet"]
-    response = await predicted(asked, asynchronous, [ADD, GREET], question, **options)
+    response = await predicted(llm, asynchronous, [ADD, GREET], question)
     assert [source.tool_name for source in response.sources] == ["add"]
-    with pytest.raises(AdaFuseLLMError, match=r"calls no tool: 'I only add\.'") as caught:
-        await predicted(asked, asynchronous, [ADD], "What can you do?", **options)
-    assert isinstance(caught.value.__cause__, MalformedReplyError)
+    with pytest.raises(MalformedReplyError, match="calls no tool"):
+        await predicted(llm, asynchronous, [ADD], "What can you do?")
     response = await predicted(
-        asked, asynchronous, [ADD], "What can you do?", error_on_no_tool_call=False, **options
+        llm, asynchronous, [ADD], "What can you do?", error_on_no_tool_call=False
     )
     assert (response.response, response.sources) == ("I only add.", [])
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-async def test_a_tool_that_fails(llm, asynchronous):
-    def add(a: int, b: int) -> int:
-        raise OSError("the abacus is broken")
-
-    broken = FunctionTool.from_defaults(add)
-    response = await predicted(llm, asynchronous, [broken], "12 plus 7?", tool_required=True)
-    assert "abacus" in response.response
-    assert response.sources[0].is_error
-    with pytest.raises(AdaFuseLLMError, match=r"'add' failed: .*abacus") as caught:
-        await predicted(llm, asynchronous, [broken], "12 plus 7?", error_on_tool_error=True)
-    assert isinstance(caught.value.__cause__, InvalidInputError)

@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, LogProb
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError, AdaFuseRaw
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseRaw
 from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
@@ -114,8 +114,6 @@ def test_where_one_response_is_used_one_is_drawn():
             assert llm.structured_predict(Sum, PromptTemplate("1 + 2?")).total == 3
             assert [*llm.stream_structured_predict(Sum, PromptTemplate("1 + 2?"))][-1].total == 3
             assert llm.choose("1 + 2?", ["3", "4"]).text in ("3", "4")
-            tools = [FunctionTool.from_defaults(lambda: 3, "three")]
-            assert "3" in llm.predict_and_call(tools, "1 + 2?").response
     assert {start.options["n"] for start in record.named("AdaFuseGenerationStartEvent")} == {1}
 
 
@@ -123,10 +121,8 @@ def test_where_one_response_is_used_one_is_drawn():
 @pytest.mark.parametrize("path", PATHS)
 async def test_n_that_cannot_be_is_refused(engine, path):
     llm = create(engine=engine, n=2, temperature=1)
-    with recorded() as record:
-        with pytest.raises(AdaFuseLLMError, match="option 'n'") as caught:
-            await ask(llm, path, asked(path), temperature=1 if path in STREAMS else 0)
-        assert isinstance(caught.value.__cause__, InvalidOptionError)
+    with recorded() as record, pytest.raises(InvalidOptionError, match="option 'n'"):
+        await ask(llm, path, asked(path), temperature=1 if path in STREAMS else 0)
     assert len(record.closed("AdaFuse.decode")) == 1
     assert (await ask(llm, path, asked(path), n=1)).text
 
@@ -236,9 +232,8 @@ async def test_c15_an_option_of_another_provider_is_refused_or_dropped(engine, p
     caplog.set_level(logging.WARNING)
     llm = create(engine=engine, max_new_tokens=3)
     penalty: dict[str, Any] = {"typical_p": 0.5}
-    with pytest.raises(AdaFuseLLMError, match="'typical_p' is not supported") as caught:
+    with pytest.raises(InvalidOptionError, match="'typical_p' is not supported"):
         await ask(llm, path, asked(path), **penalty)
-    assert isinstance(caught.value.__cause__, InvalidOptionError)
     neutral = await ask(llm, path, asked(path), typical_p=1, num_beams=1, min_length=0)
     assert not caplog.records
     for _ in range(2):
@@ -251,30 +246,13 @@ async def test_c15_an_option_of_another_provider_is_refused_or_dropped(engine, p
     assert sum("'tfs_z'" in message for message in warned) == 1
     assert len(warned) == 3
     for each in (llm, lenient):
-        with pytest.raises(AdaFuseLLMError, match="unknown option 'typicl_p'"):
+        with pytest.raises(InvalidOptionError, match="unknown option 'typicl_p'"):
             await ask(each, path, asked(path), unsupported="warn", typicl_p=1)
-        with pytest.raises(AdaFuseLLMError, match="'typical_p' is not supported"):
+        with pytest.raises(InvalidOptionError, match="'typical_p' is not supported"):
             await ask(each, path, asked(path), unsupported="error", **penalty)
-        with pytest.raises(AdaFuseLLMError, match="'unsupported' must be"):
+        with pytest.raises(InvalidOptionError, match="'unsupported' must be"):
             await ask(each, path, asked(path), unsupported="drop")
     with pytest.raises(InvalidOptionError, match="'unsupported' must be"):
         create(engine=engine, unsupported="drop")
     with pytest.raises(InvalidOptionError, match="'typical_p' is not supported"):
         create(engine=engine, **penalty)
-
-
-@pytest.mark.quick
-def test_c15_an_option_is_dropped_wherever_options_are_taken(caplog):
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    call = 'Thought: Hm.\nAction: add\nAction Input: {"a": 1, "b": 2}'
-    caplog.set_level(logging.WARNING)
-    with scripted_engine(lambda prompt: call) as engine:
-        llm = create(engine=engine, enforce=False)
-        options: dict[str, Any] = {"typical_p": 0.1, "unsupported": "warn"}
-        tools = [FunctionTool.from_defaults(add)]
-        assert llm.predict_and_call(tools, "1 + 2?", **options).response == "3"
-        assert llm.choose("1 + 2?", ["3", "4"], **options).text in ("3", "4")
-    assert len(caplog.records) == 1
