@@ -10,7 +10,6 @@ from typing import Any
 from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.backends.base import AdjustsTokens, Backend, DrawsTokens
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
-from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.decoding.member import GrammarStart, Member
 from adafuse_llm.errors import (
     ContextWindowError,
@@ -47,12 +46,10 @@ class Encoder:
 
     Attributes:
         vocabularies: the members' tokens for spaces and grammars.
-        pass_times: what the forward passes of each member cost, by name.
     """
 
     def __init__(self, members: tuple[str, ...]) -> None:
         self.vocabularies = Vocabularies()
-        self.pass_times = {name: PassTimes() for name in members}
         self._names = members
         self._warnings = PromptWarnings()
 
@@ -127,7 +124,6 @@ class Encoder:
                     reply_prefix=prefix,
                     sampling=sampling,
                     adjustment=_adjustment(backend, config) if decodes_freely else None,
-                    pass_times=self.pass_times[backend.name],
                 )
             )
         _check_windows(members)

@@ -36,7 +36,7 @@ from adafuse_llm.errors import InvalidInputError, InvalidOptionError, RequestCan
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.request import Checked, Request, check_input_text, converted
-from adafuse_llm.results import MemberInfo, PassCost, Round
+from adafuse_llm.results import MemberInfo, Round
 from adafuse_llm.run import Deliver, RoundObserver, Run
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
@@ -257,12 +257,6 @@ class AdaFuseEngine(Engine):
             )
             for backend in self._backends
         )
-
-    @property
-    @override
-    def pass_costs(self) -> dict[str, PassCost]:
-        costs = {name: times.cost for name, times in self._encoder.pass_times.items()}
-        return {name: cost for name, cost in costs.items() if cost is not None}
 
     @property
     @override

@@ -141,22 +141,6 @@ class MemberInfo(_Result):
     has_chat_template: bool
 
 
-class PassCost(_Result):
-    """Measured cost of a member's forward passes that do not read a prompt.
-
-    A pass over n tokens takes about ``seconds * (1 + price * (n - 1))``.
-
-    Attributes:
-        seconds: wall-clock seconds of a pass over one token.
-        price: cost of each further token, as a share of ``seconds``. At 0 a further token is free.
-            At 1 it costs as much as a pass of its own. The price of passes that take less than half
-            a millisecond is not measured; it is 0.
-    """
-
-    seconds: float
-    price: float
-
-
 class Generation(_Result):
     """A finished response with the rounds that produced it.
 

@@ -9,6 +9,7 @@ from adafuse_llm.adjustment import Adjustment, Changes
 from adafuse_llm.backends.base import (
     AdjustsTokens,
     Backend,
+    DraftsSparingly,
     DrawsTokens,
     FollowsGrammars,
     LimitsCache,
@@ -35,6 +36,7 @@ __all__ = [
     "Backend",
     "Changes",
     "Conversation",
+    "DraftsSparingly",
     "DrawsTokens",
     "FakeBackend",
     "FollowsGrammars",

@@ -24,7 +24,7 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.interface import Engine
 from adafuse_llm.request import Checked, Request, check_input_text, converted
-from adafuse_llm.results import MemberInfo, PassCost
+from adafuse_llm.results import MemberInfo
 from adafuse_llm.run import RoundObserver, Run
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class RemoteEngine(Engine):
     are those of the server. It needs the extra ``client``.
 
     Creating it asks the server for its members. Each request uses the server again. So every
-    method can raise `ServerError`, and `pass_costs` asks the server each time. After an error, the
-    engine stays usable and connects again.
+    method can raise `ServerError`. After an error, the engine stays usable and connects again.
 
     A stream differs in one point: the server begins to decode when it has checked the inputs, not
     when the first event is requested. The seconds of ``timeout`` count from then on, and the server
@@ -131,11 +130,6 @@ class RemoteEngine(Engine):
     @override
     def member_info(self) -> tuple[MemberInfo, ...]:
         return self._info.members
-
-    @property
-    @override
-    def pass_costs(self) -> dict[str, PassCost]:
-        return self._ask().pass_costs
 
     @property
     @override

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, MemberError
-from adafuse_llm.results import Generation, MemberInfo, PassCost, Round, Scores, StreamEvent
+from adafuse_llm.results import Generation, MemberInfo, Round, Scores, StreamEvent
 from adafuse_llm.text.conversation import Conversation, check_conversation
 
 PROTOCOL: Final = 2
@@ -175,7 +175,6 @@ class Info(_Message):
     strategy: str
     config: dict[str, Any]
     can_enforce: bool
-    pass_costs: dict[str, PassCost] = Field(default_factory=dict)
 
 
 class Head(_Message):

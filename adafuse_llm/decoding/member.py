@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.decoding.blocking import BlockingWork
-from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.errors import GrammarError, MemberError
 from adafuse_llm.results import TokenLogprob, TopToken
 from adafuse_llm.sampling import Draw, ResponseDraws, Sampling
@@ -123,8 +122,6 @@ class Member:
         reply_prefix: text with which the chat templates began the reply, the same for all members.
         sampling: how to draw tokens; None to take the likeliest ones.
         adjustment: how to change the member's distributions; None to leave them as they are.
-        pass_times: passes of the backend in all requests of an engine. Default: only those of this
-            request.
 
     Attributes:
         grammar: the response as its grammar reads it, the same for all members. None if the
@@ -153,7 +150,6 @@ class Member:
         reply_prefix: str = "",
         sampling: Sampling | None = None,
         adjustment: Adjustment | None = None,
-        pass_times: PassTimes | None = None,
     ) -> None:
         self.name: str = backend.name
         self.codec: TextCodec = backend.codec
@@ -171,7 +167,6 @@ class Member:
         self.tokens = 0
         self.reused = 0
         self.word_ends = False
-        self.pass_times = pass_times or PassTimes()
         self._tokenizer_errors = TokenizerErrors(self.name)
         self._space_tokens = space_tokens
         self._top = top

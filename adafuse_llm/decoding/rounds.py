@@ -108,9 +108,7 @@ def play_round(
     if rescore is not None:
         scored = yield from rescore(pool, scored)
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-    outcome = choose_best(pool, scored, margins)
-    drafts.observe(pool.candidates[outcome.winner])
-    return outcome
+    return choose_best(pool, scored, margins)
 
 
 def choose_best(

@@ -112,7 +112,6 @@ async def _info(service: Service, request: Request) -> Response:
             strategy=engine.strategy.name,
             config=engine.config.model_dump(exclude_defaults=True),
             can_enforce=engine.can_enforce,
-            pass_costs=engine.pass_costs,
         )
     )
 

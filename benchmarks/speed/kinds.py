@@ -304,10 +304,7 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
     title = f"{size.requests} requests at once, one thread"
     costs = in_turns(many, 1, warm=True)
     table(title, costs, "ensemble of two, transformers f32")
-    print("\n| members | price of a token (`engine.pass_costs`) |\n|---|---|")
-    for name, ensemble in zip(loaded_engines, opened, strict=True):
-        prices = ", ".join(f"{cost.price:.2f}" for cost in ensemble.pass_costs.values())
-        print(f"| {name} | {prices} |")
+    for ensemble in opened:
         ensemble.close()
 
 

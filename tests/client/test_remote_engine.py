@@ -233,7 +233,7 @@ def both(
             ),
             id="facts",
         ),
-        pytest.param(lambda engine: (engine.can_enforce, engine.pass_costs), id="abilities"),
+        pytest.param(lambda engine: engine.can_enforce, id="abilities"),
     ],
 )
 def test_a_remote_engine_gives_what_the_engine_gives(
@@ -736,7 +736,6 @@ def test_a_stream_of_a_wrong_shape_is_an_error(
             strategy="adafuse",
             config={},
             can_enforce=False,
-            pass_costs={},
         )
         return PlainTextResponse(known.model_dump_json())
 

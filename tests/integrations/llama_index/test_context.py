@@ -1,4 +1,4 @@
-"""Query engines lose no context: the members read all of it, or the caller gets an error."""
+"""Query engines lose no context if prompts are packed by the members' counts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from llama_index.core.response_synthesizers import ResponseMode, get_response_sy
 from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import (
-    AdaFuseEngine,
-)
+from adafuse_llm import AdaFuseEngine
 from tests.support.hashing import HashingEmbedding
 from tests.support.llama_calls import prompts_read
 from tests.support.scripted import scripted_engine
@@ -57,7 +55,7 @@ def index_of(words: int) -> VectorStoreIndex:
     return VectorStoreIndex(nodes, embed_model=HashingEmbedding())
 
 
-INDEXES = {"short": index_of(25), "long": index_of(100)}
+LONG = index_of(100)
 
 MARKS = [f"{place}{n}" for place in ("start", "middle", "finish") for n in range(NODES)]
 
@@ -110,7 +108,7 @@ async def test_l1_prompts_packed_by_the_members_counts_fit(engine, mode, way, st
         Settings.prompt_helper = llm.prompt_helper()
     else:
         Settings.tokenizer = llm.tokenizer
-    query_engine = INDEXES["long"].as_query_engine(llm=llm, similarity_top_k=NODES, **how)
+    query_engine = LONG.as_query_engine(llm=llm, similarity_top_k=NODES, **how)
     with prompts_read(engine) as prompts:
         assert "Eight parts." in await ask(query_engine, way)
     assert mode not in COMPLETE or not missing(engine, prompts)

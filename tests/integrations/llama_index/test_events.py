@@ -86,17 +86,6 @@ async def test_alone(llm, path):
     assert span.parent_id == start.span_id
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_eight_at_once(llm, path):
-    with recorded() as record:
-        asked = [prompt_of(path, f"Count {n}!") for n in range(8)]
-        said = await asyncio.gather(*(ask(llm, path, each) for each in asked))
-    assert all(each.text.split() == ["one"] * WORDS for each in said)
-    check(record, 8, f"AdaFuseLLM.{path}-")
-    parents = [span.parent_id for span in record.closed("AdaFuse.decode").values()]
-    assert len(set(parents)) == 8
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_in_a_query_engine(llm, streaming):
     engine = query_engine(llm, streaming=streaming)

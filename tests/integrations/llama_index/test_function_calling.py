@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +14,8 @@ from llama_index.core.agent.workflow import (
     AgentWorkflow,
     CodeActAgent,
     FunctionAgent,
-    ReActAgent,
     ToolCallResult,
 )
-from llama_index.core.agent.workflow import ToolCall as AgentToolCall
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -26,7 +23,7 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import BaseModel, Field
+from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.selectors import PydanticMultiSelector, PydanticSingleSelector
@@ -36,7 +33,7 @@ from llama_index.llms.adafuse._calls import Reply
 from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
-from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
+from adafuse_llm import AdaFuseEngine, InvalidInputError, MalformedReplyError
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.strategies import BeamSearch
 from adafuse_llm.text.chat import Tool
@@ -130,15 +127,6 @@ def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, fr
     assert calls_of(llm.chat_with_tools([ADD], "12 plus 7?"))  # requested in the prompt
 
 
-@pytest.mark.quick
-def test_a_workflow_takes_the_agent_that_fits(llm, free):
-    agents = [
-        type(AgentWorkflow.from_tools_or_functions([add], llm=each).agents["Agent"])
-        for each in (llm, free)
-    ]
-    assert agents == [FunctionAgent, ReActAgent]
-
-
 # Agents ------------------------------------------------------------------------------------------
 
 
@@ -155,49 +143,6 @@ async def test_l7_a_function_agent(llm, streaming):
     if streaming:
         shown = [event for event in events if isinstance(event, AgentStream)]
         assert "".join(event.delta for event in shown) == "It is 19."
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_l7_members_that_refuse_to_call_must(stubborn_llm, streaming):
-    agent = FunctionAgent(
-        tools=[add, greet], llm=stubborn_llm, streaming=streaming, initial_tool_choice="greet"
-    )
-    handler = agent.run("Hello?")
-    results = [e async for e in handler.stream_events() if type(e) is ToolCallResult]
-    assert str(await handler) == stubborn("")
-    assert [result.tool_name for result in results] == ["greet"]
-    assert isinstance(results[0].tool_kwargs["name"], str)
-    assert not results[0].tool_output.is_error
-
-
-async def test_function_agents_hand_over_to_each_other():
-    def two(prompt: str) -> str:
-        if "You carry bags" in prompt:
-            return written_call("handoff", to_agent="Clerk", reason="prices")
-        return "19 crowns." if '"content": "19"' in prompt else SUM
-
-    with scripted_engine(two) as engine:
-        llm = AdaFuseLLM(engine=engine)
-        porter = FunctionAgent(
-            name="Porter",
-            description="Carries bags.",
-            system_prompt="You carry bags.",
-            llm=llm,
-            can_handoff_to=["Clerk"],
-        )
-        clerk = FunctionAgent(
-            name="Clerk",
-            description="Knows prices.",
-            system_prompt="You know prices.",
-            tools=[add],
-            llm=llm,
-        )
-        workflow = AgentWorkflow(agents=[porter, clerk], root_agent="Porter")
-        handler = workflow.run(user_msg="What does the bread cost?")
-        calls = [e async for e in handler.stream_events() if type(e) is AgentToolCall]
-        response: Any = await handler
-    assert [call.tool_name for call in calls] == ["handoff", "add"]
-    assert (str(response), response.current_agent_name) == ("19 crowns.", "Clerk")
 
 
 async def test_a_code_act_agent_hands_over():
@@ -453,31 +398,6 @@ async def test_a_call_that_cannot_be_used_is_asked_for_again(way, reply, reason)
     corrected = [text for text in seen if "cannot be used" in text and "<<" in text]
     assert corrected
     assert all(text.count("<<") == 1 and "<<12 plus 7?>>" in text for text in corrected)
-
-
-class Lists(BaseModel):
-    values: list[int] = Field(json_schema_extra={"uniqueItems": True})
-
-
-UNIQUE = FunctionTool.from_defaults(sum, name="total", fn_schema=Lists)
-
-
-async def test_a_schema_that_is_refused_is_requested_in_the_prompt(caplog):
-    def script(prompt: str) -> str:
-        return written_call("total", values=[1, 2])
-
-    with scripted_engine(script) as engine, caplog.at_level(logging.WARNING):
-        llm = AdaFuseLLM(engine=engine)
-        for way in (*WAYS, *WAYS):
-            *_, last = await with_tools(llm, way, [UNIQUE], "1 and 2?", tool_required=True)
-            assert calls_of(last) == [("total", {"values": [1, 2]})]
-        (warning,) = [each for each in caplog.records if "not enforced" in each.message]
-        assert "'total'" in warning.message
-        assert "uniqueItems" in warning.message
-        strict = AdaFuseLLM(engine=engine, enforce=True)
-        for way in WAYS:
-            with pytest.raises(GrammarError, match="uniqueItems"):
-                await with_tools(strict, way, [UNIQUE], "1 and 2?")
 
 
 # Programs and selectors --------------------------------------------------------------------------

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 from llama_index.llms.adafuse import AdaFuseLLM
-from llama_index.llms.huggingface import HuggingFaceLLM
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
+from adafuse_llm import AdaFuseEngine, InvalidInputError
 from adafuse_llm.backends import FakeBackend
-from benchmarks import llama_index_yardstick
 from tests.support.paths import ROOT
 from tests.support.real_pages import SHOWN, needs_real_models, put_embedded
 
@@ -71,33 +67,6 @@ def test_every_block_of_the_guide_runs_offline_and_prints_what_it_says(tmp_path)
             assert not expected or said.strip() == expected.strip()
 
 
-def rows() -> list[tuple[list[str], list[str]]]:
-    """Names in the first two columns of the migration table."""
-    table = GUIDE.split("## From HuggingFaceLLM")[1].split("\n\n")[1]
-    cells = [line.split("|")[1:3] for line in table.splitlines()[2:]]
-    return [(re.findall(r"`(\w+)`", old), re.findall(r"\w+", new)) for old, new in cells]
-
-
-def test_the_migration_table_covers_every_parameter():
-    known = [*inspect.signature(HuggingFaceLLM.__init__).parameters][1:]
-    assert sorted(name for old, _ in rows() for name in old) == sorted(known)
-
-
-def test_the_migration_table_is_true():
-    takes = {*AdaFuseLLM.model_fields, "engine"}
-    engine = AdaFuseEngine([FakeBackend("oak", lambda text: {"<end>": 1.0})])
-    for (old,), new in rows():
-        if new == ["same"]:
-            assert old in takes
-        elif new == ["none"]:
-            with pytest.raises(InvalidOptionError, match=f"option '{old}'"):
-                unknown: dict[str, Any] = {old: 1}
-                AdaFuseLLM(engine=engine, **unknown)
-        else:
-            assert new
-            assert {*new} <= takes
-
-
 def test_programs_that_need_function_calls_are_refused():
     engine = AdaFuseEngine([FakeBackend("oak", lambda text: {"<end>": 1.0})])
     with pytest.raises(InvalidInputError, match="pydantic_program_mode must be"):
@@ -106,26 +75,3 @@ def test_programs_that_need_function_calls_are_refused():
 
 
 # The comparison ---------------------------------------------------------------------------------
-
-
-def test_the_yardstick():
-    table = llama_index_yardstick.table(seconds=0.002)
-    head, _, *lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
-    assert head == ["HuggingFaceLLM", "AdaFuseLLM"]
-    told = {question: (other, own) for question, other, own in lines}
-    assert told.keys() == llama_index_yardstick.CHECKS.keys()
-    words = ["same", "same", "1", "honoured", "honoured"]
-    assert [own for _, own in told.values()][:5] == words
-    _, own = zip(*told.values(), strict=True)
-    pause, closed, cancelled, failure, json, usage, events = own[5:]
-    assert int(closed.split()[0]) <= 10
-    assert int(cancelled.split()[0]) < 60
-    assert failure.startswith("MemberError: member 'quill' failed")
-    assert json == "yes"
-    assert re.fullmatch(r"\d+ \+ \d+ tokens", usage)
-    assert events == "1"
-    other = [other for other, _ in told.values()]
-    assert other[0] == "differ"
-    assert other[2:5] == ["2", "ignored", "ignored"]
-    assert int(other[5].split()[0]) > 2 * int(pause.split()[0])
-    assert other[8] == "hangs"
