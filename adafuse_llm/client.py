@@ -25,7 +25,7 @@ from adafuse_llm.errors import AdaFuseError, InvalidInputError, ServerError, Ser
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
 from adafuse_llm.request import Checked, Request, check_input_text, converted
-from adafuse_llm.results import MemberInfo, PassCost, Scores
+from adafuse_llm.results import MemberInfo, Scores
 from adafuse_llm.run import Deliver, RoundObserver, Run
 from adafuse_llm.wire import ResponseReader, read_error
 
@@ -62,7 +62,7 @@ class RemoteEngine(Engine):
     which stops it on the server. The usage of a cancelled response is 0.
 
     This engine checks options and inputs at once. What only the server can check, such as the size
-    of a prompt in tokens, is an error of the first event. `pass_costs` is empty.
+    of a prompt in tokens, is an error of the first event.
 
     A pickled engine has no key; the process that loads it reads the key from the environment.
 
@@ -83,7 +83,6 @@ class RemoteEngine(Engine):
     """
 
     member_info: tuple[MemberInfo, ...] = ()
-    pass_costs: dict[str, PassCost] = {}  # noqa: RUF012  # nobody changes it
     can_enforce = closed = False
 
     def __init__(

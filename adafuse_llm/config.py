@@ -123,7 +123,6 @@ class ChoiceOptions(TypedDict, total=False):
     max_new_tokens: int
     weights: Mapping[str, float] | Sequence[float] | None
     use: str | Sequence[str] | None
-    private_reasoning: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool
 
@@ -333,13 +332,6 @@ class AdaFuseConfig(Options):
         le=20,
         description="Number of likeliest tokens to list with each committed token. A number above "
         "0 also turns on `logprobs`. At most 20.",
-    )
-    private_reasoning: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum number of tokens that each member whose chat template knows reasoning "
-        "writes alone, in its own tokens, before all members write the answer together. The answer "
-        "has `max_new_tokens` of its own. Default: members reason together, or not at all.",
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.backends.base import AdjustsTokens, Backend, DrawsTokens
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
-from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.decoding.member import GrammarStart, Member
 from adafuse_llm.errors import (
     ContextWindowError,
@@ -20,10 +19,9 @@ from adafuse_llm.errors import (
     MemberError,
     short_repr,
 )
-from adafuse_llm.reasoning import CLOSING
 from adafuse_llm.request import Checked
 from adafuse_llm.runtime.vocabularies import Vocabularies
-from adafuse_llm.sampling import Sampling, derived_seed
+from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import check_listed
 from adafuse_llm.text.chat import as_plain_text
 from adafuse_llm.text.codec import encode_conversation
@@ -48,20 +46,17 @@ class Encoder:
 
     Attributes:
         vocabularies: the members' tokens for spaces and grammars.
-        pass_times: what the forward passes of each member cost, by name.
     """
 
     def __init__(self, members: tuple[str, ...]) -> None:
         self.vocabularies = Vocabularies()
-        self.pass_times = {name: PassTimes() for name in members}
         self._names = members
         self._warnings = PromptWarnings()
 
     def warn_of_members(self, active: Active, config: AdaFuseConfig) -> None:
         """Warn of members that do not fit together."""
         codecs = {backend.name: backend.codec for backend, _ in active}
-        given, private = config.chat_template_kwargs, config.private_reasoning is not None
-        self._warnings.check_members(codecs, given, self._names, private=private)
+        self._warnings.check_members(codecs, config.chat_template_kwargs, self._names)
 
     def members(
         self, checked: Checked, active: Active, top: int, *, to_score: bool = False
@@ -129,11 +124,9 @@ class Encoder:
                     reply_prefix=prefix,
                     sampling=sampling,
                     adjustment=_adjustment(backend, config) if decodes_freely else None,
-                    pass_times=self.pass_times[backend.name],
                 )
             )
         _check_windows(members)
-        self._add_thinkers(members, starts, _private_limit(checked, to_score=to_score))
         return members
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
@@ -143,16 +136,6 @@ class Encoder:
             backend.name: _encode(backend, checked, starts.get(backend.name), bare=False)
             for backend, _ in active
         }
-
-    def _add_thinkers(
-        self, members: Sequence[Member], starts: Mapping[str, ReplyStart], limit: int | None
-    ) -> None:
-        """Let the members that reason do so alone, with at most `limit` tokens; None for none."""
-        if limit is not None:
-            thinking = [member for member in members if starts[member.name].thinks]
-            self._warnings.check_thinkers(thinking)
-            for member in thinking:
-                member.thinker = _thinker(member, limit)
 
     def _reply_starts(
         self, checked: Checked, active: Active, response: GrammarText | None, *, to_score: bool
@@ -166,10 +149,7 @@ class Encoder:
         permits: Callable[[str], bool] | None = None if response is None else response.holds
         if checked.config.choices is not None and not to_score:
             permits = _permits_nothing
-        private = _private_limit(checked, to_score=to_score) is not None
-        return start_replies(
-            codecs, checked.conversation, given, self._names, permits, private=private
-        )
+        return start_replies(codecs, checked.conversation, given, self._names, permits)
 
     def _form(
         self,
@@ -271,42 +251,6 @@ def _check_minimum(
                 f"{what} has {minimum}; its context window holds {member.window}. Shorten the "
                 "prompt, or leave this member out."
             )
-
-
-def _private_limit(checked: Checked, *, to_score: bool) -> int | None:
-    """Return the most tokens that members reason alone; None if they do not, or score texts."""
-    return None if to_score else checked.config.private_reasoning
-
-
-def _thinker(member: Member, limit: int) -> Member:
-    """Return what reasons alone in a member's tree, with at most `limit` tokens.
-
-    Raises:
-        ContextWindowError: the context window has no room for reasoning.
-    """
-    if member.window is not None:
-        left = member.window - member.prompt_tokens - len(CLOSING) - member.limit
-        if left < 1:
-            raise ContextWindowError(
-                f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and the "
-                f"answer may have {member.limit} (max_new_tokens); its context window holds "
-                f"{member.window} tokens, which leaves no room for private_reasoning. Shorten the "
-                "prompt, lower max_new_tokens, or leave private_reasoning or this member out."
-            )
-        limit = min(limit, left)
-    sampling = member.sampling
-    if sampling is not None:  # members of the same model think differently
-        seed = derived_seed(sampling.seed, f"thoughts of {member.name}")
-        sampling = replace(sampling, seed=seed)
-    return Member(
-        member.backend,
-        member.tree,
-        2,
-        1.0,
-        limit=limit,
-        sampling=sampling,
-        pass_times=member.pass_times,
-    )
 
 
 def _permits_nothing(_: str) -> bool:

@@ -36,7 +36,7 @@ from adafuse_llm.errors import InvalidInputError, InvalidOptionError, RequestCan
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.request import Checked, Request, check_input_text, converted
-from adafuse_llm.results import MemberInfo, PassCost, Round
+from adafuse_llm.results import MemberInfo, Round
 from adafuse_llm.run import Deliver, RoundObserver, Run
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
@@ -53,7 +53,6 @@ from adafuse_llm.text.grammar import NO_LEAD, Grammar
 from adafuse_llm.text.isolation import check_isolation, isolated
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
-from adafuse_llm.thinking import thoughts_first
 
 if TYPE_CHECKING:
     import torch
@@ -261,12 +260,6 @@ class AdaFuseEngine(Engine):
 
     @property
     @override
-    def pass_costs(self) -> dict[str, PassCost]:
-        costs = {name: times.cost for name, times in self._encoder.pass_times.items()}
-        return {name: cost for name, cost in costs.items() if cost is not None}
-
-    @property
-    @override
     def can_enforce(self) -> bool:
         return (
             is_available()
@@ -417,7 +410,7 @@ class AdaFuseEngine(Engine):
         return Job(
             members,
             needs,
-            thoughts_first(members, steps, self._drafting) if config.private_reasoning else steps,
+            steps,
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=request.cancel,
             timeout=request.timeout,

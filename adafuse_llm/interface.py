@@ -19,7 +19,6 @@ from adafuse_llm.results import (
     Choice,
     Generation,
     MemberInfo,
-    PassCost,
     Scores,
     StreamEvent,
 )
@@ -63,15 +62,6 @@ class Engine(ABC):
         """The smallest context window of all members, in tokens. None if no member has a limit."""
         windows = (each.context_window for each in self.member_info)
         return min((window for window in windows if window is not None), default=None)
-
-    @property
-    @abstractmethod
-    def pass_costs(self) -> dict[str, PassCost]:
-        """What a forward pass of each member costs, measured in the passes of recent requests.
-
-        The engine drafts fewer tokens with a member whose tokens are expensive. A member without
-        enough passes of different sizes is missing.
-        """
 
     @property
     @abstractmethod

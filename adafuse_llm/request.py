@@ -137,8 +137,6 @@ class Request:
             _check_prompt(self.prompt, can_be_empty=to_encode or self.texts is not None)
         elif config.continue_final_message:
             conversation = conversation.continued()
-        if config.private_reasoning is not None and self.texts is None and not to_encode:
-            _check_private(conversation, config.private_reasoning)
         return Checked(self.prompt, conversation, config)
 
 
@@ -213,16 +211,6 @@ def requests_of(
         Request.of(given, **{name: each}, texts=scored, **fields)
         for each, scored in zip(batch, texts, strict=True)
     ]
-
-
-def _check_private(conversation: Conversation | None, given: int) -> None:
-    if conversation is None or conversation.continues:
-        got = "a prompt" if conversation is None else "continue_final_message"
-        raise InvalidInputError(
-            "option 'private_reasoning' needs messages and a reply that begins anew, because chat "
-            f"templates say how members reason; got {given}, and {got}. Pass messages=[...], or "
-            "private_reasoning=None."
-        )
 
 
 def _check_waiting(cancel: threading.Event | None, timeout: float | None) -> None:

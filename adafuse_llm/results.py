@@ -112,8 +112,7 @@ class Usage(_Result):
     Attributes:
         prompt_tokens: tokens of the prompt in the member's vocabulary. Tokens that consist of
             spaces at the end of the prompt count here.
-        completion_tokens: tokens of the committed response in the member's vocabulary, those of its
-            private reasoning included.
+        completion_tokens: tokens of the committed response in the member's vocabulary.
         forward_passes: forward passes of the member's model for this request.
         tokens_processed: tokens in those passes, including the prompt's.
         cached_tokens: tokens of the prompt that needed no pass because an earlier request began
@@ -142,22 +141,6 @@ class MemberInfo(_Result):
     has_chat_template: bool
 
 
-class PassCost(_Result):
-    """Measured cost of a member's forward passes that do not read a prompt.
-
-    A pass over n tokens takes about ``seconds * (1 + price * (n - 1))``.
-
-    Attributes:
-        seconds: wall-clock seconds of a pass over one token.
-        price: cost of each further token, as a share of ``seconds``. At 0 a further token is free.
-            At 1 it costs as much as a pass of its own. The price of passes that take less than half
-            a millisecond is not measured; it is 0.
-    """
-
-    seconds: float
-    price: float
-
-
 class Generation(_Result):
     """A finished response with the rounds that produced it.
 
@@ -177,8 +160,6 @@ class Generation(_Result):
         alternatives: the other responses, with the option ``n``.
         reply_prefix: text with which the members' chat templates began the reply, such as
             ``<think>``. It is not part of `text`.
-        thoughts: what each member reasoned alone, without markers, with the option
-            ``private_reasoning``. It is not part of `text`. Members that do not reason are absent.
     """
 
     text: str
@@ -188,7 +169,6 @@ class Generation(_Result):
     seed: int | None = None
     alternatives: tuple[Generation, ...] = ()
     reply_prefix: str = ""
-    thoughts: dict[str, str] = {}
 
     def __str__(self) -> str:
         return self.text

@@ -191,11 +191,6 @@ class TokenTree:
         self.root = node
         self.cuts += 1
 
-    def restart(self) -> None:
-        """Forget all that is known after the root, and drop all other nodes."""
-        self.root.next, self.root.children = None, {}
-        self.cuts += 1
-
     def prune(self, ends: Iterable[Node]) -> None:
         """Keep only the nodes on the paths to `ends` and below `ends`."""
         kept = set(ends)

@@ -90,7 +90,7 @@ Call = Callable[[AdaFuseEngine], Any]
 
 def requests(tokens: int) -> dict[str, Call]:
     """Return the requests of one team by name; `tokens` limits the length of each response."""
-    short = {"max_new_tokens": tokens}
+    short: dict[str, Any] = {"max_new_tokens": tokens}
     calls: dict[str, Call] = {}
 
     def generate(name: str, prompt: str | None = None, **options: Any) -> None:

@@ -59,7 +59,6 @@ class Options:
     logit_bias: Mapping[str, float] | None = None
     logprobs: bool = False
     top_logprobs: int = 0
-    private_reasoning: int | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     continue_final_message: bool = False
 

@@ -9,6 +9,7 @@ from adafuse_llm.adjustment import Adjustment, Changes
 from adafuse_llm.backends.base import (
     AdjustsTokens,
     Backend,
+    DraftsSparingly,
     DrawsTokens,
     FollowsGrammars,
     KnowsDistributions,
@@ -36,6 +37,7 @@ __all__ = [
     "Backend",
     "Changes",
     "Conversation",
+    "DraftsSparingly",
     "DrawsTokens",
     "FakeBackend",
     "FollowsGrammars",

@@ -228,6 +228,19 @@ def lane(backend: Backend) -> str:
 
 
 @runtime_checkable
+class DraftsSparingly(Protocol):
+    """An optional extension of `Backend` for members whose passes cost as much as their tokens.
+
+    Quantized weights on a CPU are an example. Such a member drafts only what it must score anyway.
+    """
+
+    @property
+    def drafts_sparingly(self) -> bool:
+        """Whether a pass over n tokens takes about as long as n passes over one token."""
+        ...
+
+
+@runtime_checkable
 class LimitsDrafting(Protocol):
     """An optional extension of `Backend` that limits drafts.
 

@@ -165,10 +165,7 @@ def _print_stream(
         generation = last(events, _print_plain)
         sys.stdout.write("\n")
         return generation
-    generation = (_print_trace if trace else _print_in_color)(display, events)
-    if generation.thoughts:
-        display.console.print("", *display.thoughts(generation), sep="\n", end="", soft_wrap=True)
-    return generation
+    return (_print_trace if trace else _print_in_color)(display, events)
 
 
 def _print_all(display: Display, generation: Generation, *, as_json: bool, trace: bool) -> None:

@@ -78,12 +78,11 @@ def run(
     (objects with role and content) is sent as it is.
 
     A result has the fields line, question, pred (the answer without surrounding whitespace), label
-    and finish_reason. If a member reasoned, the field reasoning has the text before the answer;
-    with --private-reasoning, the field thoughts has what each member reasoned alone. If the
-    answer was drawn (--temperature), the field seed has its seed, which is derived from --seed
-    and the line's number; without --seed, the run draws one seed and records it. With --n, the
-    field alternatives has the other answers. If a line fails, finish_reason is "error", and the
-    field error gives the reason.
+    and finish_reason. If the members reasoned, the field reasoning has the text before the answer.
+    If the answer was drawn (--temperature), the field seed has its seed, which is derived from
+    --seed and the line's number; without --seed, the run draws one seed and records it. With --n,
+    the field alternatives has the other answers. If a line fails, finish_reason is "error", and
+    the field error gives the reason.
 
     Each result is written as soon as it is ready. To resume, run the same command again: it
     continues after the last complete result and retries lines that failed because of the run (for
@@ -234,8 +233,6 @@ def _fields(generation: Generation, rounds: bool) -> dict[str, Any]:
         fields["reasoning"] = generation.reasoning
     if generation.seed is not None:
         fields["seed"] = generation.seed
-    if generation.thoughts:
-        fields["thoughts"] = generation.thoughts
     if rounds:
         fields |= generation.model_dump(mode="json", include={"rounds", "usage"})
     return fields

@@ -11,8 +11,5 @@ trees hold the results.
     member    one member's side of one request
     lockstep  run computations together, so that their queries are batched
     draft     lossless drafting: what a forward pass evaluates in addition
-    lead      which member proposes first
-    hit_rate  how often the guesses of a source of drafts are right
     lookup    drafts copied from earlier text of the prompt or the response
-    costs     what a pass of several tokens costs, measured
 """

@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 
 from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
-from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.errors import GrammarError, MemberError
-from adafuse_llm.reasoning import CLOSING, REASONING_OPENS, split_reasoning
 from adafuse_llm.results import TokenLogprob, TopToken
 from adafuse_llm.sampling import Draw, ResponseDraws, Sampling
 from adafuse_llm.text.codec import TextCodec
@@ -108,7 +106,7 @@ class Member:
 
     Args:
         backend: the member's backend. This class only reads the backend's properties.
-        prompt: the request's prompt in the member's tokens, or a tree whose tokens are the prompt.
+        prompt: the request's prompt in the member's tokens.
         top: number of likeliest next tokens that the strategy needs.
         weight: the member's weight w in the fused score.
         prompt_text: the prompt as plain text, the same for all members.
@@ -120,8 +118,6 @@ class Member:
         reply_prefix: text with which the chat templates began the reply, the same for all members.
         sampling: how to draw tokens; None to take the likeliest ones.
         adjustment: how to change the member's distributions; None to leave them as they are.
-        pass_times: passes of the backend in all requests of an engine. Default: only those of this
-            request.
 
     Attributes:
         grammar: the response as its grammar reads it, the same for all members. None if the
@@ -131,8 +127,6 @@ class Member:
         passes: number of forward passes for the request so far.
         tokens: number of tokens processed for the request so far.
         reused: number of prompt tokens that an earlier request had already processed.
-        thinker: the same backend with the same tree, which reasons alone before the response; None
-            if it does not.
         word_ends: whether the strategy needs ``Next.word_end_logprob``. The strategy sets it before
             the first query.
     """
@@ -140,7 +134,7 @@ class Member:
     def __init__(
         self,
         backend: Backend,
-        prompt: Sequence[int] | TokenTree,
+        prompt: Sequence[int],
         top: int,
         weight: float,
         prompt_text: str = "",
@@ -152,7 +146,6 @@ class Member:
         reply_prefix: str = "",
         sampling: Sampling | None = None,
         adjustment: Adjustment | None = None,
-        pass_times: PassTimes | None = None,
     ) -> None:
         self.name: str = backend.name
         self.codec: TextCodec = backend.codec
@@ -164,13 +157,12 @@ class Member:
         self.limit = limit
         self.opening = opening or Opening()
         self.reply_prefix = reply_prefix
-        self.tree = prompt if isinstance(prompt, TokenTree) else TokenTree(prompt, adjustment)
+        self.tree = TokenTree(prompt, adjustment)
         self.prompt_tokens = len(self.tree.ids)
         self.passes = 0
         self.tokens = 0
         self.reused = 0
         self.word_ends = False
-        self.pass_times = pass_times or PassTimes()
         self._tokenizer_errors = TokenizerErrors(self.name)
         self._space_tokens = space_tokens
         self._top = top
@@ -183,42 +175,10 @@ class Member:
         if sampling is not None:
             self._standings[self.tree.root] = "", 0
         self.grammar: GrammarText | None = None
-        self._form = form
         self._follower: GrammarFollower | None = None
-        self.thinker: Member | None = None
-        self._follow_form()
-
-    def _follow_form(self) -> None:
-        """Follow the form of the response, if it has one, from the root on."""
-        if (form := self._form) is not None:
+        if form is not None:
             self.grammar = form.text
             self._follower = GrammarFollower(form.vocabulary, form.state, self.tree, self.text)
-
-    @property
-    def thinking_tokens(self) -> int:
-        """Most tokens of private reasoning, with the text that closes it."""
-        return 0 if self.thinker is None else self.thinker.limit + len(CLOSING)
-
-    @property
-    def thoughts(self) -> str:
-        """The private reasoning so far, without markers."""
-        if self.thinker is None:
-            return ""
-        start, ids = self.thinker.prompt_tokens, self.tree.ids
-        end = self.prompt_tokens if self.prompt_tokens > start else len(ids)
-        with self._tokenizer_errors:
-            text = self.codec.decode_continuation(ids[:start], ids[start:end])
-        return split_reasoning(text, REASONING_OPENS)[0]
-
-    def begin_answer(self) -> None:
-        """Begin the response after the tokens that `thinker` has committed."""
-        self.tree.restart()
-        self.prompt_tokens = len(self.tree.ids)
-        if self.sampling is not None:
-            self._standings = {self.tree.root: ("", 0)}
-        self._texts.clear()
-        self._encoded.clear()
-        self._follow_form()
 
     @property
     def response_tokens(self) -> int:

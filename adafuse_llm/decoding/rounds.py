@@ -101,9 +101,7 @@ def play_round(
     yield from in_lockstep([pool.read(m, partial(drafts.likely, m)) for m in members])
     scored = [scorer(candidate, members) for candidate in pool.candidates]
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-    outcome = choose_best(pool, scored, margins)
-    drafts.observe(pool.candidates[outcome.winner])
-    return outcome
+    return choose_best(pool, scored, margins)
 
 
 def choose_best(
@@ -382,23 +380,17 @@ def summarize(
         usage=usage(members),
         seed=members[0].sampling.seed if members[0].sampling else None,
         reply_prefix=members[0].reply_prefix,
-        thoughts={member.name: member.thoughts for member in members if member.thinker},
     )
 
 
 def usage(members: Sequence[Member]) -> Usage:
-    """Return the members' token and pass counts so far, those of private reasoning included."""
-    first = {member: member.thinker or member for member in members}
-
-    def total(count: Callable[[Member], int]) -> dict[str, int]:
-        return {member.name: sum(map(count, {member, one})) for member, one in first.items()}
-
+    """Return the members' token and pass counts so far."""
     return Usage(
-        prompt_tokens={m.name: one.prompt_tokens for m, one in first.items()},
-        completion_tokens={m.name: len(m.tree.ids) - one.prompt_tokens for m, one in first.items()},
-        forward_passes=total(lambda member: member.passes),
-        tokens_processed=total(lambda member: member.tokens),
-        cached_tokens=total(lambda member: member.reused),
+        prompt_tokens={member.name: member.prompt_tokens for member in members},
+        completion_tokens={member.name: member.response_tokens for member in members},
+        forward_passes={member.name: member.passes for member in members},
+        tokens_processed={member.name: member.tokens for member in members},
+        cached_tokens={member.name: member.reused for member in members},
     )
 
 

@@ -156,7 +156,6 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
             margins=_margins(generation.rounds, members),
             seconds=line_chart([_seconds(generation.rounds)]),
             usage=_usage(generation, members),
-            thoughts=_by_member("What each member reasoned alone", generation.thoughts, generation),
         )
     )
 

@@ -101,16 +101,10 @@ class Display:
             if end > reasoning:
                 answer.append_text(self.span(generation.text[max(start, reasoning) : end], decided))
             start = end
-        lines = self.thoughts(generation)
-        if generation.reasoning:
-            lines += _titled(Text("Reasoning", "bold"), generation.reasoning)
-        return [*lines, Text("Answer", "bold"), answer] if lines else [answer]
-
-    def thoughts(self, generation: Generation) -> list[Text]:
-        """Return the lines of what each member reasoned alone."""
-        titles = {name: Text("Reasoning of ", "bold") + self.name(name) for name in self.members}
-        thoughts = generation.thoughts.items()
-        return [line for name, thought in thoughts for line in _titled(titles[name], thought)]
+        if not generation.reasoning:
+            return [answer]
+        reasoned = _titled(Text("Reasoning", "bold"), generation.reasoning)
+        return [*reasoned, Text("Answer", "bold"), answer]
 
     def rounds(self, rounds: Sequence[Round]) -> Table:
         """Return a table of rounds: the owner, the winner, its score and the runner-up of each."""

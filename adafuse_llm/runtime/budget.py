@@ -44,7 +44,7 @@ class CacheBudget:
         for member in members:
             backend = member.backend
             if isinstance(backend, SupportsPlacement):
-                longest = member.prompt_tokens + member.thinking_tokens + config.max_new_tokens
+                longest = member.prompt_tokens + config.max_new_tokens
                 if member.window is not None:
                     longest = min(longest, member.window)
                 needed = backend.cache_bytes(longest + spare)

@@ -32,7 +32,6 @@ import atexit
 import logging
 import queue
 import threading
-import time
 import traceback
 import weakref
 from collections import Counter
@@ -40,7 +39,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from adafuse_llm.backends.base import Backend, NodeResult
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.base import lane as lane_of
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
@@ -581,11 +580,8 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
     """
     failure: BaseException | None = None
     try:
-        started = time.perf_counter()
         asked = [member_query.query for member_query in queries]
         results = check_results(backend.name, asked, backend.evaluate(asked))
-        seconds = time.perf_counter() - started
-        _learn_cost([each.member for each in queries], results, seconds)
         for member_query, result in zip(queries, results, strict=True):
             member_query.member.learn(member_query.query, result)
     except BaseException as error:  # some libraries raise BaseException; the thread must not end
@@ -600,16 +596,3 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
     if queries[0].drafts:
         return _evaluate_batch(backend, [queries[0].without_drafts()])
     return [as_member_error(backend.name, failure)]
-
-
-def _learn_cost(members: Sequence[Member], results: Sequence[NodeResult], seconds: float) -> None:
-    """Let a backend's `PassTimes` learn from a batch, unless the batch reads a prompt.
-
-    Args:
-        members: the member of each query. All have the same backend.
-        results: the results of the queries.
-        seconds: wall-clock seconds of the whole batch.
-    """
-    if all(member.passes for member in members):
-        tokens = sum(result.tokens for result in results)
-        members[0].pass_times.learn(len(members), tokens, seconds)

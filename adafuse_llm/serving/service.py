@@ -245,20 +245,15 @@ class Service:
                 f"{limits.max_choices}. Send several requests.",
                 "n",
             )
-        highest, limited = limits.max_output_tokens, {**options}
-        for name, asked in (
-            ("max_new_tokens", config.max_new_tokens),
-            ("private_reasoning", config.private_reasoning or 0),
-        ):
-            if highest is None or asked <= highest:
-                continue
-            if name in options:
-                shown = length_option if name == "max_new_tokens" else name
-                raise invalid(
-                    f"{shown} must be at most {highest} on this server; got {asked}", shown
-                )
-            limited[name] = highest
-        return limited
+        highest, asked = limits.max_output_tokens, config.max_new_tokens
+        if highest is None or asked <= highest:
+            return {**options}
+        if "max_new_tokens" in options:
+            raise invalid(
+                f"{length_option} must be at most {highest} on this server; got {asked}",
+                length_option,
+            )
+        return {**options, "max_new_tokens": highest}
 
     def time_limit(self, timeout: float | None = None) -> float | None:
         """Return the seconds that a request may take: its own limit, but at most the server's."""

@@ -116,7 +116,6 @@ ALWAYS_USED = frozenset(
         "use",
         "logprobs",
         "top_logprobs",
-        "private_reasoning",
         "chat_template_kwargs",
         "continue_final_message",
         *ADJUSTMENTS,

@@ -25,8 +25,6 @@ class PromptWarnings:
         codecs: Mapping[str, TextCodec],
         given: Mapping[str, Any] | None,
         members: Sequence[str],
-        *,
-        private: bool = False,
     ) -> None:
         """Log a warning if only some members have a chat template, or reason before they answer.
 
@@ -34,7 +32,6 @@ class PromptWarnings:
             codecs: the codecs of the active members, by name.
             given: the option ``chat_template_kwargs``.
             members: names of all members of the engine.
-            private: whether each member that reasons does so alone.
 
         Raises:
             InvalidOptionError: `given` has invalid variables.
@@ -44,7 +41,7 @@ class PromptWarnings:
         ):
             logger.warning("%s", mixture)
         reasoning, others = mixed_reasoning(codecs, given, members)
-        if reasoning and not private:
+        if reasoning:
             logger.warning(
                 "only some members reason before they answer: %s, but not %s. All members write "
                 "the same text. So reasoning that a chat template opens is closed before the "
@@ -52,14 +49,6 @@ class PromptWarnings:
                 "members that do not",
                 _names(reasoning),
                 _names(others),
-            )
-
-    def check_thinkers(self, thinking: Sequence[object]) -> None:
-        """Log a warning if no member reasons, although each should do so alone."""
-        if not thinking and self._is_new("thinkers"):
-            logger.warning(
-                "the option private_reasoning has no effect, because no member reasons: the chat "
-                "templates contain no </think>, or reasoning is switched off"
             )
 
     def check_prompt(self, name: str, codec: TextCodec, ids: Sequence[int], prompt: str) -> None:

@@ -6,8 +6,6 @@ at the end of the prompt, some leave it to the member, and others know no reason
 * If all members reason, reasoning is opened for all of them if a template opens it for one.
 * Otherwise, and if the required form of the response permits no reasoning, it is switched off in
   the templates that have a variable for this, and closed where it is still open.
-* With the option ``private_reasoning``, each member that reasons does so alone, in its own prompt,
-  and the text that all members share is the answer.
 """
 
 from __future__ import annotations
@@ -68,11 +66,6 @@ class _Beginning:
             return cls(name, codec, variables)
         return cls(name, codec, variables, prefix, reasons)
 
-    def alone(self) -> ReplyStart:
-        """Return how the member begins if it reasons alone. Its reasoning is then open."""
-        added = f"{REASONING_OPENS}\n" if self.reasons and not self.prefix else ""
-        return ReplyStart(self.variables, added, thinks=self.reasons)
-
     def without_reasoning(self, conversation: Conversation) -> _Beginning:
         """Return the beginning with reasoning switched off, if the template can do so."""
         switches = [] if self.codec is None else _switches(self.codec)
@@ -109,8 +102,6 @@ def start_replies(
     given: Mapping[str, Any] | None,
     members: Sequence[str],
     permits: Callable[[str], bool] | None = None,
-    *,
-    private: bool = False,
 ) -> tuple[dict[str, ReplyStart], str]:
     """Choose how the members' chat templates begin a reply.
 
@@ -121,7 +112,6 @@ def start_replies(
         members: names of all members of the ensemble.
         permits: function that tells whether a response can begin with a text. None if it may have
             any form.
-        private: whether each member that reasons does so alone.
 
     Returns:
         The beginnings by member, and the text with which the templates began the reply: an opening
@@ -142,8 +132,6 @@ def start_replies(
             )
         return {name: ReplyStart(values) for name, values in variables.items()}, prefix
     beginnings = _beginnings(codecs, conversation, variables)
-    if private:
-        return {each.name: each.alone() for each in beginnings}, ""
     free = permits is None or any(map(permits, THOUGHTS))
     if not (free and _all_reason(beginnings)):
         beginnings = [each.without_reasoning(conversation) for each in beginnings]

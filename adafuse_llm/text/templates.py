@@ -101,12 +101,10 @@ class ReplyStart:
     Attributes:
         variables: variables for the template.
         added: text that follows the text of the template, before the reply.
-        thinks: whether the member reasons alone before the reply (``private_reasoning``).
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     added: str = ""
-    thinks: bool = False
 
 
 def member_variables(

@@ -228,11 +228,7 @@ def test_reasoning_is_apart_from_the_answer(adafuse, fakes, monkeypatch, tmp_pat
         for event in real(*arguments, **options):
             text = event.text.replace("Ada Brook", "Ada</think>Brook").replace("Ada", "Ada</think>")
             generation = event.generation and event.generation.model_copy(
-                update={
-                    "text": "Ada</think> Brook did",
-                    "reply_prefix": "<think>",
-                    "thoughts": {"heron": "It was Brook"},
-                }
+                update={"text": "Ada</think> Brook did", "reply_prefix": "<think>"}
             )
             change = {"text": text, "generation": generation, "reply_prefix": "<think>"}
             yield event.model_copy(update=change)
@@ -243,7 +239,5 @@ def test_reasoning_is_apart_from_the_answer(adafuse, fakes, monkeypatch, tmp_pat
     shown = adafuse("generate", "Founder:", env=env).stdout
     assert "\x1b[2;3mAda</think>\x1b[0m" in shown
     assert "\x1b[2;3m Brook" not in shown
-    assert shown.count("\x1b[2;3mIt was Brook\x1b[0m") == 1
-    assert "It was Brook" in adafuse("generate", "Founder:", "--trace").stdout
     told = json.loads(adafuse("generate", "Founder:", "--json").stdout.splitlines()[-1])
     assert (told["reasoning"], told["answer"]) == ("Ada", "Brook did")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 pytest.importorskip("llguidance")
 
 from adafuse_llm import AdaFuseEngine, Generation, InvalidOptionError
-from adafuse_llm.errors import GrammarError
 from adafuse_llm.strategies.registry import NAMED
 from tests.reference import Options
 from tests.support.compare import approximately, as_data
@@ -96,17 +94,6 @@ ANY_CASE: dict[str, Any] = {
 def test_random_schemas_give_valid_documents(
     schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
 ) -> None:
-    """25 or 60 schemas; `test_500_random_schemas_give_valid_documents` tries 500, and is slow."""
-    check_valid(schema, number, start, extra, margin_threshold=threshold)
-
-
-@pytest.mark.slow
-@settings(max_examples=500)
-@given(**ANY_CASE)
-def test_500_random_schemas_give_valid_documents(
-    schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
-) -> None:
-    """The sweep of `test_random_schemas_give_valid_documents` with 500 schemas."""
     check_valid(schema, number, start, extra, margin_threshold=threshold)
 
 
@@ -254,25 +241,6 @@ HUGE: tuple[dict[str, Any], ...] = (
 """Hostile forms whose shortest text is long."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", HUGE, ids=range(len(HUGE)))
-@pytest.mark.timeout(60)
-def test_forms_with_huge_minimums_are_obeyed_or_refused(form: dict[str, Any]) -> None:
-    test_hostile_grammars_are_obeyed_or_refused(form)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("form", HOSTILE, ids=range(len(HOSTILE)))
-@pytest.mark.timeout(60)
-def test_hostile_grammars_are_obeyed_or_refused(form: dict[str, Any]) -> None:
-    try:
-        found = engine(*TINY[:2]).generate("x", **form, max_new_tokens=24)
-    except (GrammarError, InvalidOptionError) as error:
-        assert len(str(error)) < 2000
-    else:
-        assert holds(form, found.text), found.text
-
-
 @settings(max_examples=8)
 @given(schema=schemas(), number=st.integers(0, 5))
 def test_random_texts_of_a_grammar_can_be_scored(schema: dict[str, Any], number: int) -> None:
@@ -288,17 +256,3 @@ def test_random_texts_of_a_grammar_can_be_scored(schema: dict[str, Any], number:
         found = engine(*MIXES[number]).choose("The ferry to", choices=sorted(texts))
         assert len(found.nll) == 2
         assert sum(found.probabilities) == pytest.approx(1)
-
-
-def test_eight_threads_give_what_one_gives() -> None:
-    ensemble = engine(*TINY[:3])
-    requests = [(form, start) for form in FORMS for start in STARTS[:2]]
-
-    def decode(request: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
-        form, start = request
-        return as_data(ensemble.generate(**start, **form, max_new_tokens=20))
-
-    alone = [decode(request) for request in requests]
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(decode, requests))
-    assert together == approximately(alone)

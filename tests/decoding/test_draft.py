@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,16 +13,15 @@ from hypothesis import strategies as st
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.backends.base import LimitsDrafting, NodeQuery, NodeResult
+from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts
-from adafuse_llm.decoding.hit_rate import MAX_DRAFT_TOKENS
 from adafuse_llm.decoding.lookup import Lookup
 from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.tree import Node
 from tests.support.compare import approximately, as_data
-from tests.support.models import Recipe, backend, engine
+from tests.support.models import Recipe, engine
 from tests.support.sizes import sized
 
 WORDS = [f" w{number}" for number in range(200)]
@@ -42,15 +39,11 @@ class Bulk(FakeBackend):
         sizes: tokens of every pass.
     """
 
-    def __init__(
-        self, name: str, rule: Callable[[str], dict[str, float]], pause: float = 0.0
-    ) -> None:
+    def __init__(self, name: str, rule: Callable[[str], dict[str, float]]) -> None:
         super().__init__(name, rule, vocabulary=WORDS)
         self.sizes: list[int] = []
-        self.pause = pause
 
     def evaluate(self, asks: Sequence[NodeQuery]) -> list[NodeResult]:
-        time.sleep(self.pause)
         self.sizes += [len(ask.evaluate) for ask in asks]
         return super().evaluate(asks)
 
@@ -116,13 +109,12 @@ def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches
 def test_what_is_drafted_in_vain_is_bounded(branches: int):
     """Members that hardly ever agree, and repeat nothing."""
     options: dict[str, Any] = {"max_new_tokens": 150, "branching_factor": branches}
-    pauses = (0.002, 0.0, 0.0)  # the first leads: its passes cost most, and a lead needs fewest
-    members = [Bulk(n, scattered(i), p) for i, (n, p) in enumerate(zip("abc", pauses, strict=True))]
-    plain = [Bulk(name, scattered(seed)) for seed, name in enumerate("abc")]
+    members = [Bulk(name, scattered(seed)) for seed, name in enumerate("ab")]
+    plain = [Bulk(name, scattered(seed)) for seed, name in enumerate("ab")]
     generation = decode(members, **options)
     assert as_data(decode(plain, drafting=False, **options)) == as_data(generation)
     tokens, needed = (sum(sum(m.sizes) for m in each) for each in (members, plain))
-    assert tokens <= 1.25 * needed
+    assert tokens <= 1.3 * needed
     assert sum(passes(members)) < sum(passes(plain))
 
 
@@ -139,16 +131,14 @@ def misled(name: str, seed: int) -> Callable[[str], dict[str, float]]:
 
 
 @pytest.mark.parametrize("seed", [1, 3])
-def test_r3_h4_copies_that_are_wrong_are_bounded(seed: int):
-    """Without `may_waste`, these members process up to 4.1 tokens per committed token."""
-    pauses = (0.001, 0.0)
-    members = [Bulk(n, misled(n, seed), p) for n, p in zip("ab", pauses, strict=True)]
+def test_copies_that_are_wrong_are_bounded(seed: int):
+    """Without the limit, these members process 4 to 4.5 tokens per committed token."""
+    members = [Bulk(name, misled(name, seed)) for name in "ab"]
     passage = "".join(WORDS[:12] * 2)
     generation = decode(members, passage, max_new_tokens=60, branching_factor=1)
     assert len(generation.text.split()) == 60
-    last_pass = MAX_DRAFT_TOKENS + 1 + 1  # drafts, a node that is needed, and that of the prompt
     for member in members:
-        assert sum(member.sizes) <= (2 + 1) * 60 + last_pass
+        assert sum(member.sizes) <= 3.5 * 60
 
 
 class WildDrafts(Drafts):
@@ -253,66 +243,44 @@ def test_a_member_that_runs_token_by_token_is_given_no_drafts():
     assert costs[0] == costs[1]
 
 
-@pytest.mark.parametrize(("form", "drafted"), [("tree", True), ("path", False)])
-def test_models_say_what_they_make_of_drafts(form: str, drafted: bool):
-    member = backend(PAIR[0], form)
-    assert isinstance(member, LimitsDrafting)
-    assert (member.draft_limit(10) > 10) == drafted
-
-
-def copied(lookup: Lookup, member: Member, node: Node, threshold: float = 0.5) -> list[int]:
-    return [each.token for each in lookup.after(member, node, 1.0, threshold)]
+def copied(lookup: Lookup, member: Member, node: Node) -> list[int]:
+    return [each.token for each in lookup.after(member, node)]
 
 
 @pytest.mark.quick
-def test_lookup_copies_what_followed_the_longest_match():
-    backend = Bulk("a", counting)
-    #                     1 2 3 7     8 2 3 9     1 2 3
-    member = Member(backend, [11, 12, 13, 17, 18, 12, 13, 19, 11, 12, 13], 2, 1.0)
-    assert copied(Lookup(), member, member.tree.root) == [17]
-    assert copied(Lookup(), member, member.tree.root, 0.3) == [17, 18, 12]
-    deeper = member.tree.grow([18, 12, 13])
-    assert copied(Lookup(), member, deeper) == [19]
-    assert copied(Lookup(), member, member.tree.grow([5])) == []
-    assert Lookup().after(member, member.tree.root, 0.1) == []
-
-
-@pytest.mark.quick
-def test_lookup_copies_several_continuations_of_a_word():
-    member = Member(Bulk("a", counting), [11, 12, 13, 7, 11, 12, 18, 8, 11, 12], 2, 1.0)
-    root, lookup = member.tree.root, Lookup()
-    nodes = lookup.after(member, root, 1.0, 0.1)
-    assert [node.token for node in nodes if node.parent is root] == [18, 13]
-    assert all(node.parent is root or node.parent in nodes[:i] for i, node in enumerate(nodes))
-
-
-@pytest.mark.quick
-def test_lookup_completes_a_word_of_a_candidate_that_has_lost():
-    member = Member(Bulk("a", counting), [11, 12, 13], 2, 1.0)
-    lookup = Lookup()
-    lost, won = member.tree.grow([14, 15, 16]), member.tree.grow([17])
-    lookup.add(member, lost)
-    member.commit(won, " x")
-    begun = member.tree.grow([14])
-    assert copied(lookup, member, begun, 0.3) == [15]
-    assert copied(Lookup(), member, begun, 0.3) == []
-    for _ in range(3):  # the word is spelled differently from now on
-        member.commit(member.tree.grow([14, 19]), " y")
-        lookup.read(member)
-    assert copied(lookup, member, member.tree.grow([14]), 0.3)[:1] == [19]
-
-
-def test_a_long_prompt_is_read_for_lookups_in_milliseconds():
-    ids = list(itertools.islice(itertools.cycle(range(1, 3000)), 8000))
+def test_a_longer_match_lets_more_tokens_be_copied():
+    ids = [11, 12, 13, 17, 18, 12, 13, 19, 14, 15, 16, 20, 21, 22, 14, 15, 16]
     member = Member(Bulk("a", counting), ids, 2, 1.0)
-    best = min(_seconds(lambda: Lookup().after(member, member.tree.root, 1.0)) for _ in range(5))
-    assert best < 0.05
+    assert copied(Lookup(), member, member.tree.root) == [20, 21]  # three tokens are equal
+    assert copied(Lookup(), member, member.tree.grow([12, 13])) == [19, 14]  # the last place of two
+    assert copied(Lookup(), member, member.tree.grow([5, 17])) == [18]
+    assert copied(Lookup(), member, member.tree.grow([5])) == []
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    work()
-    return time.process_time() - started
+@pytest.mark.quick
+def test_a_proposal_that_has_lost_is_copied_too():
+    member, lookup = Member(Bulk("a", counting), [11, 12, 13], 2, 1.0), Lookup()
+    lookup.add(member, member.tree.grow([14, 15, 16]))
+    member.commit(member.tree.grow([17]), " x")
+    begun = member.tree.grow([14])
+    assert copied(lookup, member, begun) == [15]
+    assert copied(Lookup(), member, begun) == []
+    member.commit(member.tree.grow([14, 19]), " y")  # the word goes on differently from now on
+    assert copied(lookup, member, member.tree.grow([14])) == [19]
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_a_member_that_drafts_sparingly_reads_no_more_than_without_drafts(branches: int):
+    class Quantized(Bulk):
+        drafts_sparingly = True
+
+    def tokens(kind: type[Bulk], *, drafting: bool) -> int:
+        members = [kind("a", scattered(1)), kind("b", scattered(2))]
+        decode(members, drafting=drafting, max_new_tokens=40, branching_factor=branches)
+        return sum(sum(member.sizes) for member in members)
+
+    most = tokens(Bulk, drafting=False)
+    assert tokens(Quantized, drafting=True) <= most < tokens(Bulk, drafting=True)
 
 
 def test_without_its_drafts_a_question_still_asks_for_every_score():

@@ -76,7 +76,7 @@ def count_work(monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
 
     count(FakeCodec, "decode_continuation", "tokens decoded", lambda _, __, new: len(new))
     count(FakeCodec, "encode_continuation", "characters encoded", lambda _, __, new: len(new))
-    count(Lookup, "_guesses", "tokens looked up", lambda *_: 1)
+    count(Lookup, "_index", "tokens indexed", lambda _, text, start: len(text) - max(start, 1))
     count(Transcript, "_starts", "characters searched", _characters_searched)
     count(TokenTree, "path", "nodes on paths", lambda tree, node: node.length - tree.root.length)
     monkeypatch.setattr(

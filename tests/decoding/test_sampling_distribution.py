@@ -10,7 +10,7 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,6 @@ import torch
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
-from adafuse_llm.decoding.member import Member
-from adafuse_llm.sampling import Draw, Sampling, text_hash
-from adafuse_llm.tree import Node
 from tests.reference import Form, Options, allowance, begin
 from tests.reference_sampling import kept
 from tests.support.models import Recipe, engine, reference
@@ -225,40 +222,6 @@ def test_many_draws_come_from_the_distribution(name: str, settings: dict[str, An
 
 
 # Noise that must fail -------------------------------------------------------------------------
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", ["letters", "spaces"])
-def test_noise_that_is_fresh_in_every_round_fails(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The token that ends a word is then drawn a second time, as the first of the next word."""
-    draw, commit = Member._draw, Member.commit
-
-    def drawn_in_round(self: Member, node: Node) -> Draw | None:
-        found = draw(self, node)
-        assert found is not None
-        return replace(found, key=found.key ^ text_hash(f"{self.tree.root.length}"))
-
-    def forget(self: Member, node: Node, text: str) -> None:
-        commit(self, node, text)
-        for each in self.tree.nodes():
-            each.next = None
-
-    monkeypatch.setattr(Member, "_draw", drawn_in_round)
-    monkeypatch.setattr(Member, "commit", forget)
-    assert probability(name, COUNTS[name], SETTINGS[0]) < 1e-6
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", ["spaces", "characters"])
-def test_noise_that_ignores_tokens_without_text_fails(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tokens of a character, or of whitespace before a reply, then share their noise."""
-    draw = Sampling.draw
-    monkeypatch.setattr(Sampling, "draw", lambda self, text, _: draw(self, text, 0))
-    assert probability(name, COUNTS[name], SETTINGS[0]) < 1e-6
 
 
 @pytest.mark.quick

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from adafuse_llm import (
     InvalidOptionError,
     MemberError,
     RequestCancelledError,
-    RequestTimeoutError,
     RuntimeConfig,
 )
 from adafuse_llm.backends import FakeBackend
@@ -232,29 +230,6 @@ def test_r3_v3_a_score_can_be_cancelled(hanging: Hanging) -> None:
 
 
 @pytest.mark.quick
-async def test_r3_v3_no_thread_waits_for_an_asynchronous_score(hanging: Hanging) -> None:
-    loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(1))
-    own = ThreadPoolExecutor(1)
-    words = ("no", "yes")
-    other = FakeBackend("other", lambda text: dict.fromkeys(words, 0.5), words, device="cuda:0")
-    with AdaFuseEngine([hanging, other], runtime=RuntimeConfig(max_requests=8)) as ensemble:
-        hang = [asyncio.create_task(ensemble.ascore("hang", ["yes"])) for _ in range(4)]
-        batch = asyncio.create_task(ensemble.ascore_batch(["hang"] * 2, [["yes"]] * 2))
-        await loop.run_in_executor(own, wait_until, lambda: ensemble.scheduler.running == 6)
-        scores = await asyncio.wait_for(ensemble.ascore("x", ["yes"], use="other"), 10)
-        assert scores.texts[0].score == pytest.approx(math.log(2))
-        for task in hang[:2]:
-            task.cancel()
-        await loop.run_in_executor(own, wait_until, lambda: ensemble.scheduler.running == 4)
-        with pytest.raises(RequestTimeoutError):
-            await ensemble.ascore("hang", ["yes"], timeout=0.05)
-        hanging.gate.set()
-        first, second = await asyncio.gather(*hang[2:])
-        assert await batch == [first, second]
-
-
-@pytest.mark.quick
 def test_r3_v3_a_batch_of_scores_shares_passes_and_equals_single_scores(hanging: Hanging) -> None:
     prompts, texts = ["x", "yes", "no no"], [["yes"], ["no", "yesno"], ["yes"]]
     with AdaFuseEngine([hanging]) as ensemble:
@@ -274,18 +249,3 @@ def test_r3_v3_a_batch_of_scores_shares_passes_and_equals_single_scores(hanging:
         for given, continuations, message in wrong:
             with pytest.raises(InvalidInputError, match=message):
                 ensemble.score_batch(given, continuations)
-
-
-def test_r3_v3_a_batch_of_scores_fails_as_a_whole(hanging: Hanging) -> None:
-    broken = FakeBackend("two", lambda text: {"yes": 1.0} if "x" in text else {}, device="cuda:0")
-    broken.evaluate = fails  # type: ignore[method-assign]
-    with AdaFuseEngine([hanging, broken]) as ensemble:
-        with pytest.raises(MemberError, match="two"):
-            ensemble.score_batch(["hang", "x"], [["yes"]] * 2)
-        wait_until(lambda: not ensemble.scheduler.running)
-        hanging.gate.set()
-        assert ensemble.score("x", ["yes"], use="one").texts
-
-
-def fails(queries: Any) -> Any:
-    raise RuntimeError("boom")

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
+from llama_index.llms.adafuse import AdaFuseLLM
 from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine, ServerError
@@ -137,7 +137,7 @@ async def test_llama_index_gives_the_same(local: AdaFuseEngine, remote: RemoteEn
 def test_errors_of_a_server_are_those_of_the_frameworks(remote: RemoteEngine) -> None:
     with pytest.raises(ContextOverflowError, match="context window"):
         ChatAdaFuse(engine=remote).invoke("word " * 9000)
-    with pytest.raises(AdaFuseLLMError, match="context window"):
+    with pytest.raises(InvalidInputError, match="context window"):
         AdaFuseLLM(engine=remote).chat([ChatMessage("word " * 9000)])
     with pytest.raises(CallTimeoutError):
         ChatAdaFuse(engine=remote, timeout=1e-6).invoke("Hello", min_new_tokens=200)

@@ -169,17 +169,6 @@ def test_reasoning_is_shown_apart_from_the_answer(prefix):
     assert "Reasoning\nso & so\n\nAnswer\nyes\n" in console.export_text()
 
 
-def test_private_reasoning_of_each_member_is_shown():
-    answered = AdaFuseEngine([writes("one", "yes"), writes("two", "yes")]).generate(">")
-    generation = answered.model_copy(update={"thoughts": {"two": "<b> & so"}})
-    assert "What each member reasoned alone" in page(generation)
-    assert "&lt;b&gt; &amp; so" in page(generation)
-    assert "reasoned alone" not in page(answered)
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(generation)
-    assert re.search(r"Reasoning of \S+ two\n<b> & so\n\nAnswer\nyes\n", console.export_text())
-
-
 NAMES = (
     "Qwen2.5-7B-Instruct",
     "Llama-3.1-8B-Instruct",

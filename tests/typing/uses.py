@@ -122,7 +122,6 @@ def llama_index(engine: AdaFuseEngine, path: Path) -> None:
 
 async def llama_index_calls(llm: li.AdaFuseLLM) -> None:
     text: str = llm.complete("x", anything=1).text  # ok
-    raws: list[li.AdaFuseRaw] = li.decisions_of(text)  # ok
     llm.max_tokens = None  # ok
     llm.chat([ChatMessage("x")], max_words=1, anything=1)  # ok
     await llm.astream_chat([ChatMessage("x")], anything=1)  # ok

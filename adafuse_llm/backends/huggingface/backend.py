@@ -167,6 +167,11 @@ class HuggingFaceBackend:
         """
         return min(int(_free_bytes(device) / share) for device, share in self._shares.items())
 
+    @property
+    def drafts_sparingly(self) -> bool:
+        is_quantized = bool(getattr(self.model, "is_quantized", False))
+        return is_quantized and self._decoder.device.type == "cpu"
+
     def draft_limit(self, length: int) -> int:
         if self.form == "path":
             return length

@@ -61,6 +61,9 @@ evaluate any number of nodes, in parts of `PART_NODES`."""
 PART_NODES = 64
 """Maximum number of nodes that are planned together. Each may need a sequence of its own."""
 
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types of weights that are not quantized."""
+
 TRIAL_TOLERANCE = 0.1
 """Largest accepted mean error of the logits at load, relative to their standard deviation. Results
 for quantized weights and caches depend on the size of the pass."""
@@ -129,10 +132,12 @@ class LlamaCppBackend:
         self.name = name
         self.path = Path(path)
         label = f"member {name!r} ({path})"
-        self.parameters = read_facts(self.path).parameters  # and check the file before llama.cpp
+        facts = read_facts(self.path)  # this also checks the file before llama.cpp reads it
+        self.parameters = facts.parameters
         flash = True if repeatable else flash_attention
         settings = survivable(Settings(not repeatable, gpu_layers, flash, cache_type), label)
         self._model = Model(self.path, label, gpu_layers=gpu_layers, reorder=settings.reorder)
+        self.drafts_sparingly = facts.file_type not in FLOATS and not self._model.on_gpu
         self._repeatable = repeatable
         if repeatable:
             flash_attention = self._check_repeatable(flash_attention)

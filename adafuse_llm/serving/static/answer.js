@@ -51,10 +51,6 @@ function take(view, chunk) {
     if (choice.finish_reason) {
       turn.ending = extra.finish_reason ?? choice.finish_reason;
       turn.seed = extra.seed ?? null;
-      for (const [member, thought] of Object.entries(extra.thoughts ?? {})) {
-        const end = (thought.match(/^ *```/gm)?.length ?? 0) % 2 ? "\n```" : "";  // of code that was cut
-        addPart(view, { kind: "reasoning", round: null, text: `${member}:\n\n${thought}${end}\n\n` });
-      }
     }
   }
 }

@@ -86,7 +86,6 @@ class ModelFields(TypedDict, total=False):
     logit_bias: Mapping[str, float] | None
     logprobs: bool | None
     top_logprobs: int | None
-    private_reasoning: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool | None
     members: Members
@@ -192,9 +191,6 @@ class EnsembleModel(Serializable):
     of OpenAI's API. The tokens are those of the member with the highest weight."""
     top_logprobs: int | None = None
     """Number of likeliest tokens to list with each token; also turns on `logprobs`."""
-    private_reasoning: int | None = None
-    """Maximum number of tokens that each member that reasons writes alone before the reply.
-    ``response_metadata["thoughts"]`` has what each wrote. Text models do not reason."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the members' chat templates, such as ``{"enable_thinking": False}``. Text
     models use no chat templates."""

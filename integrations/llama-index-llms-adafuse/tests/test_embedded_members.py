@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from llama_index.core.agent.react import ReActChatFormatter
@@ -12,7 +12,7 @@ from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.selectors import PydanticSingleSelector
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseFaithfulnessEvaluator, AdaFuseLLM, AdaFuseSelector
+from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm.embedded.tools import REACT_HEADER, calculate, look_up
 
@@ -145,15 +145,3 @@ async def test_selectors(embedded):
     choices = ["prices", "history"]
     result = PydanticSingleSelector.from_defaults(llm=embedded).select(choices, "What?")
     assert isinstance(result.ind, int)
-    scored: Any = AdaFuseSelector(embedded).select(choices, "What?")
-    assert scored.ind in (0, 1)
-    assert sum(scored.probabilities) == pytest.approx(1)
-    again: Any = await AdaFuseSelector(embedded).aselect(choices, "What?")
-    assert again.probabilities == pytest.approx(scored.probabilities, rel=1e-4)
-
-
-def test_a_judge(embedded):
-    result = AdaFuseFaithfulnessEvaluator(embedded).evaluate("Who?", "Jenbert.", ["Jenbert."])
-    assert result.score is not None
-    assert 0 <= result.score <= 1
-    assert result.passing == (result.score >= 0.5)

@@ -127,7 +127,6 @@ def test_a_call_overrides_every_option(model):
     }
     tested_below = {"max_new_tokens", "use", "stop", *CONSTRAINTS}
     tested_below |= {"chat_template_kwargs", "continue_final_message"}  # with chat models
-    tested_below |= {"private_reasoning"}
     assert {*said, *tested_below} >= set(AdaFuseConfig.model_fields)
     short, whole = text(model.invoke("Hi", **said)), text(model.invoke("Hi"))
     assert whole.startswith(short)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from typing import Any
 
 import pytest
@@ -11,18 +9,14 @@ from llama_index.core.agent.react import ReActChatFormatter
 from llama_index.core.agent.react.prompts import REACT_CHAT_SYSTEM_HEADER
 from llama_index.core.agent.workflow import (
     AgentStream,
-    AgentWorkflow,
-    CodeActAgent,
     ReActAgent,
-    ToolCall,
     ToolCallResult,
 )
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
+from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine, MalformedReplyError, MemberError
-from adafuse_llm.backends import FakeBackend
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded.tools import REACT_HEADER
 from tests.support.llama_calls import PATHS, ask, recorded
 from tests.support.scripted import scripted_engine
@@ -41,21 +35,6 @@ def react(prompt: str) -> str:
     if "Observation: 19" in prompt:
         return "Thought: I can answer without using any more tools.\nAnswer: It is 19."
     return CALL + MADE_UP
-
-
-def code(prompt: str) -> str:
-    if "Result of executing the code given:\n\n19" in prompt:
-        return "Together they are 19."
-    return "Let me see.\n<execute>\nprint(add(12, 7))\n</execute>"
-
-
-def two_agents(prompt: str) -> str:
-    if "You carry bags" in prompt:
-        handing = '{"to_agent": "Clerk", "reason": "it is about prices"}'
-        return f"Thought: The clerk knows.\nAction: handoff\nAction Input: {handing}{MADE_UP}"
-    if "Observation: 19" in prompt:
-        return "Thought: I can answer.\nAnswer: The bread is 19 crowns."
-    return CALL
 
 
 @pytest.fixture(scope="module")
@@ -100,48 +79,6 @@ async def test_l8_a_reply_to_a_react_agent_ends_before_an_observation(llm, path,
     assert (await ask(without, path, asked)).text == CALL + MADE_UP
 
 
-async def test_agents_hand_over_to_each_other():
-    with scripted_engine(two_agents) as engine:
-        llm = AdaFuseLLM(engine=engine)
-        porter = ReActAgent(
-            name="Porter",
-            description="Carries bags.",
-            system_prompt="You carry bags.",
-            tools=[],
-            llm=llm,
-            can_handoff_to=["Clerk"],
-        )
-        clerk = ReActAgent(
-            name="Clerk",
-            description="Knows prices.",
-            system_prompt="You know prices.",
-            tools=[add],
-            llm=llm,
-        )
-        workflow = AgentWorkflow(agents=[porter, clerk], root_agent="Porter")
-        handler = workflow.run(user_msg="What does the bread cost?")
-        calls = [e async for e in handler.stream_events() if type(e) is ToolCall]
-        response: Any = await handler
-    assert [call.tool_name for call in calls] == ["handoff", "add"]
-    assert str(response) == "The bread is 19 crowns."
-    assert response.current_agent_name == "Clerk"
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_a_code_act_agent(streaming):
-    async def execute(code: str) -> str:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            exec(code, {"add": add})
-        return said.getvalue().strip()
-
-    with scripted_engine(code) as engine:
-        llm = AdaFuseLLM(engine=engine, stop=["Result of executing"])
-        agent = CodeActAgent(code_execute_fn=execute, tools=[add], llm=llm, streaming=streaming)
-        response = await agent.run("What is 12 plus 7?")
-    assert str(response) == "Together they are 19."
-
-
 # predict_and_call -------------------------------------------------------------------------------
 
 TOOL = FunctionTool.from_defaults(add)
@@ -154,99 +91,7 @@ async def call(llm, asynchronous, *args, **kwargs):
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-async def test_a_tool_is_chosen_and_called(llm, asynchronous):
-    without_stop = AdaFuseLLM(engine=llm.engine, enforce=False, react_stop=False)
-    response = await call(without_stop, asynchronous, [TOOL], "What is 12 plus 7?")
+async def test_a_react_step_calls_a_tool(llm, asynchronous):
+    response = await call(llm, asynchronous, [TOOL], "What is 12 plus 7?")
     assert response.response == "19"
     assert [source.raw_input["kwargs"] for source in response.sources] == [{"a": 12, "b": 7}]
-    history = [ChatMessage("Add 12 and 7."), ChatMessage(role="assistant", content="Shall I?")]
-    message = ChatMessage("Do. Observation: 19 was it?")
-    response = await call(llm, asynchronous, [TOOL], message, chat_history=history)
-    assert (response.response, response.sources) == ("It is 19.", [])
-
-
-@pytest.mark.quick
-def test_options_of_a_step(llm):
-    with recorded() as record:
-        llm.predict_and_call([TOOL], "12 plus 7?", use=["ink"], max_words=2, stop="?")
-    (start,) = record.named("AdaFuseGenerationStartEvent")
-    assert start.members == ("ink",)
-    assert start.options["max_words"] == 2
-    assert start.options["stop"] == ["?", *STOP]
-    assert llm.chat([ChatMessage("12 plus 7?")]).raw.usage.members.prompt_tokens.keys() > {"ink"}
-
-
-async def test_a_step_that_cannot_be_read_is_asked_for_again():
-    def clumsy(prompt: str) -> str:
-        return CALL if "Error while parsing" in prompt else "Thought: Hm.\nAction: add"
-
-    with scripted_engine(clumsy) as engine:
-        llm = AdaFuseLLM(engine=engine, enforce=False)
-        assert llm.predict_and_call([TOOL], "12 plus 7?").response == "19"
-        once = AdaFuseLLM(engine=engine, retries=0, enforce=False)
-        with pytest.raises(AdaFuseLLMError, match="in 1 attempts") as caught:
-            once.predict_and_call([TOOL], "12 plus 7?")
-        assert isinstance(caught.value.__cause__, MalformedReplyError)
-        with pytest.raises(AdaFuseLLMError, match="unknown option"):
-            llm.predict_and_call([TOOL], "12 plus 7?", chattiness=2)
-
-
-async def test_arguments_of_a_react_agent_ask_for_its_step(llm):
-    """Even where calls could be enforced."""
-    enforced = AdaFuseLLM(engine=llm.engine)
-    assert enforced.metadata.is_function_calling_model
-    formatter = ReActChatFormatter.from_defaults()
-    response = await enforced.apredict_and_call(
-        [TOOL], "What is 12 plus 7?", react_chat_formatter=formatter
-    )
-    assert response.response == "19"
-
-
-async def test_a_step_without_a_call_or_with_a_failing_tool(llm):
-    asked = [ChatMessage("Observation: 19 was it?")]
-    with pytest.raises(AdaFuseLLMError, match="calls no tool"):
-        llm.predict_and_call([TOOL], chat_history=asked, error_on_no_tool_call=True)
-    response = llm.predict_and_call([TOOL], chat_history=asked, error_on_no_tool_call=False)
-    assert (response.response, response.sources) == ("It is 19.", [])
-
-    def add(a: int, b: int) -> int:
-        raise OSError("the abacus is broken")
-
-    broken = FunctionTool.from_defaults(add)
-    with pytest.raises(AdaFuseLLMError, match="abacus"):
-        await llm.apredict_and_call([broken], "12 plus 7?", error_on_tool_error=True)
-
-
-def test_failing_members_are_not_taken_for_an_answer():
-    def broken(text: str) -> dict[str, float]:
-        raise RuntimeError("the cable was cut")
-
-    llm = AdaFuseLLM(engine=AdaFuseEngine([FakeBackend("elm", broken)]))
-    with pytest.raises(MemberError, match=r"'elm' failed.*cable"):
-        llm.predict_and_call([TOOL], "12 plus 7?")
-
-
-# Messages of agents that call functions ---------------------------------------------------------
-
-
-def test_calls_and_results_in_a_history_are_read_by_every_member():
-    seen: list[str] = []
-
-    def script(prompt: str) -> str:
-        seen.append(prompt)
-        return "Yes."
-
-    block = ToolCallBlock(tool_call_id="1", tool_name="add", tool_kwargs={"a": 12, "b": 7})
-    with scripted_engine(script) as engine:
-        AdaFuseLLM(engine=engine).chat(
-            [
-                ChatMessage("12 plus 7?"),
-                ChatMessage(role="assistant", blocks=[TextBlock(text="Let me see."), block]),
-                ChatMessage(role="tool", content="19", additional_kwargs={"tool_call_id": "1"}),
-                ChatMessage("Sure?"),
-            ]
-        )
-    read = [text for text in seen if "Sure?" in text]
-    assert len({*read}) == 2
-    for text in read:
-        assert text.index('{"name": "add", "arguments": {"a": 12, "b": 7}}') < text.index("19")

@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 from llama_index.core import get_response_synthesizer
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.chat_engine import (
-    CondensePlusContextChatEngine,
-    CondenseQuestionChatEngine,
-    ContextChatEngine,
-    SimpleChatEngine,
-)
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
-from llama_index.llms.adafuse import AdaFuseLLM, DecisionHandler, decisions_of
+from llama_index.llms.adafuse import AdaFuseLLM
 from llama_index.observability.otel.base import (
     OTelCompatibleEventHandler,
     OTelCompatibleSpanHandler,
@@ -31,7 +25,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from adafuse_llm import MemberError
-from adafuse_llm.summary import Summary
 from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
 from tests.support.scripted import scripted_engine
 
@@ -91,17 +84,6 @@ async def test_alone(llm, path):
     (span,) = record.closed("AdaFuse.decode").values()
     (start,) = [*record.named("LLMChatStartEvent"), *record.named("LLMCompletionStartEvent")]
     assert span.parent_id == start.span_id
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_eight_at_once(llm, path):
-    with recorded() as record:
-        asked = [prompt_of(path, f"Count {n}!") for n in range(8)]
-        said = await asyncio.gather(*(ask(llm, path, each) for each in asked))
-    assert all(each.text.split() == ["one"] * WORDS for each in said)
-    check(record, 8, f"AdaFuseLLM.{path}-")
-    parents = [span.parent_id for span in record.closed("AdaFuse.decode").values()]
-    assert len(set(parents)) == 8
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -202,67 +184,6 @@ async def test_opentelemetry_receives_every_round_under_a_child_span(llm, export
         first = next(event for event in span.events if event.name == "AdaFuseRoundEvent")
         assert first.attributes["text"].strip() == "one"
         assert list(first.attributes["proposers"]) == ["oak", "elm"]
-
-
-# Decisions in responses -------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-async def test_decisions_reach_the_response(llm):
-    engine, streaming = query_engine(llm), query_engine(llm, streaming=True)
-    with DecisionHandler() as handler:
-        responses = [engine.query("How many?"), await engine.aquery("How many?")]
-        responses += await asyncio.gather(*(engine.aquery(f"{n}?") for n in range(8)))
-        read = streaming.query("How many?")
-        assert read.metadata["adafuse"] == []
-        str(read)
-        aread = await streaming.aquery("How many?")
-        await aread.get_response()
-    for response in (*responses, read, aread):
-        (raw,) = decisions_of(response)
-        assert json.loads(json.dumps(response.metadata))["adafuse"] == [raw.model_dump(mode="json")]
-        assert raw.summary == Summary.of(raw.rounds)
-        assert "".join(each.text for each in raw.rounds).split() == ["one"] * WORDS
-    assert not handler.open_spans
-    without = engine.query("How many?")
-    assert "adafuse" not in (without.metadata or {})
-    assert decisions_of(without) == decisions_of(object()) == []
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize(
-    "mode", ["simple", "context", "condense_plus_context", "condense_question"]
-)
-async def test_l8_decisions_reach_the_response_of_a_streaming_chat_engine(llm, mode, asynchronous):
-    history = [ChatMessage("Hello?"), ChatMessage("Hello!", role="assistant")]
-    if mode == "simple":
-        engine: Any = SimpleChatEngine.from_defaults(llm=llm)
-    elif mode == "context":
-        engine = ContextChatEngine.from_defaults(retriever=Fixed(), llm=llm)
-    elif mode == "condense_question":
-        engine = CondenseQuestionChatEngine.from_defaults(query_engine(llm), llm=llm)
-    else:
-        engine = CondensePlusContextChatEngine.from_defaults(Fixed(), llm=llm)
-
-    async def read() -> Any:
-        if asynchronous:
-            response = await engine.astream_chat("How many?", history)
-            return response, "".join([token async for token in response.async_response_gen()])
-        response = engine.stream_chat("How many?", history)
-        return response, "".join(response.response_gen)
-
-    with DecisionHandler():
-        told = [await read(), await read()]
-    for response, text in told:
-        decisions = decisions_of(response)
-        texts = ["".join(each.text for each in raw.rounds) for raw in decisions]
-        assert len(texts) == (2 if "condense" in mode else 1)
-        assert texts[0].split() == ["one"] * WORDS
-        assert texts[-1] == text
-        assert json.dumps(response.metadata)
-    later, _ = await read()
-    assert decisions_of(later) == []
 
 
 def test_events_say_what_was_forced_and_how_likely_a_choice_was():

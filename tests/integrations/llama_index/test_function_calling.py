@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +14,8 @@ from llama_index.core.agent.workflow import (
     AgentWorkflow,
     CodeActAgent,
     FunctionAgent,
-    ReActAgent,
     ToolCallResult,
 )
-from llama_index.core.agent.workflow import ToolCall as AgentToolCall
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -26,17 +23,17 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import BaseModel, Field
+from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.selectors import PydanticMultiSelector, PydanticSingleSelector
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
+from llama_index.llms.adafuse import AdaFuseLLM
 from llama_index.llms.adafuse._calls import Reply
 from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
-from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
+from adafuse_llm import AdaFuseEngine, InvalidInputError, MalformedReplyError
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.strategies import FixedWords
 from adafuse_llm.text.chat import Tool
@@ -131,15 +128,6 @@ def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, fr
     assert calls_of(llm.chat_with_tools([ADD], "12 plus 7?"))  # requested in the prompt
 
 
-@pytest.mark.quick
-def test_a_workflow_takes_the_agent_that_fits(llm, free):
-    agents = [
-        type(AgentWorkflow.from_tools_or_functions([add], llm=each).agents["Agent"])
-        for each in (llm, free)
-    ]
-    assert agents == [FunctionAgent, ReActAgent]
-
-
 # Agents ------------------------------------------------------------------------------------------
 
 
@@ -156,49 +144,6 @@ async def test_l7_a_function_agent(llm, streaming):
     if streaming:
         shown = [event for event in events if isinstance(event, AgentStream)]
         assert "".join(event.delta for event in shown) == "It is 19."
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_l7_members_that_refuse_to_call_must(stubborn_llm, streaming):
-    agent = FunctionAgent(
-        tools=[add, greet], llm=stubborn_llm, streaming=streaming, initial_tool_choice="greet"
-    )
-    handler = agent.run("Hello?")
-    results = [e async for e in handler.stream_events() if type(e) is ToolCallResult]
-    assert str(await handler) == stubborn("")
-    assert [result.tool_name for result in results] == ["greet"]
-    assert isinstance(results[0].tool_kwargs["name"], str)
-    assert not results[0].tool_output.is_error
-
-
-async def test_function_agents_hand_over_to_each_other():
-    def two(prompt: str) -> str:
-        if "You carry bags" in prompt:
-            return written_call("handoff", to_agent="Clerk", reason="prices")
-        return "19 crowns." if '"content": "19"' in prompt else SUM
-
-    with scripted_engine(two) as engine:
-        llm = AdaFuseLLM(engine=engine)
-        porter = FunctionAgent(
-            name="Porter",
-            description="Carries bags.",
-            system_prompt="You carry bags.",
-            llm=llm,
-            can_handoff_to=["Clerk"],
-        )
-        clerk = FunctionAgent(
-            name="Clerk",
-            description="Knows prices.",
-            system_prompt="You know prices.",
-            tools=[add],
-            llm=llm,
-        )
-        workflow = AgentWorkflow(agents=[porter, clerk], root_agent="Porter")
-        handler = workflow.run(user_msg="What does the bread cost?")
-        calls = [e async for e in handler.stream_events() if type(e) is AgentToolCall]
-        response: Any = await handler
-    assert [call.tool_name for call in calls] == ["handoff", "add"]
-    assert (str(response), response.current_agent_name) == ("19 crowns.", "Clerk")
 
 
 async def test_a_code_act_agent_hands_over():
@@ -313,7 +258,7 @@ async def test_a_request_that_cannot_be_made_is_an_error_before_any_computation(
     options = {"tools": [ADD], **options}
     with recorded() as record:
         for way in WAYS:
-            with pytest.raises(AdaFuseLLMError, match=message):
+            with pytest.raises(InvalidInputError, match=message):
                 await with_tools(free, way, user_msg="12 plus 7?", **options)
     assert not record.named("AdaFuseRoundEvent")
 
@@ -323,9 +268,9 @@ def test_tools_of_a_chat_are_dicts_or_tools(llm):
     for tool in (ADD, described, described["function"]):
         response = llm.chat([ChatMessage("12 plus 7?")], tools=[tool], tool_choice="add")
         assert calls_of(response) == [("add", {"a": 12, "b": 7})]
-    with pytest.raises(AdaFuseLLMError, match="tools must be tools of LlamaIndex, or dicts"):
+    with pytest.raises(InvalidInputError, match="tools must be tools of LlamaIndex, or dicts"):
         llm.chat([ChatMessage("12 plus 7?")], tools=[add])
-    with pytest.raises(AdaFuseLLMError, match="parallel_tool_calls must be True or False"):
+    with pytest.raises(InvalidInputError, match="parallel_tool_calls must be True or False"):
         llm.chat([ChatMessage("12 plus 7?")], tools=[ADD], parallel_tool_calls="no")
 
 
@@ -449,38 +394,11 @@ async def test_a_call_that_cannot_be_used_is_asked_for_again(way, reply, reason)
         (response,) = await with_tools(llm, way, **asked)
         assert calls_of(response) == [("add", {"a": 12, "b": 7})]
         once = AdaFuseLLM(engine=engine, enforce=False, retries=0)
-        with pytest.raises(AdaFuseLLMError, match=f"in 1 attempts.*{reason}") as caught:
+        with pytest.raises(MalformedReplyError, match=f"in 1 attempts.*{reason}"):
             await with_tools(once, way, **asked)
-        assert isinstance(caught.value.__cause__, MalformedReplyError)
     corrected = [text for text in seen if "cannot be used" in text and "<<" in text]
     assert corrected
     assert all(text.count("<<") == 1 and "<<12 plus 7?>>" in text for text in corrected)
-
-
-class Lists(BaseModel):
-    values: list[int] = Field(json_schema_extra={"uniqueItems": True})
-
-
-UNIQUE = FunctionTool.from_defaults(sum, name="total", fn_schema=Lists)
-
-
-async def test_a_schema_that_is_refused_is_requested_in_the_prompt(caplog):
-    def script(prompt: str) -> str:
-        return written_call("total", values=[1, 2])
-
-    with scripted_engine(script) as engine, caplog.at_level(logging.WARNING):
-        llm = AdaFuseLLM(engine=engine)
-        for way in (*WAYS, *WAYS):
-            *_, last = await with_tools(llm, way, [UNIQUE], "1 and 2?", tool_required=True)
-            assert calls_of(last) == [("total", {"values": [1, 2]})]
-        (warning,) = [each for each in caplog.records if "not enforced" in each.message]
-        assert "'total'" in warning.message
-        assert "uniqueItems" in warning.message
-        strict = AdaFuseLLM(engine=engine, enforce=True)
-        for way in WAYS:
-            with pytest.raises(AdaFuseLLMError, match="uniqueItems") as caught:
-                await with_tools(strict, way, [UNIQUE], "1 and 2?")
-            assert isinstance(caught.value.__cause__, GrammarError)
 
 
 # Programs and selectors --------------------------------------------------------------------------
@@ -532,36 +450,18 @@ async def predicted(llm: Any, asynchronous: bool, tools: Sequence[Any], *args: A
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("enforce", ["auto", False])
-async def test_tools_are_predicted_and_called(llm, free, asynchronous, enforce):
-    asked = {"auto": llm, False: free}[enforce]
-    options: dict[str, Any] = {"tool_choice": "auto"}  # a ReAct step otherwise, where it is free
+async def test_tools_are_predicted_and_called(llm, asynchronous):
     question = "Do both: 12 plus 7, greet."
     response = await predicted(
-        asked, asynchronous, [ADD, GREET], question, allow_parallel_tool_calls=True, **options
+        llm, asynchronous, [ADD, GREET], question, allow_parallel_tool_calls=True
     )
     assert response.response == "19\n\nGood day, Zoë."
     assert [source.tool_name for source in response.sources] == ["add", "greet"]
-    response = await predicted(asked, asynchronous, [ADD, GREET], question, **options)
+    response = await predicted(llm, asynchronous, [ADD, GREET], question)
     assert [source.tool_name for source in response.sources] == ["add"]
-    with pytest.raises(AdaFuseLLMError, match=r"calls no tool: 'I only add\.'") as caught:
-        await predicted(asked, asynchronous, [ADD], "What can you do?", **options)
-    assert isinstance(caught.value.__cause__, MalformedReplyError)
+    with pytest.raises(MalformedReplyError, match="calls no tool"):
+        await predicted(llm, asynchronous, [ADD], "What can you do?")
     response = await predicted(
-        asked, asynchronous, [ADD], "What can you do?", error_on_no_tool_call=False, **options
+        llm, asynchronous, [ADD], "What can you do?", error_on_no_tool_call=False
     )
     assert (response.response, response.sources) == ("I only add.", [])
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-async def test_a_tool_that_fails(llm, asynchronous):
-    def add(a: int, b: int) -> int:
-        raise OSError("the abacus is broken")
-
-    broken = FunctionTool.from_defaults(add)
-    response = await predicted(llm, asynchronous, [broken], "12 plus 7?", tool_required=True)
-    assert "abacus" in response.response
-    assert response.sources[0].is_error
-    with pytest.raises(AdaFuseLLMError, match=r"'add' failed: .*abacus") as caught:
-        await predicted(llm, asynchronous, [broken], "12 plus 7?", error_on_tool_error=True)
-    assert isinstance(caught.value.__cause__, InvalidInputError)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 from llama_index.llms.adafuse import AdaFuseLLM
-from llama_index.llms.huggingface import HuggingFaceLLM
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
+from adafuse_llm import AdaFuseEngine, InvalidInputError
 from adafuse_llm.backends import FakeBackend
 from tests.support.paths import ROOT
 from tests.support.real_pages import SHOWN, needs_real_models, put_embedded
@@ -68,33 +65,6 @@ def test_every_block_of_the_guide_runs_offline_and_prints_what_it_says(tmp_path)
     for (block, expected), said in zip(blocks, printed, strict=True):
         if not needs_real_models(block):  # tests/real/test_pages.py checks what those print
             assert not expected or said.strip() == expected.strip()
-
-
-def rows() -> list[tuple[list[str], list[str]]]:
-    """Names in the first two columns of the migration table."""
-    table = GUIDE.split("## From HuggingFaceLLM")[1].split("\n\n")[1]
-    cells = [line.split("|")[1:3] for line in table.splitlines()[2:]]
-    return [(re.findall(r"`(\w+)`", old), re.findall(r"\w+", new)) for old, new in cells]
-
-
-def test_the_migration_table_covers_every_parameter():
-    known = [*inspect.signature(HuggingFaceLLM.__init__).parameters][1:]
-    assert sorted(name for old, _ in rows() for name in old) == sorted(known)
-
-
-def test_the_migration_table_is_true():
-    takes = {*AdaFuseLLM.model_fields, "engine"}
-    engine = AdaFuseEngine([FakeBackend("oak", lambda text: {"<end>": 1.0})])
-    for (old,), new in rows():
-        if new == ["same"]:
-            assert old in takes
-        elif new == ["none"]:
-            with pytest.raises(InvalidOptionError, match=f"option '{old}'"):
-                unknown: dict[str, Any] = {old: 1}
-                AdaFuseLLM(engine=engine, **unknown)
-        else:
-            assert new
-            assert {*new} <= takes
 
 
 def test_programs_that_need_function_calls_are_refused():

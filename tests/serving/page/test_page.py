@@ -28,7 +28,6 @@ from tests.support.chat_page import (
     mark_of,
 )
 from tests.support.colors import contrast
-from tests.support.thinkers import thinkers
 
 # ---- Without a browser ----
 
@@ -171,22 +170,6 @@ def test_reasoning_folds_and_its_spans_have_rounds(visit, engine) -> None:
     spans = tab.spans.evaluate_all("e => e.map(e => [Number(e.dataset.round), e.textContent])")
     assert [place for place, _ in spans] == sorted(place for place, _ in spans)
     assert all(text in rounds[place].text for place, text in spans)
-
-
-def test_private_reasoning_folds_by_member(visit, front) -> None:
-    def script(prompt: str) -> str:
-        return "It *is*.\n\n```\nx\n</think>\n\nYes." if prompt.endswith("<think>\n") else "Yes."
-
-    with thinkers("deepseek-1", "deepseek-2", script=script, private_reasoning=50) as engine:
-        front.app = create_app(engine)
-        tab = visit()
-        tab.say("Is it?")
-        assert tab.answer == "Yes."
-        tab.page.get_by_text("Reasoning").click()
-        folded = tab.page.locator(".reasoning .answer")
-        assert folded.locator("pre").count() == 2
-        assert "deepseek-2:" not in "".join(folded.locator("pre").all_inner_texts())
-        assert folded.locator("em").all_inner_texts() == ["is", "is"]
 
 
 def test_a_reload_keeps_conversation_and_draft(visit, members) -> None:

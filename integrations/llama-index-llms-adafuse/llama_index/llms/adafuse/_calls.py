@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -35,18 +35,11 @@ from adafuse_llm.adapters.reply import (
 )
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
 
-if TYPE_CHECKING:
-    from llama_index.core.chat_engine.types import AgentChatResponse
-    from llama_index.core.tools import ToolOutput
-
 TOOL_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Keywords of `AdaFuseLLM.chat` that concern tools."""
 
 WARNINGS_KEY = "adafuse_warnings"
 """Key in the ``additional_kwargs`` of responses, with what is wrong with the calls of a reply."""
-
-REACT_KEYWORDS = ("react_chat_formatter", "output_parser", "tool_retriever", "memory")
-"""Keywords of `AdaFuseLLM.predict_and_call` that concern a ReAct agent."""
 
 
 def form_of(keywords: Mapping[str, Any]) -> ReplyForm:
@@ -306,29 +299,3 @@ def conversation_of(
     if isinstance(user_msg, str):
         user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
     return [*(chat_history or []), *([user_msg] if user_msg else [])]
-
-
-def agent_response(reply: ChatResponse, outputs: Sequence[ToolOutput]) -> AgentChatResponse:
-    """Return the outputs of tools, or the text of a reply that calls no tool."""
-    from llama_index.core.chat_engine.types import AgentChatResponse
-
-    if not outputs:
-        return AgentChatResponse(reply.message.content or "")
-    return AgentChatResponse("\n\n".join(output.content for output in outputs), list(outputs))
-
-
-def checked_response(
-    response: AgentChatResponse, error_on_no_tool_call: bool, error_on_tool_error: bool
-) -> AgentChatResponse:
-    """Return a response if it has no error that the caller wants to see.
-
-    Raises:
-        MalformedReplyError: no tool was called.
-        InvalidInputError: a tool failed.
-    """
-    if error_on_no_tool_call and not response.sources:
-        raise MalformedReplyError(f"the response calls no tool: {response.response!r:.200}")
-    failed = [source for source in response.sources if source.is_error]
-    if error_on_tool_error and failed:
-        raise InvalidInputError(f"the tool {failed[0].tool_name!r} failed: {failed[0].content}")
-    return response

@@ -17,7 +17,6 @@ import llama_index_instrumentation.dispatcher as instrumentation
 from llama_index.core.base.llms.types import LogProb
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.llms.adafuse._logprobs import token_logprobs
-from llama_index.llms.adafuse.errors import aadapter_errors, adapter_errors
 from llama_index.llms.adafuse.events import (
     AdaFuseGenerationEndEvent,
     AdaFuseGenerationStartEvent,
@@ -247,13 +246,9 @@ def _register(decode: Decode) -> None:
 def ends_when_closed(
     method: Callable[P, Generator[T, None, None]],
 ) -> Callable[P, Generator[T, None, None]]:
-    """Decorate a streaming method to end its decode when its generator is closed or deleted.
-
-    The method and its generator raise the errors of `adapter_errors`.
-    """
+    """Decorate a streaming method to end its decode when its generator is closed or deleted."""
 
     @functools.wraps(method)
-    @adapter_errors()
     def streaming(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         started: list[Decode] = []
         token = _STARTED.set(started)
@@ -272,7 +267,6 @@ def aends_when_closed(
     """Decorate an asynchronous streaming method in the same way as `ends_when_closed`."""
 
     @functools.wraps(method)
-    @aadapter_errors
     async def streaming(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
         started: list[Decode] = []
         token = _STARTED.set(started)
@@ -287,18 +281,16 @@ def aends_when_closed(
 
 def _relay(stream: Generator[T, None, None], decode: Decode) -> Generator[T, None, None]:
     try:
-        with adapter_errors():
-            yield from stream
+        yield from stream
     finally:
         decode.end()
 
 
 async def _arelay(stream: AsyncGenerator[T, None], decode: Decode) -> AsyncGenerator[T, None]:
     try:
-        with adapter_errors():
-            async with aclosing(stream):
-                async for item in stream:
-                    yield item
+        async with aclosing(stream):
+            async for item in stream:
+                yield item
     finally:
         decode.end()
 

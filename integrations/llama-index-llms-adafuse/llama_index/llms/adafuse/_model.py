@@ -14,7 +14,6 @@ from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
-from llama_index.llms.adafuse.errors import adapter_errors
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import (
@@ -171,12 +170,10 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
     logit_bias: dict[str, float] | None = _option("logit_bias")
     logprobs: bool | None = _option("logprobs")
     top_logprobs: int | None = _option("top_logprobs")
-    private_reasoning: int | None = _option("private_reasoning")
     chat_template_kwargs: dict[str, Any] | None = _option("chat_template_kwargs")
     continue_final_message: bool | None = _option("continue_final_message")
 
     _passed_engine: Engine | None = PrivateAttr(default=None)
-    _fixed_options: dict[str, Any] = PrivateAttr(default_factory=dict)
     _warnings: set[str] = PrivateAttr(default_factory=set)
 
     def __init__(
@@ -283,7 +280,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         self._ensemble.unload()
 
     @property
-    @adapter_errors()
     def metadata(self) -> LLMMetadata:
         """Context window, output limit and abilities.
 
@@ -369,11 +365,11 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         """Return the options of a call: those of the LLM, updated with the call's overrides."""
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
         options = {name: value for name, value in fields.items() if value is not None}
-        return merged_options(options, self._fixed_options, self._checked(overrides))
+        return merged_options(options, self._checked(overrides))
 
-    def _checked(self, given: Mapping[str, Any], *, extra: Sequence[str] = ()) -> dict[str, Any]:
+    def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call under the engine's names."""
-        return check_option_names(given, extra=extra)
+        return check_option_names(given)
 
     def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
         """Return the engine's options, overridden by `options`. This loads nothing."""
@@ -404,7 +400,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         return bool(self._told(lambda ensemble: ensemble.can_enforce()))
 
     def _warn_once(self, message: str) -> None:
-        """Log a warning, unless this LLM or a copy for a call already logged the same one."""
+        """Log a warning, unless this LLM already logged the same one."""
         if message not in self._warnings:
             self._warnings.add(message)
             logger.warning(message)

@@ -19,7 +19,6 @@ from llama_index.llms.adafuse._model import EnsembleLLM, without_constraints
 from llama_index.llms.adafuse._react import describes_steps, with_observation
 from llama_index.llms.adafuse._structured import Model
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
-from llama_index.llms.adafuse.errors import adapter_errors
 
 from adafuse_llm import InvalidInputError, InvalidOptionError, Request
 from adafuse_llm.adapters.conversation import to_conversation, to_messages
@@ -36,7 +35,6 @@ class RequestingLLM(EnsembleLLM):
     """An LLM that turns the arguments of LlamaIndex's methods into requests."""
 
     @property
-    @adapter_errors()
     def tokenizer(self) -> Callable[[str], list[int]]:
         """A function from a text to its tokens, for ``Settings.tokenizer``.
 
@@ -46,7 +44,6 @@ class RequestingLLM(EnsembleLLM):
         """
         return LongestTokenizer(self.engine, self._active_members(self._options({})))
 
-    @adapter_errors()
     def prompt_helper(self) -> PromptHelper:
         """Return a prompt helper that packs prompts by the members' own token counts.
 

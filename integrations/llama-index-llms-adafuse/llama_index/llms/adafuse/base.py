@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
@@ -22,25 +20,19 @@ from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictEndEvent,
     LLMStructuredPredictStartEvent,
 )
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.tools.calling import acall_tool_with_selection, call_tool_with_selection
-from llama_index.llms.adafuse._callbacks import chat_callback, completion_callback
 from llama_index.llms.adafuse._calls import (
-    REACT_KEYWORDS,
     CallAttempts,
     Reply,
-    agent_response,
-    checked_response,
     conversation_of,
     selections,
     to_openai_tool,
 )
 from llama_index.llms.adafuse._decode import aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._model import LLMOptions, merged_options
-from llama_index.llms.adafuse._react import with_observation
-from llama_index.llms.adafuse._requests import ONE, RequestingLLM
+from llama_index.llms.adafuse._model import LLMOptions
+from llama_index.llms.adafuse._requests import RequestingLLM
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
-from llama_index.llms.adafuse.errors import aadapter_errors, adapter_errors
 from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Unpack, override
 
@@ -62,9 +54,6 @@ class AdaFuseLLM(RequestingLLM):
     callback manager and the rate limiter. A pickled LLM contains the list of its members and its
     options, but no weights.
 
-    Calls raise an `AdaFuseLLMError` where other code of this package raises a `ValueError` or
-    `TypeError`, because LlamaIndex's response synthesizers ignore errors of these types.
-
     Args:
         members: folders, GGUF files, hub ids or `MemberSpec` objects; an empty list for the three
             small models that ship with adafuse-llm.
@@ -75,8 +64,8 @@ class AdaFuseLLM(RequestingLLM):
         context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They
             change nothing in the members.
         emit_events: whether to emit instrumentation events for the rounds.
-        retries: how many times structured prediction, `chat_with_tools` and `predict_and_call`
-            request another reply if a reply is malformed.
+        retries: how many times structured prediction and `chat_with_tools` request another reply if
+            a reply is malformed.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
             ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
@@ -115,22 +104,20 @@ class AdaFuseLLM(RequestingLLM):
 
     # The eight entry points -------------------------------------------------------------------
 
-    @adapter_errors()
-    @completion_callback
+    @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         decode, convert = self._completion(prompt, formatted, kwargs)
         return convert(decode.result())
 
     @ends_when_closed
-    @completion_callback
+    @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         decode, convert = self._completion(prompt, formatted, kwargs)
         return (convert(chunk) for chunk in decode.chunks())
 
-    @aadapter_errors
-    @completion_callback
+    @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
@@ -139,7 +126,7 @@ class AdaFuseLLM(RequestingLLM):
         return convert(await decode.aresult())
 
     @aends_when_closed
-    @completion_callback
+    @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
@@ -148,8 +135,7 @@ class AdaFuseLLM(RequestingLLM):
         chunks = await decode.achunks()
         return (convert(chunk) async for chunk in chunks)
 
-    @adapter_errors()
-    @chat_callback
+    @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the reply to a conversation.
 
@@ -159,26 +145,25 @@ class AdaFuseLLM(RequestingLLM):
                 ``parallel_tool_calls`` in the form of OpenAI; see `chat_with_tools`.
 
         Raises:
-            AdaFuseLLMError: the messages, the tools or an option cannot be used.
+            InvalidInputError: the messages, the tools or an option cannot be used.
         """
         request, form = self._request(messages, kwargs)
         return Reply(form).take(self._decode(request).result())
 
     @ends_when_closed
-    @chat_callback
+    @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         request, form = self._request(messages, kwargs)
         reply = Reply(form)
         return (reply.take(chunk) for chunk in self._decode(request).chunks())
 
-    @aadapter_errors
-    @chat_callback
+    @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request, form = await self._arequest(messages, kwargs)
         return Reply(form).take(await self._decode(request).aresult())
 
     @aends_when_closed
-    @chat_callback
+    @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
@@ -188,7 +173,6 @@ class AdaFuseLLM(RequestingLLM):
 
     # Choices ----------------------------------------------------------------------------------
 
-    @adapter_errors()
     @dispatcher.span
     def choose(
         self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], **kwargs: Any
@@ -204,12 +188,11 @@ class AdaFuseLLM(RequestingLLM):
             **kwargs: options of `AdaFuseConfig`.
 
         Raises:
-            AdaFuseLLMError: the prompt, the choices or an option cannot be used.
+            InvalidInputError: the prompt, the choices or an option cannot be used.
             DecodingError: no member can score all choices.
         """
         return self.engine.choose(**self._choice(prompt, choices, kwargs))
 
-    @aadapter_errors
     @dispatcher.span
     async def achoose(
         self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], **kwargs: Any
@@ -220,7 +203,6 @@ class AdaFuseLLM(RequestingLLM):
 
     # Structured prediction --------------------------------------------------------------------
 
-    @adapter_errors()
     def structured_predict(
         self,
         output_cls: type[Model],
@@ -236,8 +218,8 @@ class AdaFuseLLM(RequestingLLM):
         of the class refuses it, the LLM requests another one, up to `retries` times.
 
         Raises:
-            AdaFuseLLMError: no reply is a valid object (the cause is a `MalformedReplyError`), or
-                the prompt or an option cannot be used.
+            MalformedReplyError: no reply is a valid object.
+            InvalidInputError: the prompt or an option cannot be used.
         """
         attempts = self._attempts(output_cls, prompt, prompt_args)
         options = self._object_options(output_cls, llm_kwargs)
@@ -246,7 +228,6 @@ class AdaFuseLLM(RequestingLLM):
         dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
         return attempts.output
 
-    @aadapter_errors
     async def astructured_predict(
         self,
         output_cls: type[Model],
@@ -271,20 +252,18 @@ class AdaFuseLLM(RequestingLLM):
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
         """Yield partial objects during decoding, then the complete and valid object."""
-        with adapter_errors():
-            conversation = prompt.format_messages(llm=self, **prompt_args)
-            attempts = Attempts(output_cls, conversation, self.retries)
-            options = self._object_options(output_cls, llm_kwargs)
-            for messages in attempts:
-                partial, text = Partial(output_cls), ""
-                for chunk in self.stream_chat(messages, **options):
-                    text = chunk.message.content or ""
-                    if (obj := partial.take(text)) is not None:
-                        yield obj
-                attempts.take(text)
-            yield attempts.output
+        conversation = prompt.format_messages(llm=self, **prompt_args)
+        attempts = Attempts(output_cls, conversation, self.retries)
+        options = self._object_options(output_cls, llm_kwargs)
+        for messages in attempts:
+            partial, text = Partial(output_cls), ""
+            for chunk in self.stream_chat(messages, **options):
+                text = chunk.message.content or ""
+                if (obj := partial.take(text)) is not None:
+                    yield obj
+            attempts.take(text)
+        yield attempts.output
 
-    @aadapter_errors
     async def _structured_astream_call(
         self,
         output_cls: type[Model],
@@ -297,23 +276,21 @@ class AdaFuseLLM(RequestingLLM):
         options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
 
         async def objects() -> AsyncGenerator[Any, None]:
-            with adapter_errors():
-                for messages in attempts:
-                    partial, text = Partial(output_cls), ""
-                    stream = await self.astream_chat(messages, **options)
-                    async with aclosing(stream):
-                        async for chunk in stream:
-                            text = chunk.message.content or ""
-                            if (obj := partial.take(text)) is not None:
-                                yield obj
-                    attempts.take(text)
-                yield attempts.output
+            for messages in attempts:
+                partial, text = Partial(output_cls), ""
+                stream = await self.astream_chat(messages, **options)
+                async with aclosing(stream):
+                    async for chunk in stream:
+                        text = chunk.message.content or ""
+                        if (obj := partial.take(text)) is not None:
+                            yield obj
+                attempts.take(text)
+            yield attempts.output
 
         return objects()
 
     # Tools ------------------------------------------------------------------------------------
 
-    @adapter_errors()
     @override
     def chat_with_tools(
         self,
@@ -346,8 +323,8 @@ class AdaFuseLLM(RequestingLLM):
                 or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
 
         Raises:
-            AdaFuseLLMError: a tool, the choice or an option cannot be used, or no reply has the
-                requested form (the cause is a `MalformedReplyError`).
+            InvalidInputError: a tool, the choice or an option cannot be used.
+            MalformedReplyError: no reply has the requested form.
             MissingDependencyError: `enforce` is True and the extra is not installed.
         """
         request = self._prepare_chat_with_tools(
@@ -363,7 +340,6 @@ class AdaFuseLLM(RequestingLLM):
             attempts.take(self.chat(**keywords))
         return attempts.response
 
-    @aadapter_errors
     @override
     async def achat_with_tools(
         self,
@@ -389,7 +365,6 @@ class AdaFuseLLM(RequestingLLM):
             attempts.take(await self.achat(**keywords))
         return attempts.response
 
-    @adapter_errors()
     @override
     def _prepare_chat_with_tools(
         self,
@@ -413,7 +388,6 @@ class AdaFuseLLM(RequestingLLM):
             **kwargs,
         }
 
-    @adapter_errors()
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
@@ -422,7 +396,7 @@ class AdaFuseLLM(RequestingLLM):
         In a chunk, the arguments of the last call may be unfinished.
 
         Raises:
-            AdaFuseLLMError: there is no call and `error_on_no_tool_call` is true.
+            MalformedReplyError: there is no call and `error_on_no_tool_call` is true.
         """
         calls = selections(response.message)
         if not calls and error_on_no_tool_call:
@@ -433,118 +407,29 @@ class AdaFuseLLM(RequestingLLM):
             )
         return calls
 
-    @adapter_errors()
     @override
-    def predict_and_call(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        error_on_no_tool_call: bool | None = None,
-        error_on_tool_error: bool = False,
-        **kwargs: Any,
-    ) -> AgentChatResponse:
+    def predict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
         """Let the members select a tool, call it, and return its output.
 
         The members write a tool call as in `chat_with_tools` if the LLM is a function-calling
-        model, or if ``tool_choice`` or ``tool_required`` is given. Otherwise, or if an argument for
-        a ReAct agent is given, they write a step of a ReAct agent. Decoding then stops where they
-        would begin to invent a tool's result. If a call or step cannot be parsed, the LLM requests
-        another one, up to `retries` times.
-
-        Args:
-            tools: tools that the members can call.
-            user_msg: the user's message.
-            chat_history: earlier messages.
-            verbose: whether to print calls and their results.
-            allow_parallel_tool_calls: whether several tools can be called. A step of a ReAct agent
-                calls one.
-            error_on_no_tool_call: whether a response without a call is an error; otherwise, return
-                its text. Default: true, but false for a step of a ReAct agent.
-            error_on_tool_error: whether to raise an error if a tool fails; otherwise, return its
-                error as its output.
-            **kwargs: ``tool_choice`` and ``tool_required`` as in `chat_with_tools`;
-                `react_chat_formatter`, `output_parser`, `tool_retriever` and `memory` of a ReAct
-                agent; and options of `AdaFuseConfig`.
-
-        Raises:
-            AdaFuseLLMError: no call or step can be parsed (the cause is a `MalformedReplyError`),
-                a call is missing, a tool failed, or an option cannot be used.
+        model, and otherwise a step of a ReAct agent. See `FunctionCallingLLM.predict_and_call`.
         """
-        if self._takes_react_step(kwargs):
-            step = self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
-            with ThreadPoolExecutor(max_workers=1) as pool:  # an event loop may run in this thread
-                response = pool.submit(copy_context().run, asyncio.run, step).result()
-            return checked_response(response, error_on_no_tool_call or False, error_on_tool_error)
-        reply = self.chat_with_tools(
-            tools,
-            user_msg,
-            chat_history,
-            allow_parallel_tool_calls=allow_parallel_tool_calls,
-            **kwargs,
-        )
-        calls = self.get_tool_calls_from_response(reply, error_on_no_tool_call is not False)
-        outputs = [call_tool_with_selection(call, tools, verbose=verbose) for call in calls]
-        return checked_response(agent_response(reply, outputs), False, error_on_tool_error)
+        return super().predict_and_call(*args, **self._with_react_parts(kwargs))
 
-    @aadapter_errors
     @override
-    async def apredict_and_call(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        error_on_no_tool_call: bool | None = None,
-        error_on_tool_error: bool = False,
-        **kwargs: Any,
-    ) -> AgentChatResponse:
+    async def apredict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
         """Return what `predict_and_call` returns, without blocking the event loop."""
         await self._aload()
-        if self._takes_react_step(kwargs):
-            response = await self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
-            return checked_response(response, error_on_no_tool_call or False, error_on_tool_error)
-        reply = await self.achat_with_tools(
-            tools,
-            user_msg,
-            chat_history,
-            allow_parallel_tool_calls=allow_parallel_tool_calls,
-            **kwargs,
-        )
-        calls = self.get_tool_calls_from_response(reply, error_on_no_tool_call is not False)
-        outputs = await asyncio.gather(
-            *(acall_tool_with_selection(call, tools, verbose=verbose) for call in calls)
-        )
-        return checked_response(agent_response(reply, outputs), False, error_on_tool_error)
+        return await super().apredict_and_call(*args, **self._with_react_parts(kwargs))
 
-    def _takes_react_step(self, kwargs: Mapping[str, Any]) -> bool:
-        if any(kwargs.get(key) is not None for key in REACT_KEYWORDS):
-            return True
-        if kwargs.get("tool_choice") is not None or kwargs.get("tool_required"):
-            return False
-        return not self.metadata.is_function_calling_model
+    def _with_react_parts(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments with the parts that a ReAct agent needs; core would pass it None."""
+        if self.metadata.is_function_calling_model:
+            return kwargs
+        from llama_index.core.agent.react import ReActChatFormatter, ReActOutputParser
 
-    async def _step_and_call(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None,
-        chat_history: list[ChatMessage] | None,
-        verbose: bool,
-        kwargs: dict[str, Any],
-    ) -> AgentChatResponse:
-        from llama_index.llms.adafuse._tools import step_and_call
-
-        conversation = conversation_of(user_msg, chat_history)
-        agent = {key: kwargs[key] for key in REACT_KEYWORDS if kwargs.get(key) is not None}
-        given = {key: value for key, value in kwargs.items() if key not in REACT_KEYWORDS}
-        options = self._checked(given, extra=REACT_KEYWORDS)
-        stop = self._config(merged_options(self._options({}), options)).stop
-        llm = self.model_copy()
-        llm._fixed_options = {**ONE, **options, "stop": with_observation(stop)}
-        return await step_and_call(llm, tools, conversation, agent, self.retries, verbose=verbose)
+        parts = {"react_chat_formatter": ReActChatFormatter(), "output_parser": ReActOutputParser()}
+        return {**parts, **kwargs}
 
     def _attempts(
         self, output_cls: type[Model], prompt: BasePromptTemplate, prompt_args: dict[str, Any]

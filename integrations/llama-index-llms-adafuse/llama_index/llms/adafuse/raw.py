@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llama_index.core.bridge.pydantic import BaseModel, ConfigDict, Field
+from llama_index.core.bridge.pydantic import BaseModel, ConfigDict
 
 from adafuse_llm import Generation, Round, StreamEvent, Usage
 from adafuse_llm.results import FinishReason
@@ -45,8 +45,6 @@ class AdaFuseRaw(BaseModel):
             chunk has them.
         seed: the seed that gives the same response again; None if nothing was drawn. In a stream,
             only the last chunk has it.
-        thoughts: what each member reasoned alone, with the option `private_reasoning`. In a stream,
-            only the last chunk has it.
         alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
             and usage.
     """
@@ -58,7 +56,6 @@ class AdaFuseRaw(BaseModel):
     usage: TokenUsage | None = None
     summary: Summary | None = None
     seed: int | None = None
-    thoughts: dict[str, str] = Field(default_factory=dict)
     alternatives: tuple[Generation, ...] = ()
 
     def __repr__(self) -> str:
@@ -87,6 +84,5 @@ class AdaFuseRaw(BaseModel):
             usage=TokenUsage.of(generation.usage),
             summary=Summary.of(generation.rounds),
             seed=generation.seed,
-            thoughts=generation.thoughts,
             alternatives=generation.alternatives,
         )
