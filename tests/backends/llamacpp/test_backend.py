@@ -13,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, RuntimeConfig
-from adafuse_llm.backends import Backend, NodeQuery, TokenTree, conformance
+from adafuse_llm.backends import Backend, NodeQuery, TokenTree
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import ContextWindowError, MemberError, UnsupportedModelError
+from adafuse_llm.testing import BackendTests
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same
 from tests.support.gguf_files import embedded_gguf, write_gguf
@@ -82,22 +83,27 @@ def plain_logits(name: str) -> Callable[[Sequence[int]], list[float]]:
     return logits
 
 
-@functools.cache
-def subject(name: str, kind: str, *, own: bool) -> conformance.Subject:
-    if kind == "f32":
-        return conformance.Subject(lambda: gguf(name, own=own), logits=plain_logits(name))
-    return conformance.Subject(lambda: gguf(name, own=own, kind=kind), tolerance=0.2)
+class TestRules(BackendTests):
+    def member(self) -> Any:
+        return gguf("wren")
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        return plain_logits("wren")(ids)
 
 
-@pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
-@pytest.mark.parametrize(
-    ("name", "kind", "own"),
-    [*((name, "f32", True) for name in NAMES), ("wren", "f32", False), ("heron", "q8_0", True)],
-)
-def test_gguf_members_keep_the_rules(
-    check: conformance.Check, name: str, kind: str, own: bool
-) -> None:
-    check(subject(name, kind, own=own))
+class TestRulesWithTheVocabularyOfTheFile(BackendTests):
+    def member(self) -> Any:
+        return gguf("heron", own=True)
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        return plain_logits("heron")(ids)
+
+
+class TestRulesOfQuantizedMembers(BackendTests):
+    tolerance = 0.2
+
+    def member(self) -> Any:
+        return gguf("heron", own=True, kind="q8_0")
 
 
 PROMPTS = (
