@@ -67,15 +67,6 @@ def known_tokenizer(kind: str) -> Any:
     )
 
 
-def has_tokenizer(kind: str) -> bool:
-    """Whether `known_tokenizer` can make a tokenizer of this kind on this machine."""
-    try:
-        known_tokenizer(kind)
-    except pytest.skip.Exception:
-        return False
-    return True
-
-
 def _word_piece() -> PreTrainedTokenizerFast:
     core = Tokenizer(tokenizer_models.WordPiece(unk_token="[UNK]"))
     core.normalizer = normalizers.BertNormalizer()
