@@ -189,8 +189,9 @@ class _Bench:
     """A backend, random requests to it, and the numbers that it must return."""
 
     def __init__(self, tests: BackendTests) -> None:
-        self.tests, self.member = tests, (member := tests.member())
-        self.codec: TextCodec = getattr(member, "codec", None)
+        member: Any = tests.member()
+        self.tests, self.member = tests, member
+        self.codec: Any = getattr(member, "codec", None)
         for thing, protocol in ((member, base.Backend), (self.codec, TextCodec)):
             lacks = ", ".join(_missing(thing, protocol))
             assert not lacks, f"the {type(thing).__name__} has no {lacks} ({protocol.__name__})"
@@ -293,8 +294,8 @@ class _Bench:
                 node.next = got
                 self._where = f"after {len(tree.ids)} tokens and {tree.tokens(node)}"
                 self._compare(query, got, right)
-            for node, p, right in zip(query.score, result.logprobs, want.logprobs, strict=True):
-                self._near(f"the log-probability of {tree.tokens(node)}", p, right)
+            for node, p, q in zip(query.score, result.logprobs, want.logprobs, strict=True):
+                self._near(f"the log-probability of {tree.tokens(node)}", p, q)
         return results
 
     def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
@@ -306,20 +307,19 @@ class _Bench:
 
     def _anew(self, query: base.NodeQuery) -> base.NodeResult:
         """Return the result of a query, with a new request for each of its nodes."""
-        nexts, logprobs, old = [], [], query.tree
+        old, results = query.tree, list[base.NodeResult]()
         for node in (*query.evaluate, *query.score):
-            start = node if len(nexts) < len(query.evaluate) else node.parent or old.root
+            start = node if len(results) < len(query.evaluate) else node.parent or old.root
             tree = TokenTree([*old.ids, *old.tokens(start)], old.adjustment)
             tree.prompt_tokens = old.prompt_tokens
             tree.root.allowed, tree.root.draw = start.allowed, start.draw
             child = tree.child(tree.root, node.token)
             new = replace(query, tree=tree, evaluate=(tree.root,), score=(child,))
-            (result,) = self.member.evaluate([new])
+            results += self.member.evaluate([new])
             self.member.release(tree)
-            nexts += result.next
-            logprobs += result.logprobs
-        count = len(query.evaluate)
-        return base.NodeResult(tuple(nexts[:count]), tuple(logprobs[count:]), 0, 0)
+        nexts = tuple(each.next[0] for each in results[: len(query.evaluate)])
+        logprobs = tuple(each.logprobs[0] for each in results[len(query.evaluate) :])
+        return base.NodeResult(nexts, logprobs, 0, 0)
 
     def _compare(self, query: base.NodeQuery, got: Next, want: Next) -> None:
         count, fewest = len(got.tokens), sum(p > -math.inf for p in want.logprobs[: query.top])

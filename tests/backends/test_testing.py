@@ -98,6 +98,7 @@ class TestCaching(OfFakes):
 class TestTreeOfAModel(BackendTests):
     recipe = Recipe("llama", "bytelevel", seed=71)
     tolerance = TOLERANCE
+    steps = 30
 
     def member(self) -> Any:
         return backend(self.recipe)

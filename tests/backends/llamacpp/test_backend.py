@@ -84,6 +84,8 @@ def plain_logits(name: str) -> Callable[[Sequence[int]], list[float]]:
 
 
 class TestRules(BackendTests):
+    steps = 20
+
     def member(self) -> Any:
         return gguf("wren")
 
@@ -92,6 +94,8 @@ class TestRules(BackendTests):
 
 
 class TestRulesWithTheVocabularyOfTheFile(BackendTests):
+    steps = 20
+
     def member(self) -> Any:
         return gguf("heron", own=True)
 
@@ -101,6 +105,7 @@ class TestRulesWithTheVocabularyOfTheFile(BackendTests):
 
 class TestRulesOfQuantizedMembers(BackendTests):
     tolerance = 0.2
+    steps = 20
 
     def member(self) -> Any:
         return gguf("heron", own=True, kind="q8_0")
@@ -158,9 +163,9 @@ def test_every_kind_of_member_mixes_with_every_other() -> None:
     assert len(set(alone)) > 1
 
 
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("sequences", [256, 16])
-@pytest.mark.parametrize(("cells", "repeatable"), [(4096, False), (1024, False), (1024, True)])
+@pytest.mark.parametrize(
+    ("cells", "sequences", "repeatable"), [(4096, 256, False), (1024, 16, False), (1024, 16, True)]
+)
 def test_random_requests_get_the_numbers_of_transformers(
     cells: int, sequences: int, repeatable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ KEY = "s3cret-key"
 PROMPT = "The ferry to Orrin"
 
 every_api = pytest.mark.parametrize("api", APIS)
+one_api = pytest.mark.parametrize("api", APIS[:1])
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +392,7 @@ def test_a_wrong_key_is_an_error_that_does_not_show_it(
     loaded.close()
 
 
-@every_api
+@one_api
 def test_a_redirect_is_not_followed(
     api: str, folder: Path, running: Callable[[InferenceServer], str], monkeypatch: Any
 ) -> None:
@@ -403,7 +404,7 @@ def test_a_redirect_is_not_followed(
     assert not other.keys
 
 
-@every_api
+@one_api
 def test_a_busy_server_is_asked_again(
     api: str,
     folder: Path,
@@ -440,7 +441,7 @@ def test_errors_of_a_server_name_the_member_and_what_it_said(
     loaded.close()
 
 
-@every_api
+@one_api
 def test_a_request_goes_on_when_its_server_is_back(
     api: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -485,7 +486,7 @@ def test_another_model_behind_the_same_name_is_noticed(
     loaded.close()
 
 
-@every_api
+@one_api
 def test_another_model_that_refuses_the_requests_is_noticed(
     api: str, folder: Path, running: Callable[[InferenceServer], str]
 ) -> None:
@@ -500,7 +501,7 @@ def test_another_model_that_refuses_the_requests_is_noticed(
     loaded.close()
 
 
-@every_api
+@one_api
 def test_closing_ends_a_call_that_waits(api: str, folder: Path) -> None:
     with served(InferenceServer(api).app()) as url:
         loaded = member(url, folder, name="far")
