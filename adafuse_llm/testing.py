@@ -191,7 +191,7 @@ class _Bench:
     def __init__(self, tests: BackendTests) -> None:
         member: Any = tests.member()
         self.tests, self.member = tests, member
-        self.codec: Any = getattr(member, "codec", None)
+        self.codec: TextCodec = getattr(member, "codec", member)
         for thing, protocol in ((member, base.Backend), (self.codec, TextCodec)):
             lacks = ", ".join(_missing(thing, protocol))
             assert not lacks, f"the {type(thing).__name__} has no {lacks} ({protocol.__name__})"
