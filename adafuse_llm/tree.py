@@ -127,7 +127,7 @@ class TokenTree:
         state: the backend's state for this request, such as its cache. Only the backend uses it.
     """
 
-    __slots__ = ("adjustment", "cuts", "ids", "prompt_tokens", "root", "state")
+    __slots__ = ("__weakref__", "adjustment", "cuts", "ids", "prompt_tokens", "root", "state")
 
     def __init__(self, prompt: Sequence[int], adjustment: Adjustment | None = None) -> None:
         assert prompt, "a token tree needs at least one prompt token"

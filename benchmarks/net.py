@@ -83,7 +83,7 @@ SCHEMA = {
     "required": ["name", "size", "kind"],
     "additionalProperties": False,
 }
-DRAW = {"temperature": 0.8, "top_p": 0.9, "seed": 7}
+DRAW: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 7}
 
 Call = Callable[[AdaFuseEngine], Any]
 

@@ -2,7 +2,7 @@
 
 A backend implements one kind of member. The backend for Hugging Face models is in
 `adafuse_llm.backends.huggingface`. That backend imports torch, so this package does not export it.
-`adafuse_llm.backends.conformance` checks backends.
+`adafuse_llm.testing` has tests for backends.
 """
 
 from adafuse_llm.adjustment import Adjustment, Changes

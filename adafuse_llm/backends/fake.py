@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.adjustment import NOTHING, Changes, changed
+from adafuse_llm.adjustment import NOTHING, changed
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.forks import after_fork
-from adafuse_llm.sampling import Draw, token_codes
+from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
@@ -115,85 +115,92 @@ class FakeBackend:
         return self.free
 
     def _evaluate_one(self, query: NodeQuery) -> NodeResult:
-        tree = query.tree
-        summaries = tuple(
-            self._next(
-                [*tree.ids, *tree.tokens(node)],
-                query.top,
-                node.allowed,
-                node.draw,
-                tree.changes(node),
-            )
-            for node in query.evaluate
-        )
-        logprobs = []
-        for node in query.score:
-            assert node.parent is not None
-            before = [*tree.ids, *tree.tokens(node.parent)]
-            known = dict(_changed(self._distribution(before), tree.changes(node.parent)))
-            logprobs.append(known.get(node.token, -math.inf))
-        if query.word_ends:
-            summaries = tuple(
-                replace(summary, word_end_logprob=self._word_end(tree, node))
-                for node, summary in zip(query.evaluate, summaries, strict=True)
-            )
-        self.passes += len(summaries)
-        return NodeResult(summaries, tuple(logprobs), len(summaries), len(summaries))
+        self.passes += len(query.evaluate)
+        after = functools.partial(self._after, query.tree)
+        return answered(query, after, self._codec.texts, self.end_ids)
 
-    def _distribution(self, ids: Sequence[int]) -> list[tuple[int, float]]:
-        rule = self._rule(self._codec.decode(ids))
-        logprobs = [
-            (self._codec.token(text), math.log(p) if p > 0 else -math.inf)
-            for text, p in rule.items()
-        ]
-        return _ordered(logprobs)
+    def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
+        """Return the log-probabilities after a node by token id, in descending order."""
+        rule = self._rule(self._codec.decode([*tree.ids, *tree.tokens(node)]))
+        logprobs = {
+            self._codec.token(text): math.log(p) if p > 0 else -math.inf for text, p in rule.items()
+        }
+        changes = tree.changes(node)
+        if changes is not None:
+            logprobs = changed(logprobs, changes)
+        return ordered(logprobs)
 
-    def _next(
-        self,
-        ids: Sequence[int],
-        top: int,
-        allowed: bytes | None,
-        draw: Draw | None,
-        changes: Changes | None,
-    ) -> Next:
-        every = _changed(self._distribution(ids), changes)
-        likely = [(t, p) for t, p in every if allowed is None or is_allowed(allowed, t)]
-        if not likely:
-            raise ValueError(f"the rule returned no tokens after {self._codec.decode(ids)!r}")
-        tokens, logprobs = zip(*likely[:top], strict=True)
-        total = math.fsum(math.exp(logprob) for _, logprob in likely)
-        mass = 0.0 if allowed is None else math.log(total) if total > 0 else -math.inf
-        end_logprob = dict(every).get(self._codec.end_id, -math.inf)
-        return Next(tokens, logprobs, end_logprob, mass, self._drawn(likely, draw))
 
-    def _word_end(self, tree: TokenTree, node: Node) -> float:
-        known = self._distribution([*tree.ids, *tree.tokens(node)])
-        total = math.fsum(
-            math.exp(logprob)
-            for token, logprob in _changed(known, tree.changes(node))
-            if (node.allowed is None or is_allowed(node.allowed, token))
-            and (token in self.end_ids or self._codec.texts[token][:1].isspace())
-        )
-        return math.log(total) if total > 0 else -math.inf
+def ordered(logprobs: Mapping[int, float]) -> dict[int, float]:
+    """Return log-probabilities by token id in descending order, the lower id first among equals."""
+    return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
 
-    def _drawn(self, likely: Sequence[tuple[int, float]], draw: Draw | None) -> int | None:
-        if draw is None:
-            return None
+
+def answered(
+    query: NodeQuery,
+    after: Callable[[Node], Mapping[int, float]],
+    texts: Sequence[str],
+    end_ids: frozenset[int],
+) -> NodeResult:
+    """Return the result of a query about whole distributions.
+
+    Args:
+        query: the query.
+        after: returns the log-probabilities of all tokens after a node, as `ordered` does.
+        texts: as `RestrictsTokens.token_texts`. Ids beyond it have no text.
+        end_ids: as `Backend.end_ids`.
+
+    Raises:
+        ValueError: no token can follow a node.
+    """
+    nexts = tuple(_summary(query, node, after(node), texts, end_ids) for node in query.evaluate)
+    logprobs = []
+    for node in query.score:
+        assert node.parent is not None
+        logprobs.append(after(node.parent).get(node.token, -math.inf))
+    return NodeResult(nexts, tuple(logprobs), len(nexts), len(nexts))
+
+
+def _summary(
+    query: NodeQuery,
+    node: Node,
+    every: Mapping[int, float],
+    texts: Sequence[str],
+    end_ids: frozenset[int],
+) -> Next:
+    likely = every
+    if node.allowed is not None:
+        likely = {t: p for t, p in every.items() if is_allowed(node.allowed, t)}
+    if not likely:
+        raise ValueError(f"no token can follow {query.tree.tokens(node)!r}")
+    tokens = tuple(likely)[: query.top]
+    chosen = word_end = None
+    if node.draw is not None:
         from adafuse_llm.backends.gumbel import drawn  # numpy takes long to import
 
-        by_token = sorted(likely)
-        texts = self._codec.texts
-        codes = token_codes(texts, self.end_ids, len(texts))
-        place = drawn([p for _, p in by_token], [codes[t] for t, _ in by_token], draw)
-        return by_token[place][0]
+        ids = sorted(likely)
+        codes = token_codes(texts, end_ids, ids[-1] + 1)
+        chosen = ids[drawn([likely[t] for t in ids], [codes[t] for t in ids], node.draw)]
+    if query.word_ends:
+        spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
+        word_end = _total(likely, end_ids | spaces)
+    return Next(
+        tokens,
+        tuple(likely[token] for token in tokens),
+        _total(every, end_ids),
+        0.0 if node.allowed is None else _total(likely, likely),
+        chosen,
+        word_end,
+    )
 
 
-def _ordered(logprobs: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
-    return sorted(logprobs, key=lambda item: (-item[1], item[0]))
-
-
-def _changed(logprobs: list[tuple[int, float]], changes: Changes | None) -> list[tuple[int, float]]:
-    return logprobs if changes is None else _ordered(changed(dict(logprobs), changes).items())
+def _total(logprobs: Mapping[int, float], tokens: Iterable[int]) -> float:
+    """Return the natural logarithm of the total probability of some tokens."""
+    values = [logprobs[token] for token in tokens if token in logprobs]
+    highest = max(values, default=-math.inf)
+    if highest == -math.inf:
+        return highest
+    return highest + math.log(math.fsum(math.exp(value - highest) for value in values))
 
 
 class FakeCodec:

@@ -15,13 +15,14 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
-from adafuse_llm.backends import NodeQuery, TokenTree, conformance
+from adafuse_llm.backends import NodeQuery, TokenTree
 from tests.real.reference import CachedMember, reference_of
-from tests.real.test_conformance import check_draws
 from tests.real.test_equality import FACTS, NAMES, PROMPTS, given
 from tests.real.test_grammar import FORMS, check_forms
+from tests.real.test_rules import check_draws
 from tests.reference import Options, decode
 from tests.support.compare import assert_same
+from tests.support.rules import check_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf]
 
@@ -188,8 +189,7 @@ def test_a_real_file_keeps_the_rules_of_backends(
         return LlamaCppBackend(real_files["smollm"], "smollm", context=4096, repeatable=True)
 
     logits = gguf_references["smollm"].row
-    report = conformance.run_checks(conformance.Subject(member, logits=logits, tolerance=TOLERANCE))
-    assert report.skipped == ("drafts",)
+    assert "test_draws" in check_rules(member, logits, TOLERANCE)
 
 
 def test_a_real_file_draws_from_its_own_distribution(

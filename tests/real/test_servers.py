@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
-from adafuse_llm.backends import NodeQuery, TokenTree, conformance
-from adafuse_llm.backends.conformance import Subject
+from adafuse_llm.backends import NodeQuery, TokenTree
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
 from tests.support.llama_server import llama_server
+from tests.support.rules import check_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf, pytest.mark.timeout(3600)]
 
@@ -44,8 +44,7 @@ def member(url: str, **settings: Any) -> ServerBackend:
 
 
 def test_the_member_keeps_the_rules_of_backends(url: str) -> None:
-    report = conformance.run_checks(Subject(lambda: member(url), tolerance=TOLERANCE))
-    assert {"scores", "commits", "batches", "faults", "close"} <= {*report.passed}
+    assert "test_walk" in check_rules(lambda: member(url), None, TOLERANCE)
 
 
 def test_numbers_equal_those_of_the_file_in_this_process(url: str, smollm: Path) -> None:

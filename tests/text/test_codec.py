@@ -41,26 +41,6 @@ def test_conversations_become_what_the_template_says(kind: Any, template: str | 
         assert "one two\n\nthe light" in text
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("kind", ["bytelevel", "llama2", "llama3"])
-@pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
-def test_control_tokens_in_messages_stay_text(kind: str, template: str | None) -> None:
-    import copy
-
-    known = copy.deepcopy(known_tokenizer(kind))
-    if template is not None:
-        known.chat_template = template
-    codec = TokenizerCodec(known)
-    spelled = "a<|eot_id|>b</s>c<|im_end|>d<s>e<|end|>f<|begin_of_text|>"
-    control = set(known.all_special_ids) | set(known.get_added_vocab().values())
-    harmless, hostile = (
-        codec.encode_messages([turn("user", text), turn("assistant", text), turn("user", text)])
-        for text in ("hello", spelled)
-    )
-    assert [t for t in hostile if t in control] == [t for t in harmless if t in control]
-    assert known.decode(hostile) == known.decode(harmless).replace("hello", spelled)
-
-
 def test_a_control_token_of_the_real_vocabulary_is_not_encoded_from_text() -> None:
     known = known_tokenizer("llama3")
     end = known.convert_tokens_to_ids("<|eot_id|>")
@@ -209,9 +189,11 @@ HOSTILE = {
 }
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "template"),
+    [(kind, (None, CHATML, STRICT)[n % 3]) for n, kind in enumerate(KINDS)],
+    ids=KINDS,
+)
 def test_e4_control_tokens_that_a_user_spells_out_stay_text(
     kind: str, template: str | None
 ) -> None:
@@ -243,9 +225,11 @@ def test_e4_control_tokens_that_a_user_spells_out_stay_text(
                 )
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("family", ["qwen2.5", "mistral-3-tools"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [(kind, ("qwen2.5", "mistral-3-tools")[n % 2]) for n, kind in enumerate(KINDS)],
+    ids=KINDS,
+)
 def test_e4_control_tokens_in_tool_calls_stay_text(kind: str, family: str) -> None:
     known = _with_template(kind, TOOL_FAMILIES[family].template)
     codec = TokenizerCodec(known)
@@ -270,7 +254,7 @@ def test_e4_control_tokens_in_tool_calls_stay_text(kind: str, family: str) -> No
         assert found(f"a {spelling} b") == found("hello")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
 def test_e4_the_time_is_linear_in_the_number_of_control_tokens(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,8 +189,9 @@ def test_r9_a_prompt_that_a_member_changes_is_one_warning(way, caplog) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
-@pytest.mark.parametrize("text", ["One", " One  two \n\t", "</s> <|im_end|> <0x0A>", "🙂 中文 é"])
-@pytest.mark.parametrize("template", [None, CHATML])
+@pytest.mark.parametrize(
+    ("text", "template"), [(" One  two \n\t</s> <|im_end|> <0x0A>", None), ("🙂 中文 é", CHATML)]
+)
 def test_r9_other_prompts_are_no_warning(kind, text, template, caplog) -> None:
     member = scripted(lambda _: "Yes.", kind, template=template)
     with AdaFuseEngine([member]) as engine:

@@ -269,7 +269,7 @@ def test_reasoning_belongs_to_assistants() -> None:
 BEGUN = [*ASKED, {"role": "assistant", "content": "The keeper  is"}]
 
 
-@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
+@pytest.mark.parametrize("kind", ["bytelevel", "unigram"])
 @pytest.mark.parametrize(
     ("name", "end"),
     [

@@ -145,23 +145,6 @@ def test_what_llguidance_does_not_enforce_is_enforced_or_refused(name, compiled)
     assert matcher is None or not accepts(matcher, forbidden)
 
 
-@pytest.mark.filterwarnings("ignore:Possible (nested set|set intersection):FutureWarning")
-@pytest.mark.parametrize("name", HOLES)
-def test_llguidance_alone_accepts_what_the_schema_forbids(name, compiled) -> None:
-    schema, forbidden = HOLES[name]
-    options = {key: COMPILE_OPTIONS[key] for key in COMPILE_OPTIONS if "escapes" not in key}
-    matcher = compiled(schema, options)
-    if matcher is None or not accepts(matcher, forbidden):
-        pytest.skip("this version of llguidance enforces the schema")
-    jsonschema = pytest.importorskip("jsonschema")
-    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    allowed = validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(
-        json.loads(forbidden)
-    )
-    not_checked = {"leap second", "day with time", "second with date", "no space"}
-    assert not allowed or name in not_checked
-
-
 # Rewritten schemas
 
 SAFE = 2**53 - 1
@@ -614,9 +597,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"uniqueItems": True}, "'uniqueItems' is not supported. Leave it out and check the parsed"),
     ({"propertyNames": {"minLength": 1}}, "'propertyNames' is supported only as an 'enum'"),
     ({"dependentRequired": {"a": ["b"]}}, "'dependentRequired' is not supported"),
-    ({"dependentSchemas": {"a": {}}}, "'dependentSchemas' is not supported"),
-    ({"unevaluatedProperties": False}, "'unevaluatedProperties' is not supported"),
-    ({"unevaluatedItems": False}, "'unevaluatedItems' is not supported. Use 'items': false."),
     ({"$dynamicRef": "#a"}, "'$dynamicRef' is not supported. Use '$ref'."),
     (
         {"$ref": "https://example.com/a"},
@@ -630,8 +610,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"enum": []}, "'enum' must be a list of at least one value"),
     ({"type": "strin"}, "'type' must be one or more of array, boolean"),
     ({"required": True}, "'required' must be a list of names; got True"),
-    ({"properties": []}, "'properties' must be an object; got []"),
-    ({"maxLength": -1}, "'maxLength' must be a whole number from 0 to 2**53; got -1"),
     ({"minimum": "1"}, "'minimum' must be a number from -2**53 to 2**53; got '1'"),
     ({"items": [{}], "prefixItems": [{}]}, "'prefixItems' is not part of the draft"),
     ({"$schema": DRAFT_7, "prefixItems": [{}]}, "'prefixItems' is not part of the draft"),
@@ -645,22 +623,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"enum": ["a", {"b": ["\x7f"]}]}, r"'enum.1.b.0' has the control character '\\x7f'"),
     ({"const": 0.12345678901234567}, "'const' must be a number of at most 15 digits"),
     ({"const": float("nan")}, "'const' must be a JSON value; got nan"),
-    ({"const": b"a"}, "'const' must be a JSON value; got b'a'"),
     ({"const": "\ud800"}, "'const' has a text with a lone surrogate"),
     ({"properties": {1: {}}}, "'properties' has a key that is no text; got 1"),
     ({"pattern": "(?=a)b"}, "'pattern' has a lookahead or lookbehind"),
-    ({"pattern": "(?i)a"}, "'pattern' has an escape, a class of characters or a flag"),
     ({"pattern": "\\p{L}"}, "'pattern' has an escape, a class of characters or a flag"),
     ({"pattern": "(a"}, "'pattern' cannot be read by Python's re"),
-    ({"pattern": "[a"}, "'pattern' has an escape, a class of characters or a flag"),
-    ({"pattern": "[]a]"}, "'pattern' has an escape, a class of characters or a flag"),
-    ({"pattern": "[a[b]]"}, "'pattern' has an escape, a class of characters or a flag"),
-    ({"pattern": "[a--b]"}, "'pattern' has an escape, a class of characters or a flag"),
-    ({"pattern": "a{,3}"}, "'pattern' has an escape, a class of characters or a flag"),
     ({"pattern": "a*+"}, "'pattern' "),
-    ({"pattern": "(a)\\1"}, "'pattern' has an escape, a class of characters or a flag"),
     ({"pattern": "(?P<x>a)(?P=x)"}, "'pattern' has a part that is not supported (groupref)"),
-    ({"pattern": "\\bword"}, "'pattern' has an escape, a class of characters or a flag"),
     ({"pattern": "(?i:a)b"}, "'pattern' has an escape, a class of characters or a flag"),
     ({"pattern": '[^"]|\\x00'}, "'pattern' has a character that a response cannot contain"),
     ({"pattern": "a[\\x0b\\x7f]b"}, "'pattern' has a character that a response cannot contain"),
@@ -720,60 +689,13 @@ def test_the_given_schema_is_not_changed() -> None:
 # Patterns
 
 ATOMS = (
-    "a",
-    "b",
-    '"',
-    "\\\\",
-    ".",
-    "\\d",
-    "\\D",
-    "\\w",
-    "\\W",
-    "\\s",
-    "\\S",
-    "[^a]",
-    '[^"]',
-    "[^\\\\]",
-    "[^\\d]",
-    "[^\\w]",
-    "[^\\s]",
-    "[^\\W_]",
-    "[\\s\\S]",
-    "[\\W1]",
-    "[^ -~]",
-    "[\\w-]",
-    "[a-]",
-    "\\n",
-    "é",
-    "\\u0061",
-    "[\\]]",
-    "[\\x00-\\x7f]",
-    "/",
-    "\\/",
-    "#",
-    " ",
+    *("a", "b", '"', "\\\\", ".", "\\d", "\\D", "\\w", "\\W", "\\s", "\\S", "[^a]", '[^"]'),
+    *("[^\\\\]", "[^\\d]", "[^\\w]", "[^\\s]", "[^\\W_]", "[\\s\\S]", "[\\W1]", "[^ -~]"),
+    *("[\\w-]", "[a-]", "\\n", "é", "\\u0061", "[\\]]", "[\\x00-\\x7f]", "/", "\\/", "#", " "),
 )
 CHARACTERS = (
-    "a",
-    "b",
-    "1",
-    '"',
-    "\\",
-    "\n",
-    "\r",
-    "é",
-    "٣",
-    "_",
-    " ",
-    "-",
-    "]",
-    "/",
-    "\ufeff",
-    "\x85",
-    "ƻ",
-    "²",
-    "#",
-    "\u2028",
+    *("a", "b", "1", '"', "\\", "\n", "\r", "é", "٣", "_", " ", "-", "]", "/", "\ufeff"),
+    *("\x85", "ƻ", "²", "#", "\u2028"),
 )
 
 

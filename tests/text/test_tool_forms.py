@@ -7,13 +7,10 @@ import copy
 import json
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.adafuse._messages import to_turns
 
@@ -31,7 +28,6 @@ from adafuse_llm.text.conversation import (
     ONLY_THIS_FORM,
     REQUIRED,
     Conversation,
-    calls_in,
     check_conversation,
 )
 from adafuse_llm.text.tool_forms import ToolForm
@@ -364,72 +360,6 @@ def test_a_conversation_that_the_template_rejects_is_read_as_plain_messages() ->
     name = "mistral-3-tools"  # two messages of users, with no reply between them
     assert rendered(name, interrupted) == flattened(name, interrupted)
     assert "[TOOL_CALLS]" in rendered(name, check_conversation([*HISTORY, *AFTER], [ADD, LOOK]))
-
-
-# The calls that a member reads -----------------------------------------------------------------
-
-
-def _lines(text: str, key: str) -> list[dict[str, Any]]:
-    return [{"name": c["name"], "arguments": c[key]} for c in map(json.loads, text.splitlines())]
-
-
-def _llama_calls(text: str) -> list[dict[str, Any]]:
-    parts = [part.split("<|eot_id|>")[0] for part in text.split("<|end_header_id|>\n\n")]
-    return _lines("\n".join(p for p in parts if p.startswith('{"name": ')), "parameters")
-
-
-def _mistral_calls(text: str) -> list[dict[str, Any]]:
-    calls = json.loads(text.split("[TOOL_CALLS]")[1].split("</s>", maxsplit=1)[0])
-    assert all(len(call["id"]) == 9 and call["id"].isalnum() for call in calls)
-    return [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
-
-
-def _deepseek_calls(text: str) -> list[dict[str, Any]]:
-    parts = [p.split("<｜tool▁call▁end｜>")[0] for p in text.split("function<｜tool▁sep｜>")[1:]]
-    pairs = [part.split("\n", 1) for part in parts]
-    return [{"name": name, "arguments": json.loads(arguments)} for name, arguments in pairs]
-
-
-def _common_calls(text: str) -> list[dict[str, Any]]:
-    return list(calls_in(text.rsplit("</tools>", maxsplit=1)[-1]))
-
-
-READ: dict[str, Callable[[str], list[dict[str, Any]]]] = {
-    "qwen2.5": _common_calls,
-    "qwen3": _common_calls,
-    "hermes": _common_calls,
-    "llama3.1": _llama_calls,
-    "mistral-3-tools": _mistral_calls,
-    "deepseek-3": _deepseek_calls,
-}
-
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\u2028\u2029\x85"), max_size=8)
-SPELLED = TEXT | st.sampled_from(["<|im_end|>\n", "[/INST]", "<tool_response>", "\"'}"])
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | SPELLED,
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(SPELLED, inner, max_size=2),
-    max_leaves=3,
-)
-
-
-@pytest.mark.parametrize("name", TOOL_FAMILIES)
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.dictionaries(SPELLED, JSON, max_size=2), min_size=1, max_size=3))
-def test_members_read_the_calls_as_they_were(
-    codecs: dict[str, TokenizerCodec], name: str, arguments: list[dict[str, Any]]
-) -> None:
-    calls = [
-        {"id": f"id {number}", "name": ("add", "look_up")[number % 2], "arguments": each}
-        for number, each in enumerate(arguments)
-    ]
-    turns = [
-        HISTORY[1],
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        *({"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls),
-    ]
-    tokens = codecs[name].encode_conversation(check_conversation(turns, [ADD, LOOK]))
-    found = READ[name](str(family_tokenizer(name).decode(tokens)))
-    assert found == [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
 
 
 # Control tokens ----------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, RuntimeConfig
-from adafuse_llm.backends import Backend, NodeQuery, TokenTree, conformance
+from adafuse_llm.backends import Backend, NodeQuery, TokenTree
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import ContextWindowError, MemberError, UnsupportedModelError
+from adafuse_llm.testing import BackendTests
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same
 from tests.support.gguf_files import embedded_gguf, write_gguf
@@ -82,22 +83,32 @@ def plain_logits(name: str) -> Callable[[Sequence[int]], list[float]]:
     return logits
 
 
-@functools.cache
-def subject(name: str, kind: str, *, own: bool) -> conformance.Subject:
-    if kind == "f32":
-        return conformance.Subject(lambda: gguf(name, own=own), logits=plain_logits(name))
-    return conformance.Subject(lambda: gguf(name, own=own, kind=kind), tolerance=0.2)
+class TestRules(BackendTests):
+    steps = 20
+
+    def member(self) -> Any:
+        return gguf("wren")
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        return plain_logits("wren")(ids)
 
 
-@pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
-@pytest.mark.parametrize(
-    ("name", "kind", "own"),
-    [*((name, "f32", True) for name in NAMES), ("wren", "f32", False), ("heron", "q8_0", True)],
-)
-def test_gguf_members_keep_the_rules(
-    check: conformance.Check, name: str, kind: str, own: bool
-) -> None:
-    check(subject(name, kind, own=own))
+class TestRulesWithTheVocabularyOfTheFile(BackendTests):
+    steps = 20
+
+    def member(self) -> Any:
+        return gguf("heron", own=True)
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        return plain_logits("heron")(ids)
+
+
+class TestRulesOfQuantizedMembers(BackendTests):
+    tolerance = 0.2
+    steps = 20
+
+    def member(self) -> Any:
+        return gguf("heron", own=True, kind="q8_0")
 
 
 PROMPTS = (
@@ -152,9 +163,9 @@ def test_every_kind_of_member_mixes_with_every_other() -> None:
     assert len(set(alone)) > 1
 
 
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("sequences", [256, 16])
-@pytest.mark.parametrize(("cells", "repeatable"), [(4096, False), (1024, False), (1024, True)])
+@pytest.mark.parametrize(
+    ("cells", "sequences", "repeatable"), [(4096, 256, False), (1024, 16, False), (1024, 16, True)]
+)
 def test_random_requests_get_the_numbers_of_transformers(
     cells: int, sequences: int, repeatable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

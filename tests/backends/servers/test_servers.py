@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,13 +38,12 @@ from adafuse_llm.backends import (
     NodeQuery,
     RunsElsewhere,
     TokenTree,
-    conformance,
 )
-from adafuse_llm.backends.conformance import Check, Subject
 from adafuse_llm.backends.servers import connection
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.loading.members import load_members
+from adafuse_llm.testing import BackendTests
 from tests.support.inference_servers import APIS, RECIPE, InferenceServer
 from tests.support.models import Recipe, backend, model, tokenizer
 from tests.support.serving import served
@@ -54,6 +52,7 @@ KEY = "s3cret-key"
 PROMPT = "The ferry to Orrin"
 
 every_api = pytest.mark.parametrize("api", APIS)
+one_api = pytest.mark.parametrize("api", APIS[:1])
 
 
 @pytest.fixture(scope="module")
@@ -92,40 +91,23 @@ def ask(loaded: ServerBackend, text: str = PROMPT) -> Any:
         loaded.release(tree)
 
 
-@pytest.fixture(scope="module")
-def checked(folder: Path) -> Iterator[Callable[[str], tuple[InferenceServer, str, ServerBackend]]]:
-    """One server with its address and a member for all checks of an API."""
-    with ExitStack() as stack:
+class TestRules(BackendTests):
+    steps = 15
 
-        @functools.cache
-        def call(api: str) -> tuple[InferenceServer, str, ServerBackend]:
-            server = InferenceServer(api)
-            url = stack.enter_context(served(server.app()))
-            loaded = member(url, folder)
-            stack.callback(loaded.close)
-            return server, url, loaded
+    @pytest.fixture(autouse=True, params=APIS)
+    def _served(self, request: pytest.FixtureRequest, folder: Path) -> Iterator[None]:
+        self.server = InferenceServer(request.param)
+        with served(self.server.app()) as url:
+            self.loaded = member(url, folder)
+            yield
+            self.loaded.close()
+            self.loaded.close()
 
-        yield call
+    def member(self) -> ServerBackend:
+        return self.loaded
 
-
-@pytest.mark.sweep(2)
-@every_api
-@pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
-def test_the_member_keeps_the_rules(
-    check: Check,
-    api: str,
-    folder: Path,
-    checked: Callable[[str], tuple[InferenceServer, str, ServerBackend]],
-) -> None:
-    server, url, loaded = checked(api)
-    if check.name == "close":
-        loaded = member(url, folder)
-    applied = check(Subject(lambda: loaded, logits=lambda ids: server.logprobs(ids).tolist()))
-    extensions = {
-        *("token_texts", "masks", "word_ends", "draws", "adjustments", "placement", "drafts"),
-        *("grammars", "distribution"),
-    }
-    assert applied == (check.name not in extensions)
+    def logits(self, ids: Sequence[int]) -> Any:
+        return self.server.logprobs(ids).tolist()
 
 
 @pytest.mark.sweep(2)
@@ -403,7 +385,7 @@ def test_a_wrong_key_is_an_error_that_does_not_show_it(
     loaded.close()
 
 
-@every_api
+@one_api
 def test_a_redirect_is_not_followed(
     api: str, folder: Path, running: Callable[[InferenceServer], str], monkeypatch: Any
 ) -> None:
@@ -415,7 +397,7 @@ def test_a_redirect_is_not_followed(
     assert not other.keys
 
 
-@every_api
+@one_api
 def test_a_busy_server_is_asked_again(
     api: str,
     folder: Path,
@@ -452,7 +434,7 @@ def test_errors_of_a_server_name_the_member_and_what_it_said(
     loaded.close()
 
 
-@every_api
+@one_api
 def test_a_request_goes_on_when_its_server_is_back(
     api: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -497,7 +479,7 @@ def test_another_model_behind_the_same_name_is_noticed(
     loaded.close()
 
 
-@every_api
+@one_api
 def test_another_model_that_refuses_the_requests_is_noticed(
     api: str, folder: Path, running: Callable[[InferenceServer], str]
 ) -> None:
@@ -512,7 +494,7 @@ def test_another_model_that_refuses_the_requests_is_noticed(
     loaded.close()
 
 
-@every_api
+@one_api
 def test_closing_ends_a_call_that_waits(api: str, folder: Path) -> None:
     with served(InferenceServer(api).app()) as url:
         loaded = member(url, folder, name="far")

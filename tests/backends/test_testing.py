@@ -1,0 +1,200 @@
+"""`BackendTests`: our backends pass, and faults fail the tests of their rules."""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adafuse_llm.backends import FakeBackend, Next, TokenTree
+from adafuse_llm.backends.fake import END, FakeCodec
+from adafuse_llm.testing import BackendTests
+from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
+from tests.support.models import Recipe, backend, model, reference, tokenizer
+from tests.support.paths import ROOT
+
+VOCABULARY = (*string.ascii_letters, *" .,:\n<>/|_", "the", " and", "er")
+
+
+def rule(text: str) -> dict[str, float]:
+    chance = random.Random(text[-40:])
+    weights = {token: chance.random() ** 4 for token in (END, *VOCABULARY)}
+    return {token: weight / sum(weights.values()) for token, weight in weights.items()}
+
+
+FAKE = FakeBackend("fake", rule, VOCABULARY, is_complete=True)
+
+
+class OfFakes(BackendTests):
+    texts = ("The ferry to orrin leaves at nine", " and the post.", "\n  two, ", "a", " ")
+    odd_texts = ()
+    kind: type[FakeBackend] = FakeBackend
+    window: int | None = None
+
+    def member(self) -> FakeBackend:
+        return self.kind("fake", rule, VOCABULARY, self.window, is_complete=True)
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        tree = TokenTree(ids)
+        return [p for _, p in sorted(FAKE._after(tree, tree.root).items())]
+
+
+class Caching(FakeBackend):
+    """Keeps what it has computed: for a running request in `tree.state`, for others by all ids."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.finished: dict[tuple[int, ...], dict[int, float]] = {}
+
+    def evaluate(self, queries):
+        try:
+            return super().evaluate(queries)
+        except IndexError:
+            for query in queries:
+                self.forget(query.tree)
+            raise
+
+    def forget(self, tree):
+        tree.state = None
+
+    def _after(self, tree, node):
+        if tree.adjustment is not None:
+            return super()._after(tree, node)
+        known = self.known(tree)
+        if (path := tuple(tree.tokens(node))) not in known:
+            ids = self.key((*tree.ids, *path))
+            known[path] = self.finished.get(ids) or super()._after(tree, node)
+        return known[path]
+
+    def known(self, tree):
+        if not isinstance(tree.state, tuple) or tree.state[0] != tree.cuts:
+            tree.state = (tree.cuts, {})
+        return tree.state[1]
+
+    def key(self, ids):
+        return ids
+
+    def release(self, tree):
+        if isinstance(tree.state, tuple) and tree.state[0] == tree.cuts:
+            known = {self.key((*tree.ids, *path)): row for path, row in tree.state[1].items()}
+            self.finished |= known
+        tree.state = None
+
+
+class TestFakes(OfFakes):
+    window = 4
+
+
+class TestCachingWithoutLogits(OfFakes):
+    kind = Caching
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        return None
+
+
+class TestTreeOfAModel(BackendTests):
+    recipe = Recipe("llama", "bytelevel", seed=71)
+    tolerance = TOLERANCE
+    steps = 30
+
+    def member(self) -> Any:
+        return backend(self.recipe)
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        return reference(self.recipe).logits(ids)
+
+
+class TestPathsOfAModel(TestTreeOfAModel):
+    recipe = Recipe("mamba", "sentencepiece", seed=72, layers=1)
+    tolerance = SINGLE_TOLERANCE
+
+
+class KeepsStateAfterCommits(Caching):
+    def known(self, tree):
+        tree.state = (tree.cuts, tree.state[1] if isinstance(tree.state, tuple) else {})
+        return tree.state[1]
+
+
+class KeepsStateAfterFailures(Caching):
+    def forget(self, tree):
+        for path in tree.state[1] if isinstance(tree.state, tuple) else ():
+            tree.state[1][path] = dict.fromkeys(range(len(VOCABULARY) + 1), -4.0)
+
+
+class ReusesSimilarPrefixes(Caching):
+    def key(self, ids):
+        return ids[:-1]
+
+
+class NeverFrees(Caching):
+    def release(self, tree):
+        super().release(tree)
+        self.finished[id(tree),] = tree
+
+
+def changing(change: Callable[[Next], dict[str, Any]]) -> type[FakeBackend]:
+    class Changing(FakeBackend):
+        def _evaluate_one(self, query):
+            result = super()._evaluate_one(query)
+            wrong = tuple(replace(right, **change(right)) for right in result.next)
+            return replace(result, next=wrong)
+
+    return Changing
+
+
+class ReadsControlTokens(FakeCodec):
+    def encode_continuation(self, context, text):
+        first, *others = text.split(END)
+        ids = super().encode_continuation(context, first)[0]
+        for other in others:
+            ids += [self.end_id, *super().encode_continuation(context, other)[0]]
+        return ids, True
+
+
+def with_attributes(**attributes: Any) -> type[FakeBackend]:
+    return type("Member", (FakeBackend,), attributes)
+
+
+READS = property(lambda self: ReadsControlTokens(VOCABULARY, is_complete=True))
+MISSING = property()  # raises AttributeError
+
+FAULTS: dict[str, tuple[type[FakeBackend], str, str]] = {
+    "state after commits": (KeepsStateAfterCommits, "walk", "expected"),
+    "similar prefixes": (ReusesSimilarPrefixes, "walk", "expected"),
+    "end": (changing(lambda _: {"end_logprob": -1.0}), "walk", "end_logprob"),
+    "state after failures": (KeepsStateAfterFailures, "failures", "expected"),
+    "references": (NeverFrees, "release", "still refers"),
+    "mass": (changing(lambda _: {"mass": 0.0}), "masks", "mass"),
+    "word ends": (changing(lambda _: {"word_end_logprob": -1.0}), "masks", "word_end_logprob"),
+    "draws": (changing(lambda right: {"drawn": right.tokens[0]}), "draws", "draws are wrong"),
+    "control tokens": (with_attributes(codec=READS), "prompts", "ends a response"),
+    "half an extension": (with_attributes(free_bytes=MISSING), "attributes", "free_bytes"),
+    "no method": (with_attributes(evaluate=MISSING), "texts", "has no evaluate"),
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_fails_the_test_of_its_rule(name: str) -> None:
+    class Tests(OfFakes):
+        kind = FAULTS[name][0]
+
+    with pytest.raises(AssertionError, match=FAULTS[name][2]):
+        getattr(Tests(), f"test_{FAULTS[name][1]}")()
+
+
+def test_the_member_in_contributing_passes(tmp_path, monkeypatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    recipe = Recipe("llama", "bytelevel", seed=71, layers=1)
+    tokenizer(recipe.kind).save_pretrained(tmp_path / "path/to/model")
+    model(recipe).save_pretrained(tmp_path / "path/to/model")
+    monkeypatch.chdir(tmp_path)
+    exec(code, names := {})
+    names["TestPlainMember"].steps = 10
+    applied = names["TestPlainMember"].check_all()
+    assert {"test_walk", "test_failures", "test_texts"} <= {*applied}
