@@ -102,9 +102,9 @@ class FakeBackend:
     def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
         import numpy as np
 
-        known = self._distribution([*tree.ids, *tree.tokens(node)])
+        known = self._after(tree, node)  # this can add tokens to the vocabulary
         whole = np.full(len(self._codec.texts), -np.inf)
-        for token, logprob in _changed(known, tree.changes(node)):
+        for token, logprob in known.items():
             whole[token] = logprob
         return whole
 
