@@ -7,7 +7,6 @@ run       answer a test set and write one result per line; can be resumed
 eval      answer a benchmark, score it and compare systems
 serve     serve the ensemble to applications, in the form of OpenAI's API
 tune      find the best members and options, and test them against the best member alone
-report    summarize a run
 info      describe models and check whether they can work together
 
 Exit codes: 0 success; 1 unexpected failure, failed lines (`run`, `eval`), or members that cannot
@@ -157,13 +156,6 @@ def _serve() -> Callable[..., None]:
     )
 
 
-def _report() -> Callable[..., None]:
-    from adafuse_llm.cli.common import command
-    from adafuse_llm.cli.report import report
-
-    return command(report, decoding=False, loading=False)
-
-
 def _info() -> Callable[..., None]:
     from adafuse_llm.cli.common import command
     from adafuse_llm.cli.info import info
@@ -179,7 +171,6 @@ COMMANDS: Final[Mapping[str, Callable[[], Callable[..., None]]]] = {
     "eval": _eval,
     "serve": _serve,
     "tune": _tune,
-    "report": _report,
     "info": _info,
 }
 """The commands by name, each with a function that imports and creates it."""

@@ -404,7 +404,7 @@ def test_e12_json_has_no_control_characters(monkeypatch, encoding):
     assert ("é好🙂" in written) == (encoding == "utf-8")
 
 
-COMMANDS = ("ask", "generate", "run", "eval", "tune", "report", "info")
+COMMANDS = ("ask", "generate", "run", "eval", "tune", "info")
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])

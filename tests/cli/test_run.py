@@ -11,7 +11,6 @@ from adafuse_llm import (
     ContextWindowError,
     MemberError,
     MemberOutOfMemoryError,
-    Usage,
 )
 from adafuse_llm.evaluation.files import question_form, read_lines
 from tests.support.paths import BENCHMARKS
@@ -268,124 +267,6 @@ def test_the_papers_test_sets_are_read(name):
     assert "{question}" in question_form((BENCHMARKS / f"{name}.prompt.txt").read_text())
 
 
-@pytest.mark.quick
-def test_a_report_summarises_a_run(adafuse, fakes, tmp_path):
-    lines = [{"question": "Who founded the mill?", "answer": "Ada <Brook>"}, {"question": 3}]
-    test_set, output, html = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "report.html"))
-    test_set.write_text("\n".join(map(json.dumps, lines)))
-    adafuse("run", "--test-set", test_set, "--output", output, "--rounds")
-    result = adafuse("report", output, "--json", "--html", html)
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    (answer, _) = [json.loads(line) for line in output.read_text().splitlines()]
-    assert (told["answers"], told["failed"]) == (1, 1)
-    assert told["decisions"]["rounds"] == len(answer["rounds"])
-    assert told["cost"]["wren"]["forward_passes"] == answer["usage"]["forward_passes"]["wren"]
-    assert sum(told["decisions"]["words_per_round"].values()) == len(answer["rounds"])
-    shown = html.read_text()
-    assert "Ada &lt;Brook&gt;" in shown
-    assert "<Brook>" not in shown
-    assert "words per round" in adafuse("report", output).stdout
-
-
-@pytest.fixture
-def labeled(adafuse, fakes, tmp_path, monkeypatch):
-    """Results of four questions: one right, one wrong, one without a label, one that failed."""
-    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    items = [
-        {"question": "Who founded the mill?", "answer": ["ada brook did!", "x"]},
-        {"question": "Who founded the school?", "answer": "Ada Stone"},
-        {"question": "Who founded the bank?", "answer": None},
-        {"question": "Who founded the inn?", "answer": "Ada Brook did"},
-    ]
-    real = AdaFuseEngine.generate
-
-    def generate(self, prompt, **options):
-        if "the inn" in prompt:
-            raise MemberError("wren", "its logits are NaN")
-        return real(self, prompt, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    adafuse("run", "--test-set", path, "--output", output, "--rounds")
-    return output
-
-
-@pytest.mark.quick
-def test_s9_a_report_marks_right_and_wrong_answers(adafuse, labeled, tmp_path):
-    html = tmp_path / "report.html"
-    result = adafuse("report", labeled, "--html", html, env={"COLUMNS": "80"})
-    assert result.exit_code == 0, result.output
-    assert "33.3% (1 of 3, exact_match)" in result.stdout
-    rows = re.findall(r'<tr><td data-label="line">(\d)</td>(.*?)</tr>', html.read_text())
-    marks = {line: re.findall("✓ right|✗ wrong", row) for line, row in rows}
-    assert marks == {"1": ["✓ right"], "2": ["✗ wrong"], "3": [], "4": ["✗ wrong"]}
-    assert "33.3%" in html.read_text()
-    strict = json.loads(adafuse("report", labeled, "--metric", "verbatim", "--json").stdout)
-    assert strict["accuracy"] == {"metric": "verbatim", "labeled": 3, "right": 0}
-
-
-@pytest.mark.quick
-def test_s9_a_report_uses_the_metric_that_an_evaluation_recorded(adafuse, fakes, tmp_path):
-    data, output = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
-    data.write_text('{"question": "9+9?", "answer": "It is 18."}\n')
-    adafuse("eval", "--task", "gsm8k", "--data", data, "--output", output, "--rounds")
-    record = json.loads(output.read_text())
-    output.write_text(json.dumps(record | {"metrics": {"number": 100.0}}) + "\n")
-    assert "100.0% (1 of 1, number)" in adafuse("report", output).stdout
-    output.write_text(json.dumps(record | {"metrics": {"chrf": 62.1}}) + "\n")
-    assert "accuracy" not in adafuse("report", output).stdout
-    refused = adafuse("report", output, "--metric", "chrf")
-    assert refused.exit_code == 2
-    assert "--metric chrf gives partial scores" in refused.stderr
-
-
-@pytest.mark.quick
-def test_s9_a_report_without_labels_claims_no_accuracy(adafuse, labeled, tmp_path):
-    lines = [json.loads(line) for line in labeled.read_text().splitlines()]
-    labeled.write_text("".join(json.dumps(line | {"label": None}) + "\n" for line in lines))
-    html = tmp_path / "report.html"
-    result = adafuse("report", labeled, "--html", html)
-    assert result.exit_code == 0
-    assert "accuracy" not in result.stdout
-    assert not re.search("✓|✗|Accuracy", html.read_text())
-
-
-@pytest.mark.quick
-def test_s8_a_report_counts_rounds_backed_and_rounds_decided(adafuse, labeled, tmp_path):
-    html = tmp_path / "report.html"
-    result = adafuse("report", labeled, "--json", "--html", html)
-    decisions = json.loads(result.stdout)["decisions"]
-    rounds = [
-        r for line in labeled.read_text().splitlines() for r in json.loads(line).get("rounds", ())
-    ]
-    winners = [r["candidates"][r["winner"]]["proposers"] for r in rounds]
-    for name in ("wren", "heron"):
-        assert decisions["backed"][name] == sum(name in each for each in winners)
-        assert decisions["decided"][name] == winners.count([name])
-    shown = html.read_text()
-    assert "Rounds backed, by member" in shown
-    assert "Rounds decided, by member" in shown
-    assert "Rounds won" not in shown
-    table = adafuse("report", labeled, env={"COLUMNS": "80"}).stdout
-    (row,) = [line.split() for line in table.splitlines() if line.startswith("wren")]
-    assert row[1:3] == [str(decisions["backed"]["wren"]), str(decisions["decided"]["wren"])]
-
-
-@pytest.mark.quick
-def test_a_report_needs_results_with_rounds(adafuse, fakes, tmp_path):
-    test_set, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    test_set.write_text('{"question": "x", "answer": "y"}')
-    adafuse("run", "--test-set", test_set, "--output", output)
-    assert "--rounds" in adafuse("report", output).output
-    result = adafuse("report", test_set)
-    assert result.exit_code == 2
-    output.write_text("not json\n")
-    result = adafuse("report", output)
-    assert result.exit_code == 2
-    assert "line 1" in result.output
-
-
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", '["a", NaN]'])
 def test_e12_a_label_that_is_no_number_is_refused(adafuse, fakes, tmp_path, number):
     test_set, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -397,46 +278,6 @@ def test_e12_a_label_that_is_no_number_is_refused(adafuse, fakes, tmp_path, numb
         json.loads(line, parse_constant=pytest.fail) for line in output.read_text().splitlines()
     ]
     assert found["label"] is None
-
-
-@pytest.fixture
-def result_line():
-    """A result of `adafuse run --rounds`, as a dictionary to change."""
-    candidate = {"text": "x", "stops": True, "proposers": ["a"], "nll": {"a": 0.1}, "score": 0.1}
-    decided = {"index": 0, "candidates": [candidate], "winner": 0, "text": "x", "margins": {}}
-    usage = {name: {"a": 1} for name in Usage.model_fields}
-    return {
-        "line": 1, "question": "q", "pred": "x", "label": "x", "finish_reason": "stop",
-        "rounds": [{**decided, "elapsed": 1}], "usage": usage,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda line: line["rounds"][0].update(winner=3), "its winner cannot be number 3"),
-        (lambda line: line["rounds"][0].update(winner=-1), "its winner cannot be number -1"),
-        (lambda line: line["rounds"][0].update(candidates=[]), "round 0 has 0 candidates"),
-        (lambda line: line["usage"].update(prompt_tokens={"b": 1}), "name different members"),
-        (lambda line: line["usage"].pop("cached_tokens"), "usage.cached_tokens: Field required"),
-        (
-            lambda line: line.update(error="MemberError: x"),
-            "no answers: every line failed",
-        ),
-    ],
-)
-def test_e12_a_report_of_an_inconsistent_file_is_one_error(
-    adafuse, tmp_path, result_line, change, message
-):
-    path = tmp_path / "out.jsonl"
-    path.write_text(json.dumps(result_line) + "\n")
-    assert adafuse("report", path).exit_code == 0
-    change(result_line)
-    path.write_text(json.dumps(result_line) + "\n")
-    result = adafuse("report", path, "--html", tmp_path / "page.html")
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_link_to_the_output_stays_a_link(adafuse, fakes, tmp_path):
@@ -527,7 +368,6 @@ def test_log_probabilities_are_in_the_rounds(adafuse, fakes, tmp_path):
     assert "".join(token["text"] for token in tokens) == "Ada Brook did"
     assert tokens[1]["logprob"] == pytest.approx(math.log(0.8))
     assert all(len(token["top"]) == 1 for token in tokens)
-    assert adafuse("report", output, "--html", tmp_path / "page.html").exit_code == 0
 
 
 @pytest.mark.quick
