@@ -28,9 +28,9 @@ from typing import Any, Final
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded import heldout_questions, member_paths
-from adafuse_llm.evaluation.metrics import verbatim
-from adafuse_llm.evaluation.statistics import mcnemar, p_value
-from adafuse_llm.evaluation.tasks import TASKS, Question
+from benchmarks.paper.metrics import verbatim
+from benchmarks.paper.statistics import mcnemar, p_value
+from benchmarks.paper.tasks import TASKS, Question
 from training.world import SKILLS
 
 ENSEMBLE: Final = "ensemble"

@@ -25,11 +25,11 @@ from unittest import mock
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.embedded import heldout_questions, member_paths
-from adafuse_llm.evaluation.metrics import verbatim
-from adafuse_llm.evaluation.tasks import TASKS, Question
 from adafuse_llm.sampling import Draw, text_hash
 from adafuse_llm.summary import Summary
 from adafuse_llm.tree import Node
+from benchmarks.paper.metrics import verbatim
+from benchmarks.paper.tasks import TASKS, Question
 from training.world import SKILLS
 
 ENSEMBLE: Final = "ensemble"

@@ -28,8 +28,8 @@ from typing import Any, Final
 
 from adafuse_llm.embedded import heldout_questions, member_paths
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.evaluation.metrics import verbatim
-from adafuse_llm.evaluation.tasks import TASKS, Question
+from benchmarks.paper.metrics import verbatim
+from benchmarks.paper.tasks import TASKS, Question
 from training.freeze import PASSAGES, SEED, draw_questions
 from training.world import SKILLS
 

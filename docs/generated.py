@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from adafuse_llm.evaluation.statistics import SIGNIFICANT, chance, holm
+from benchmarks.paper.statistics import SIGNIFICANT, chance, holm
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 REPOSITORY = re.findall('^Repository = "(.+)"$', PYPROJECT.read_text("utf-8"), re.MULTILINE)[0]

@@ -28,7 +28,6 @@ def create_app() -> typer.Typer:
     import typer
 
     from adafuse_llm.cli.common import PlainCommand, command
-    from adafuse_llm.cli.eval import OPEN
     from adafuse_llm.config import AdaFuseConfig
     from benchmarks.paper.command import run_suite
     from benchmarks.paper.layout import OF_TASKS
@@ -36,7 +35,7 @@ def create_app() -> typer.Typer:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     of_rows = {"strategy", *AdaFuseConfig.model_fields} - set(OF_TASKS)
     app.command(cls=PlainCommand, context_settings={"help_option_names": ["-h", "--help"]})(
-        command(run_suite, hidden=of_rows, **OPEN)
+        command(run_suite, hidden=of_rows, stop=None, max_new_tokens=None)
     )
     return app
 

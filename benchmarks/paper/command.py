@@ -29,7 +29,6 @@ from adafuse_llm.cli.terminal import (
     progress_bar,
     stdout_console,
 )
-from adafuse_llm.evaluation.runner import Record
 from adafuse_llm.report.styles import printable
 from benchmarks.paper.arguments import (
     Arguments,
@@ -42,6 +41,7 @@ from benchmarks.paper.layout import SUITES, Part, parts_of
 from benchmarks.paper.page import suite_page
 from benchmarks.paper.report import Report, make_report, verdicts
 from benchmarks.paper.run import Cancelled, Job, Runner, chosen_members, jobs_of
+from benchmarks.paper.runner import Record
 from benchmarks.paper.sheets import Sheet, sheets
 from benchmarks.paper.workers import decode_in_processes
 

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from adafuse_llm.config import DEFAULT_BRANCHES, AdaFuseConfig
 from adafuse_llm.embedded import HELDOUT_KINDS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
-from adafuse_llm.evaluation.metrics import METRICS
-from adafuse_llm.evaluation.tasks import TASKS
 from adafuse_llm.report.page import count
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
+from benchmarks.paper.metrics import METRICS
+from benchmarks.paper.tasks import TASKS
 
 PAPER_TASKS = ("nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en")
 """Tasks of the paper's Table 1."""

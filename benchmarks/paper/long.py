@@ -18,12 +18,12 @@ from statistics import fmean, stdev
 
 from pydantic import TypeAdapter
 
-from adafuse_llm.evaluation.metrics import sentences
-from adafuse_llm.evaluation.runner import Record, lost
 from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Candidate, Round
 from adafuse_llm.summary import is_unanimous
 from benchmarks.paper.layout import Plain
+from benchmarks.paper.metrics import sentences
+from benchmarks.paper.runner import Record, lost
 
 LONG_SHARE = 0.2
 """Share of the questions of a task whose reference must have several sentences. A task with a

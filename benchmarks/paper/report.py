@@ -10,16 +10,16 @@ from typing import Any, Literal
 from pydantic import Field, computed_field, model_validator
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.evaluation.metrics import MeanMetric, Metric, Statistics
-from adafuse_llm.evaluation.runner import Evaluation, Record, compared, lost
-from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, Score, chance, compare, holm
 from adafuse_llm.report.page import count
 from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Round
 from adafuse_llm.summary import Summary
 from benchmarks.paper.layout import Kind, Part, Plain, Row, Size, Suite
 from benchmarks.paper.long import ALL_TASKS, Answered, Long, long_answers, rounds_of
+from benchmarks.paper.metrics import MeanMetric, Metric, Statistics
 from benchmarks.paper.run import WARM_UP, Answers, Work, question_count
+from benchmarks.paper.runner import Evaluation, Record, compared, lost
+from benchmarks.paper.statistics import SIGNIFICANT, Comparison, Score, chance, compare, holm
 
 Rival = Literal["best member", "best peer", "reference"]
 Verdict = Literal["above", "not shown", "below", "failed"]

@@ -18,17 +18,17 @@ from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, nearest
 from adafuse_llm.evaluation.files import Results, read_text
-from adafuse_llm.evaluation.metrics import Metric, load_metric
-from adafuse_llm.evaluation.runner import Record, answer_all, merged, unanswered
-from adafuse_llm.evaluation.tasks import (
+from adafuse_llm.strategies.base import Strategy
+from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Suite, settled
+from benchmarks.paper.metrics import Metric, load_metric
+from benchmarks.paper.runner import Record, answer_all, merged, unanswered
+from benchmarks.paper.tasks import (
     Question,
     Task,
     embedded_questions,
     load_task,
     strategy_identity,
 )
-from adafuse_llm.strategies.base import Strategy
-from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Suite, settled
 
 WARM_UP = 1
 """Number of questions that are answered before the timed ones, and not counted."""

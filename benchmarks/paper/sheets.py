@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, p_value
 from adafuse_llm.report.page import count
 from benchmarks.paper.long import ALL_TASKS, THIRDS, Decisions, Long, total
 from benchmarks.paper.report import Cell, Line, Report, Section
+from benchmarks.paper.statistics import SIGNIFICANT, Comparison, p_value
 
 NO_BREAK = "\u00a0"
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from adafuse_llm import AdaFuseEngine, MemberSpec
-from adafuse_llm.evaluation.metrics import load_metric, number
-from adafuse_llm.evaluation.statistics import interval, mcnemar, p_value
+from benchmarks.paper.metrics import load_metric, number
+from benchmarks.paper.statistics import interval, mcnemar, p_value
 from benchmarks.real.members import MEMBERS, real_folder
 
 SYSTEM = (

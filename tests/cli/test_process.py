@@ -172,7 +172,7 @@ with Results(Path(sys.argv[1])).lock():
     print("locked", flush=True)
     sys.stdin.read()
 """
-"""A program that locks an output, as `run` and `eval` do, until its input ends."""
+"""A program that locks an output, as `run` does, until its input ends."""
 
 
 @pytest.fixture
@@ -200,26 +200,22 @@ def hold():
 
 @pytest.fixture
 def jobs(tmp_path):
-    """The flags of commands that write results, by command, and their output."""
+    """The flags of a command that writes results, and its output."""
     test_set, output = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
     items = [{"question": f"{number}?", "answer": "Ada"} for number in range(4)]
     test_set.write_text("".join(json.dumps(item) + "\n" for item in items))
-    return {
-        "run": ["run", "--test-set", test_set, "--output", output],
-        "eval": ["eval", "--task", "nq", "--data", test_set, "--output", output],
-    }, output
+    return ["run", "--test-set", test_set, "--output", output], output
 
 
-@pytest.mark.parametrize("name", ["run", "eval"])
 def test_e6_a_second_process_with_the_same_output_is_refused_at_once(
-    adafuse, fakes, hold, jobs, name, tmp_path
+    adafuse, fakes, hold, jobs, tmp_path
 ):
     flags, output = jobs
     first = hold(output)
     link = tmp_path / "link.jsonl"
     link.symlink_to(output)
     for other in ([], ["--overwrite", "--max-words", 1], ["--output", link]):
-        refused = adafuse(*flags[name], *other)
+        refused = adafuse(*flags, *other)
         assert refused.exit_code == 2
         assert f"{output} is in use: process {first.pid} on " in refused.stderr
         assert " since 20" in refused.stderr
@@ -227,29 +223,27 @@ def test_e6_a_second_process_with_the_same_output_is_refused_at_once(
     assert not fakes  # nothing was loaded
     assert not output.exists()
     first.communicate(b"")
-    assert adafuse(*flags[name]).exit_code == 0
+    assert adafuse(*flags).exit_code == 0
     hold(output)
-    assert adafuse(*flags[name]).exit_code == 0  # to read the results needs no lock
+    assert adafuse(*flags).exit_code == 0  # to read the results needs no lock
 
 
-@pytest.mark.parametrize("name", ["run", "eval"])
-def test_e6_a_killed_process_leaves_no_lock(adafuse, fakes, hold, jobs, name):
+def test_e6_a_killed_process_leaves_no_lock(adafuse, fakes, hold, jobs):
     flags, output = jobs
-    assert adafuse(*flags[name]).exit_code == 0
+    assert adafuse(*flags).exit_code == 0
     whole = output.read_bytes()
     output.write_bytes(whole[: len(whole) // 2])
     first = hold(output)
-    assert adafuse(*flags[name]).exit_code == 2
+    assert adafuse(*flags).exit_code == 2
     first.send_signal(signal.SIGKILL)
     first.wait()
-    result = adafuse(*flags[name])
+    result = adafuse(*flags)
     assert result.exit_code == 0, result.output
     assert "resuming" in result.stderr
     assert [json.loads(line)["line"] for line in output.read_text().splitlines()] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("name", ["run", "eval"])
-def test_e6_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, name, monkeypatch):
+def test_e6_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, monkeypatch):
     flags, output = jobs
     refused = []
     real = AdaFuseEngine.generate
@@ -262,7 +256,7 @@ def test_e6_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, name
 
     monkeypatch.setattr(AdaFuseEngine, "generate", generate)
     for _ in range(2):
-        assert adafuse(*flags[name], "--overwrite").exit_code == 0
+        assert adafuse(*flags, "--overwrite").exit_code == 0
     assert len(refused) == 8
     with Results(output).lock():
         pass
@@ -273,7 +267,7 @@ def test_e12_a_full_disk_is_one_line_with_the_name_of_the_file(adafuse, fakes, j
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
     try:
-        result = adafuse(*flags["run"], "--rounds")
+        result = adafuse(*flags, "--rounds")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.exit_code == 2
@@ -293,7 +287,7 @@ def test_e12_an_output_that_is_not_a_file_is_refused(start, jobs, tmp_path, kind
     path = {"fifo": tmp_path / "pipe", "stdout": "/dev/stdout", "device": "/dev/null"}[kind]
     if kind == "fifo":
         os.mkfifo(path)
-    process = start(*flags["run"], "--output", path)
+    process = start(*flags, "--output", path)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert f"{path} is not a regular file" in errors.decode()

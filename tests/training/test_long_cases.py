@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from adafuse_llm.evaluation.metrics import sentences
+from benchmarks.paper.metrics import sentences
 from training.world import (
     ENDINGS,
     LONG_TASKS,

@@ -13,11 +13,11 @@ import pytest
 from adafuse_llm import AdaFuseEngine, MemberError, MemberOutOfMemoryError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.evaluation.tasks import embedded_questions, load_task
 from adafuse_llm.strategies.registry import NAMED
 from benchmarks.paper import command
 from benchmarks.paper.layout import LONG_TASKS, Suite, load_suite, parts_of
 from benchmarks.paper.run import load_work
+from benchmarks.paper.tasks import embedded_questions, load_task
 from benchmarks.real.members import FOLDER_VARIABLE, MEMBERS
 from tests.support.paths import ROOT
 
@@ -579,8 +579,8 @@ def test_every_strategy_by_name_is_in_a_table_or_left_out_on_purpose():
 
 
 def test_the_papers_members_have_a_suite(monkeypatch):
-    from adafuse_llm.evaluation.tasks import TASKS
     from benchmarks.paper.layout import settled
+    from benchmarks.paper.tasks import TASKS
 
     suite = load_suite(str(ROOT / "benchmarks" / "paper" / "paper_8b.yaml"))
     assert len(suite.models) == 4

@@ -2,9 +2,6 @@
 
 import pytest
 
-from adafuse_llm.evaluation.metrics import load_metric
-from adafuse_llm.evaluation.runner import Record
-from adafuse_llm.evaluation.tasks import Question, load_task
 from benchmarks.paper.layout import Part, Row, Suite
 from benchmarks.paper.long import (
     ALL_TASKS,
@@ -17,10 +14,13 @@ from benchmarks.paper.long import (
     long_answers,
     total,
 )
+from benchmarks.paper.metrics import load_metric
 from benchmarks.paper.page import suite_charts
 from benchmarks.paper.report import Report, make_report
 from benchmarks.paper.run import Work
+from benchmarks.paper.runner import Record
 from benchmarks.paper.sheets import markdown, sheets
+from benchmarks.paper.tasks import Question, load_task
 
 MEMBERS = ("wren", "heron", "finch")
 REFERENCE = "The mill was founded by Ada Brook. It charges 8 crowns. It has 5 rooms."

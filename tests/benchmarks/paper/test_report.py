@@ -7,16 +7,16 @@ import pytest
 from adafuse_llm import AdaFuseEngine, InvalidInputError, Usage
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
-from adafuse_llm.evaluation.metrics import load_metric
-from adafuse_llm.evaluation.runner import Record
-from adafuse_llm.evaluation.statistics import holm
-from adafuse_llm.evaluation.tasks import Question, load_task
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Sizes, Suite, paper
+from benchmarks.paper.metrics import load_metric
 from benchmarks.paper.page import suite_charts, suite_page
 from benchmarks.paper.report import Claim, Report, make_report, verdicts
 from benchmarks.paper.run import Job, Runner, Work, jobs_of, load_work
+from benchmarks.paper.runner import Record
 from benchmarks.paper.sheets import Sheet, markdown, sheets
+from benchmarks.paper.statistics import holm
+from benchmarks.paper.tasks import Question, load_task
 from tests.support.models import CHATML, Recipe, backend
 from tests.support.paths import BENCHMARKS, ROOT
 

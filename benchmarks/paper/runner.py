@@ -23,11 +23,11 @@ from adafuse_llm.config import ADJUSTMENTS, CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.evaluation.files import is_lost, question_seed
-from adafuse_llm.evaluation.metrics import Metric, Statistics, contains, exact_match
-from adafuse_llm.evaluation.statistics import Comparison, Score, compare, interval
-from adafuse_llm.evaluation.tasks import Question, Task
-from adafuse_llm.report.json_lines import read_json_lines
 from adafuse_llm.results import Generation, Usage
+from benchmarks.paper.json_lines import read_json_lines
+from benchmarks.paper.metrics import Metric, Statistics, contains, exact_match
+from benchmarks.paper.statistics import Comparison, Score, compare, interval
+from benchmarks.paper.tasks import Question, Task
 
 __all__ = [
     "Evaluation",

@@ -8,10 +8,10 @@ import pytest
 
 from adafuse_llm import AdaFuseConfig, InvalidInputError
 from adafuse_llm.embedded import HELDOUT_KINDS
-from adafuse_llm.evaluation.metrics import METRICS, load_metric
-from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task, strategy_identity
 from adafuse_llm.strategies import MajorityVote, find_strategy
 from benchmarks.paper.layout import OF_TASKS
+from benchmarks.paper.metrics import METRICS, load_metric
+from benchmarks.paper.tasks import TASKS, embedded_questions, load_task, strategy_identity
 from tests.support.paths import BENCHMARKS
 from training.world import SKILLS
 

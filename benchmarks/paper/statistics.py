@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.evaluation.metrics import Metric, Statistics
+from benchmarks.paper.metrics import Metric, Statistics
 
 __all__ = ["Comparison", "Score", "compare", "holm", "interval", "mcnemar"]
 

@@ -31,11 +31,11 @@ from adafuse_llm.embedded import (
 )
 from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_lines
-from adafuse_llm.evaluation.metrics import final_number
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, split_reasoning
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.strategies.rivals.vote import MajorityVote, plain
+from benchmarks.paper.metrics import final_number
 
 __all__ = ["Question", "Task", "embedded_questions", "load_task"]
 

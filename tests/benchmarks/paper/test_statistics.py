@@ -9,8 +9,8 @@ import random
 import pytest
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.evaluation.metrics import load_metric
-from adafuse_llm.evaluation.statistics import SIGNIFICANT, compare, interval, mcnemar
+from benchmarks.paper.metrics import load_metric
+from benchmarks.paper.statistics import SIGNIFICANT, compare, interval, mcnemar
 
 EXACT, F1 = load_metric("exact_match"), load_metric("f1")
 

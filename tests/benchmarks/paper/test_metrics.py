@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import InvalidInputError, MissingDependencyError
-from adafuse_llm.evaluation.metrics import (
+from benchmarks.paper.metrics import (
     METRICS,
     contains,
     exact_match,

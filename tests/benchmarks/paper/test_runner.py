@@ -18,8 +18,8 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.evaluation.files import Results
-from adafuse_llm.evaluation.metrics import load_metric
-from adafuse_llm.evaluation.runner import (
+from benchmarks.paper.metrics import load_metric
+from benchmarks.paper.runner import (
     Evaluation,
     Record,
     System,
@@ -33,7 +33,7 @@ from adafuse_llm.evaluation.runner import (
     tokens,
     unanswered,
 )
-from adafuse_llm.evaluation.tasks import Question, load_task
+from benchmarks.paper.tasks import Question, load_task
 from tests.support.scripted import scripted_engine
 
 pytestmark = pytest.mark.quick
