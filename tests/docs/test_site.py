@@ -45,26 +45,6 @@ def test_s10_no_page_is_wider_than_the_screen(
         assert not tab.locator("article .table-wrapper").evaluate_all(WIDE)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_s5_charts_follow_the_switch_of_the_site(
-    new_tab: Callable[..., Page], site: Path, scheme: str
-) -> None:
-    tab = new_tab(color_scheme=scheme, viewport={"width": 1280, "height": 900})
-    tab.goto((site / "does-it-pay.html").as_uri())
-    switch = tab.locator(".theme-toggle:visible").first
-    color = "e => getComputedStyle(e).backgroundColor"
-    papers = []
-    for _ in range(3):
-        theme = tab.locator("body").get_attribute("data-theme")
-        papers.append((theme, tab.locator(".adafuse").first.evaluate(color)))
-        switch.click()
-    seen = dict(papers)
-    assert set(seen) == {"auto", "light", "dark"}
-    assert seen["light"] == "rgb(255, 255, 255)"
-    assert seen["dark"] == "rgb(21, 24, 28)"
-    assert seen["auto"] == seen[scheme]
-
-
 @pytest.mark.parametrize(("scheme", "shown"), [("light", 0), ("dark", 1)])
 def test_the_home_page_shows_the_picture_of_its_theme(
     new_tab: Callable[..., Page], site: Path, scheme: str, shown: int
