@@ -72,9 +72,8 @@ def _start_worker(threads: int) -> None:
 def _answer(job: tuple[str, int, Question]) -> dict[str, Any]:
     """Answer a question with one engine. Return the answer, whether it is right, and its cost."""
     system, index, question = job
-    request = TASK.request(question, TASK.header, TASK.form)
     start = time.perf_counter()
-    generation = _engines[system].generate(**request, **TASK.options)
+    generation = _engines[system].generate(**question.request, **TASK.options)
     usage = generation.usage
     return {
         "system": system,

@@ -1,10 +1,7 @@
-"""Metrics, which compare an answer with the accepted answers. Scores are percentages.
+"""Metrics of the paper's tables. Scores are percentages.
 
-    exact_match     equality after SQuAD's normalization
-    f1              overlap of words after the same normalization
-    verbatim        equality character by character
-    contains        whether the answer has the accepted answer in it, for answers in sentences
-    number          equality of the final numbers
+    exact_match, contains, verbatim, number   right or wrong (`adafuse_llm.evaluation.metrics`)
+    f1              overlap of words after SQuAD's normalization
     sentences       share of the accepted answer's sentences that the answer has
     sentence_f1     overlap of the sentences of both answers
     lenient_match   the paper's match, which accepts answers with only some of the words
@@ -22,28 +19,20 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command, nearest
-
-__all__ = [
-    "contains",
-    "exact_match",
-    "f1",
-    "final_number",
-    "lenient_match",
-    "lenient_number",
-    "load_metric",
-    "normalize",
-    "number",
-    "sentence_f1",
-    "sentence_recall",
-    "sentences",
-]
+from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.evaluation.metrics import (
+    contains,
+    exact_match,
+    final_number,
+    normalize,
+    number,
+    verbatim,
+)
 
 Statistics = tuple[float, ...]
 """The numbers that a metric computes for one answer. The score of many answers depends only on
@@ -75,10 +64,6 @@ class Metric(Protocol):
         ...
 
 
-# One answer -----------------------------------------------------------------------------------
-
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
 FUNCTION_WORDS = frozenset(
     "a about an and are as at be because been but by can could did do does for from had has have "  # noqa: SIM905
     "how if in is may might must of on or shall should so than that the then to was were what when "
@@ -91,70 +76,19 @@ SLACK = 1
 if the shorter text has three words or more."""
 
 
-def normalize(text: str) -> str:
-    """Apply SQuAD's normalization: lower case, no ASCII punctuation or articles, single spaces."""
-    plain = text.lower().translate(_PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
-
-
-def _normal(text: str) -> str:
-    """Normalize a text. If nothing is left, return the text in lower case instead.
-
-    Otherwise a text such as "A" or "---" would count as an empty answer.
-    """
-    return normalize(text) or " ".join(text.lower().split())
-
-
-def exact_match(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer equals an accepted one after normalization.
-
-    A text of which normalization leaves nothing, such as "A" or "---", is compared in lower case.
-    """
-    normal = _normal(prediction)
-    return any(normal == _normal(each) for each in accepted)
-
-
 def f1(prediction: str, accepted: Iterable[str]) -> float:
     """Return the harmonic mean of precision and recall of an answer's words, from 0 to 1.
 
-    Texts are normalized as for `exact_match`. The result is the highest value over the accepted
-    answers. Two empty texts have the value 1.
+    The result is the highest value over the accepted answers. Two empty texts have the value 1.
     """
-    return max((_overlap(_normal(prediction), _normal(each)) for each in accepted), default=0.0)
+    ours = normalize(prediction).split()
+    return max((_overlap(ours, normalize(each).split()) for each in accepted), default=0.0)
 
 
-def _overlap(left: str, right: str) -> float:
-    ours, theirs = left.split(), right.split()
+def _overlap(ours: Sequence[str], theirs: Sequence[str]) -> float:
     if not ours or not theirs:
         return float(ours == theirs)
     return 2 * (Counter(ours) & Counter(theirs)).total() / (len(ours) + len(theirs))
-
-
-def contains(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer, such as a sentence, has an accepted answer in it.
-
-    Texts are normalized as for `exact_match`. The words of the accepted answer must occur in the
-    answer as whole words, one right after the other. An answer with the word "or" lists
-    possibilities and does not count, unless the accepted answer has this word.
-
-    The function does not understand the answer. It accepts "It was not Ada Brook", and a list
-    without "or", such as "Ada Brook, Tom Reed and Jane Hill".
-    """
-    words = _normal(prediction).split()
-    return any(_occurs(_normal(each).split(), words) for each in accepted)
-
-
-def _occurs(expected: list[str], words: list[str]) -> bool:
-    """Return whether these words occur among others, which offer no choice."""
-    if "or" in words and "or" not in expected:
-        return False
-    size = len(expected)
-    return any(words[at : at + size] == expected for at in range(len(words) - size + 1))
-
-
-def verbatim(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer equals an accepted one character by character."""
-    return prediction in tuple(accepted)
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -176,24 +110,20 @@ def sentence_recall(prediction: str, accepted: Iterable[str]) -> float:
     The result is the highest value over the accepted answers. The answer may have the sentences in
     any order, and other sentences as well.
     """
-    return max((_shared_sentences(prediction, each)[0] for each in accepted), default=0.0)
+    ours = Counter(sentences(prediction))
+    expected = [Counter(sentences(each)) for each in accepted]
+    return max(
+        ((ours & each).total() / each.total() if each else 1.0 for each in expected), default=0
+    )
 
 
 def sentence_f1(prediction: str, accepted: Iterable[str]) -> float:
-    """Return the harmonic mean of precision and recall of an answer's sentences, from 0 to 1.
-
-    The result is the highest value over the accepted answers.
-    """
-    return max((_shared_sentences(prediction, each)[1] for each in accepted), default=0.0)
+    """Return the harmonic mean of precision and recall of an answer's sentences, from 0 to 1."""
+    ours = sentences(prediction)
+    return max((_overlap(ours, sentences(each)) for each in accepted), default=0.0)
 
 
-def _shared_sentences(prediction: str, accepted: str) -> tuple[float, float]:
-    """Return recall and F1 of the sentences of an answer."""
-    ours, theirs = sentences(prediction), sentences(accepted)
-    if not ours or not theirs:
-        return float(not theirs), float(ours == theirs)
-    shared = (Counter(ours) & Counter(theirs)).total()
-    return shared / len(theirs), 2 * shared / (len(ours) + len(theirs))
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
@@ -202,8 +132,7 @@ def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
     Both texts are converted to lower case, and ASCII punctuation and `FUNCTION_WORDS` are removed.
     If nothing is left of a text, such as "The Who", it is only converted to lower case. The texts
     match if they are equal, or if every word of the shorter one occurs in the longer one. If the
-    shorter one has three words or more, the lengths must also differ by at most `SLACK`. For
-    example, "war" matches "World War I" and "the war of the worlds".
+    shorter one has three words or more, the lengths must also differ by at most `SLACK`.
 
     The authors' scripts remove different words, and use different values of the slack (5 for
     SQuAD). Some of them also treat number words as digits, or plurals as singulars. This function
@@ -224,47 +153,6 @@ def _lenient(left: list[str], right: list[str]) -> bool:
     return set(short) <= set(long)
 
 
-_ANNOUNCED = re.compile(r"\\boxed\s*\{|\bthe answer is\b|####", re.IGNORECASE)
-_NUMBER = re.compile(
-    r"""((?<![\w).])[-\u2212])?         # a minus sign, unless it subtracts two terms
-    (?:\\?[$\u20ac\u00a3\u00a5])?       # a currency sign
-    ((?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)""",
-    re.VERBOSE,
-)
-
-
-def final_number(text: str) -> Decimal | None:
-    r"""Return the final number of a solution, or None if the text has no number.
-
-    The text may announce the number with "The answer is", ``####`` or ``\boxed{``. The
-    result is then read from the rest of the line after the last announcement: it is the first
-    number after the last "=", or else the first number. Without an announcement, or if no number
-    follows it, the result is the last number of the text. A number may have commas between
-    thousands, a currency sign, decimals and a minus sign. Fractions are not supported.
-    """
-    text = text.replace("{,}", ",")
-    announced = list(_ANNOUNCED.finditer(text))
-    if announced:
-        line = text[announced[-1].end() :].lstrip(" \t\n:*").partition("\n")[0]
-        numbers = _numbers(line.rpartition("=")[2]) or _numbers(line)
-        if numbers:
-            return numbers[0]
-    return next(reversed(_numbers(text)), None)
-
-
-def _numbers(text: str) -> list[Decimal]:
-    return [
-        Decimal(digits.replace(",", "")) * (-1 if minus else 1)
-        for minus, digits in _NUMBER.findall(text)
-    ]
-
-
-def number(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether the final number of an answer equals that of an accepted one (GSM8K)."""
-    value = final_number(prediction)
-    return value is not None and any(value == final_number(each) for each in accepted)
-
-
 def lenient_number(prediction: str, accepted: Iterable[str]) -> bool:
     r"""Return whether an answer matches an accepted one by the paper's rule for numbers.
 
@@ -282,9 +170,6 @@ def lenient_number(prediction: str, accepted: Iterable[str]) -> bool:
 def _digits(text: str) -> str:
     value = final_number(text)
     return "" if value is None else f"{abs(value):.2f}"
-
-
-# Many answers ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -335,38 +220,21 @@ class CorpusMetric:
         return float(self.scorer._compute_score_from_stats([int(each) for each in sums]).score)
 
 
+SPBLEU_TOKENIZER = "flores101"
+"""sacrebleu's name for the tokenizer of spBLEU, which the paper calls "spm". sacrebleu downloads
+its file when it is first needed."""
+
+
 def _chrf() -> Metric:
-    return CorpusMetric("chrf", _sacrebleu().CHRF())
+    from sacrebleu.metrics import CHRF
+
+    return CorpusMetric("chrf", CHRF())
 
 
 def _spbleu() -> Metric:
-    metrics = _sacrebleu()
-    try:
-        return CorpusMetric("spbleu", metrics.BLEU(tokenize=SPBLEU_TOKENIZER, force=True))
-    except (Exception, SystemExit) as error:  # sacrebleu exits if a certificate is invalid
-        from sacrebleu.tokenizers import tokenizer_spm
-        from sacrebleu.utils import SACREBLEU_DIR
+    from sacrebleu.metrics import BLEU
 
-        url = tokenizer_spm.SPM_MODELS[SPBLEU_TOKENIZER]["url"]
-        raise MissingDependencyError(
-            "spBLEU tokenizes text with a SentencePiece file that sacrebleu downloads when it is "
-            f"first needed, and the download failed ({type(error).__name__}: {error}). Put "
-            f"the file {url} into {SACREBLEU_DIR}/models/, or avoid spBLEU with --metric chrf."
-        ) from error
-
-
-SPBLEU_TOKENIZER = "flores101"
-"""sacrebleu's name for the tokenizer of spBLEU, which the paper calls "spm"."""
-
-
-def _sacrebleu() -> Any:
-    try:
-        from sacrebleu import metrics
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"spBLEU and chrF need sacrebleu: {install_command('eval')}"
-        ) from error
-    return metrics
+    return CorpusMetric("spbleu", BLEU(tokenize=SPBLEU_TOKENIZER, force=True))
 
 
 METRICS: Mapping[str, Callable[[], Metric]] = {
@@ -389,7 +257,7 @@ def load_metric(name: str) -> Metric:
 
     Raises:
         InvalidInputError: the name is unknown.
-        MissingDependencyError: the metric needs a package or a file that is missing.
+        ImportError: the metric needs sacrebleu, which is not installed.
     """
     if name not in METRICS:
         raise InvalidInputError(
