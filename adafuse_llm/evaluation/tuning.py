@@ -353,7 +353,7 @@ def tune(
         rights = [
             [answer.is_right for answer in answers.of(test, each)] for each in (ensemble, single)
         ]
-        ends = {"tested": tested, "comparison": compare(metric, *rights)}
+        ends: dict[str, Any] = {"tested": tested, "comparison": compare(metric, *rights)}
     except _Stopped:
         if not tried:
             raise InvalidInputError(
