@@ -45,7 +45,7 @@ napoleon_use_ivar = True
 
 
 def setup(app: Any) -> None:
-    """Copy the cookbooks, and put the charts into the pages."""
+    """Copy the cookbooks, and adjust the links to them."""
 
     def read(_: Any, __: str, source: list[str]) -> None:
         source[0] = for_site(source[0])

@@ -4,14 +4,12 @@ ask       answer a question from documents and show how the ensemble decides
 chat      talk with the ensemble, and ask why it said what it said
 generate  continue a prompt, or answer it as a chat message
 run       answer a test set and write one result per line; can be resumed
-eval      answer a benchmark, score it and compare systems
 serve     serve the ensemble to applications, in the form of OpenAI's API
 tune      find the best members and options, and test them against the best member alone
-report    summarize a run
 info      describe models and check whether they can work together
 
-Exit codes: 0 success; 1 unexpected failure, failed lines (`run`, `eval`), or members that cannot
-work together (`info`); 2 unusable input, option or model; 130 interrupted.
+Exit codes: 0 success; 1 unexpected failure, failed lines (`run`), or members that cannot work
+together (`info`); 2 unusable input, option or model; 130 interrupted.
 
 Importing this package loads neither torch nor transformers.
 """
@@ -80,8 +78,8 @@ def create_app(names: Iterable[str] | None = None) -> typer.Typer:
 
     app = typer.Typer(
         help="Let several local language models answer as one (AdaFuse, arXiv 2601.06022).",
-        epilog="Exit codes: 0 success; 1 unexpected failure, failed lines (run, eval), or members "
-        "that cannot work together (info); 2 unusable input, option or model; 130 interrupted.",
+        epilog="Exit codes: 0 success; 1 unexpected failure, failed lines (run), or members that "
+        "cannot work together (info); 2 unusable input, option or model; 130 interrupted.",
         cls=PlainGroup,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -134,13 +132,6 @@ def _run() -> Callable[..., None]:
     return command(run.run, **run.DEFAULTS)
 
 
-def _eval() -> Callable[..., None]:
-    from adafuse_llm.cli import eval as evaluation
-    from adafuse_llm.cli.common import command
-
-    return command(evaluation.evaluate, refused=evaluation.REFUSED, **evaluation.OPEN)
-
-
 def _tune() -> Callable[..., None]:
     from adafuse_llm.cli import tune
     from adafuse_llm.cli.common import command
@@ -157,13 +148,6 @@ def _serve() -> Callable[..., None]:
     )
 
 
-def _report() -> Callable[..., None]:
-    from adafuse_llm.cli.common import command
-    from adafuse_llm.cli.report import report
-
-    return command(report, decoding=False, loading=False)
-
-
 def _info() -> Callable[..., None]:
     from adafuse_llm.cli.common import command
     from adafuse_llm.cli.info import info
@@ -176,10 +160,8 @@ COMMANDS: Final[Mapping[str, Callable[[], Callable[..., None]]]] = {
     "chat": _chat,
     "generate": _generate,
     "run": _run,
-    "eval": _eval,
     "serve": _serve,
     "tune": _tune,
-    "report": _report,
     "info": _info,
 }
 """The commands by name, each with a function that imports and creates it."""

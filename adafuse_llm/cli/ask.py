@@ -171,9 +171,7 @@ def answers_alone(
     engine: AdaFuseEngine, messages: Sequence[Mapping[str, str]], cancel: threading.Event
 ) -> dict[str, str]:
     """Return the answer that each member gives alone, by member."""
-    from adafuse_llm.evaluation.runner import singly
-
-    one = singly(engine)
+    one = engine.with_strategy("single")
     return {
         name: one.generate(messages=messages, use=(name,), cancel=cancel).answer.strip()
         for name in engine.config.use or engine.members

@@ -196,7 +196,6 @@ def command(
     function: Callable[..., int],
     *,
     decoding: bool = True,
-    loading: bool = True,
     hidden: Container[str] = (),
     refused: Mapping[str, str] = MappingProxyType({}),
     sections: Sequence[str] = (),
@@ -212,7 +211,6 @@ def command(
             parameter with the name of a shared flag takes its place.
         decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``,
             and ``--config``.
-        loading: whether the command takes the flags for loading members.
         hidden: names of shared flags that the help does not list, because the command allows only
             their default.
         refused: options of `AdaFuseConfig` that the command allows only with their default, by name
@@ -230,7 +228,7 @@ def command(
     parameters = [
         *own,
         *(flag for name in sections for flag in _section_flags(name, defaults)),
-        *(_member_flags(model=decoding) if loading else ()),
+        *_member_flags(model=decoding),
         *(flag for flag in _config_flags(defaults) if decoding and flag.name not in names),
         _CONTEXT,
         _flag("debug", bool, False, "Show tracebacks, and the warnings and logs of libraries."),
@@ -254,8 +252,6 @@ def command(
                 partial(_is_typed, context),
                 dict.fromkeys(sections, defaults),
             )
-            if not loading:
-                resume_collection()
             code = function(setup, **values)
             sys.stdout.flush()
         except KeyboardInterrupt:

@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -25,12 +27,12 @@ from adafuse_llm.evaluation.files import (
     Line,
     Results,
     is_lost,
+    prompt_form,
     put,
-    question_form,
     question_seed,
     read_lines,
-    read_text,
 )
+from adafuse_llm.evaluation.parallel import in_order
 
 DEFAULTS: dict[str, Any] = {"stop": (r"\nQuestion:",)}
 """Default options. A base model often writes a question after its answer, so stop there."""
@@ -67,6 +69,9 @@ def run(
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Add the rounds and the usage to every result.")
     ] = False,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Number of lines to answer at the same time.")
+    ] = 16,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start again and discard existing results.")
     ] = False,
@@ -84,18 +89,15 @@ def run(
     the field alternatives has the other answers. If a line fails, finish_reason is "error", and
     the field error gives the reason.
 
-    Each result is written as soon as it is ready. To resume, run the same command again: it
-    continues after the last complete result and retries lines that failed because of the run (for
-    example because memory ran out). OUTPUT.run.json records the settings, so that a run with other
-    settings cannot continue the file.
+    Several lines are answered at the same time (--max-requests) and share forward passes. Every
+    result is written at once, also those that are complete when you press Ctrl-C. To resume, run
+    the same command again: it answers the lines without a result, and retries lines that failed
+    because of the run (for example because memory ran out). OUTPUT.run.json records the settings,
+    so that a run with other settings cannot continue the file.
 
     Exit codes: 0 all lines answered; 1 some failed; 2 nothing could be run; 130 interrupted.
     """
-    header = read_text(prompts) if prompts is not None else ""
-    form = question_form(header) if template is None else template.replace("\\n", "\n")
-    if "{question}" not in form:
-        raise InvalidInputError(f"--template must contain {{question}}; got {template!r}")
-    before = f"{header.rstrip()}\n\n" if header.strip() else ""
+    form = prompt_form(prompts, template)
     content = test_set.read_bytes()
     lines = read_lines(content, conversations=True)
     if form_flags := [
@@ -109,8 +111,7 @@ def run(
     setup = dataclasses.replace(setup, config=results.seeded(setup.config, overwrite=overwrite))
     identity = {
         "test set": hashlib.sha256(content).hexdigest(),
-        "prompts": hashlib.sha256(before.encode()).hexdigest(),
-        "template": form,
+        "prompts": form,
         "models": list(setup.models) or "embedded",
         "dtype": setup.dtype,
         "revision": setup.revision,
@@ -120,7 +121,7 @@ def run(
         **({"chat": True} if chat else {}),
         **setup.config.model_dump(mode="json"),
     }
-    numbers = [line.number for line in lines]
+    numbers = {line.number for line in lines}
     done = [] if overwrite else results.done(identity, numbers)
     answered, todo = _divide(lines, done)
     with ExitStack() as stack:
@@ -133,23 +134,26 @@ def run(
         if done:
             typer.echo(f"resuming: {len(answered)} of {len(lines)} lines are done", err=True)
         if todo:
-            engine = stack.enter_context(setup.engine())
+            engine = stack.enter_context(setup.engine(max_requests=max_requests))
             cancel = stack.enter_context(cancel_on_interrupt())
             progress = stack.enter_context(progress_bar())
             results.begin(identity, afresh=not done)
             task = progress.add_task(test_set.name, total=len(lines), completed=len(answered))
-            for line in todo:
-                request = _request(line, before + form, chat=chat)
-                record = _answer(engine, line, request, rounds, cancel)
-                if record is None:
-                    progress.console.print(RESUMABLE)
-                    return INTERRUPTED
+            stack.callback(cancel.set)  # if this thread fails, the lines that run end at once
+            answer = partial(_answer, engine, form, chat=chat, rounds=rounds, cancel=cancel)
+            running = takewhile(lambda _line: not cancel.is_set(), todo)
+            records = filter(None, in_order(answer, running, max_requests))
+            for record in records:
                 results.append(record)
+                answered[record["line"]] = record.get("error")
                 if problem := record.get("error"):
                     failed += 1
-                    progress.console.print(f"line {line.number}: {problem}", soft_wrap=True)
+                    progress.console.print(f"line {record['line']}: {problem}", soft_wrap=True)
                 progress.advance(task)
             results.tidy()
+            if len(answered) < len(lines):
+                progress.console.print(RESUMABLE)
+                return INTERRUPTED
     typer.echo(f"{len(lines)} lines: {len(lines) - failed} answered, {failed} failed", err=True)
     return FAILED if failed else 0
 
@@ -198,7 +202,7 @@ def _request(line: Line, form: str, *, chat: bool) -> dict[str, Any]:
 
 
 def _answer(
-    engine: AdaFuseEngine, line: Line, request: dict[str, Any], rounds: bool, cancel: Event
+    engine: AdaFuseEngine, form: str, line: Line, *, chat: bool, rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
     """Return the result of a line, or None if the run was interrupted."""
     record: dict[str, Any] = {
@@ -212,6 +216,7 @@ def _answer(
         return {**record, "error": one_line(line.problem)}
     seed = engine.config.seed
     options: dict[str, Any] = {} if seed is None else {"seed": question_seed(seed, line.number)}
+    request = _request(line, form, chat=chat)
     try:
         generation = engine.generate(**request, cancel=cancel, **options)
     except Exception as error:  # an error in one line must not stop the others

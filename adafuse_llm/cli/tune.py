@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import date
@@ -15,9 +16,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import InvalidInputError, __version__
+from adafuse_llm import AdaFuseConfig, InvalidInputError, __version__
 from adafuse_llm.cli.common import FILE, INTERRUPTED, Setup
-from adafuse_llm.cli.eval import prepare
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
@@ -27,10 +27,20 @@ from adafuse_llm.cli.terminal import (
 )
 from adafuse_llm.config import SAMPLING
 from adafuse_llm.evaluation import tuning
-from adafuse_llm.evaluation.files import Results, naming
+from adafuse_llm.evaluation.files import Results, naming, prompt_form
 from adafuse_llm.evaluation.metrics import load_metric
-from adafuse_llm.evaluation.runner import Record, missed
-from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimizer
+from adafuse_llm.evaluation.tuning import (
+    Answer,
+    Question,
+    Trial,
+    Tuning,
+    candidates,
+    cheapest,
+    divide,
+    embedded_questions,
+    optimizer,
+    read_questions,
+)
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
@@ -39,7 +49,13 @@ from adafuse_llm.strategies.registry import find_strategy
 OPEN: dict[str, Any] = dict.fromkeys(
     (*tuning.SEARCHED, "max_word_tokens", "max_word_letters", "max_new_tokens", "stop")
 )
-"""Options that the search or the task sets unless a flag sets them."""
+"""Options that the search sets unless a flag sets them. The file then leaves them out."""
+
+STOP = ("\nQuestion:",)
+"""Where answers stop unless a flag sets it. Base models write a question after their answer."""
+
+MISSED = 0.2
+"""Share of answers in sentences from which a warning about exact match appears."""
 
 REFUSED = {
     **dict.fromkeys(
@@ -59,18 +75,14 @@ def tune(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help='JSON lines with "question" and "answer". --task embedded needs no file.', **FILE
+            help='JSON lines with "question" and "answer". Without a file, the embedded members '
+            "answer questions that come with them.",
+            **FILE,
         ),
     ] = None,
     output: Annotated[
         Path, typer.Option(help="Configuration file to write (YAML).", dir_okay=False)
     ] = Path("adafuse.yaml"),
-    task: Annotated[
-        str,
-        typer.Option(
-            help="Task that sets the prompts and the metrics, as in adafuse eval.", metavar="NAME"
-        ),
-    ] = "nq",
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -89,7 +101,11 @@ def tune(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="Metric to maximize. Default: the task's main metric.", metavar="NAME"),
+        typer.Option(
+            help="Metric to maximize: exact_match, contains, number or verbatim. Default: "
+            "exact_match, or verbatim without a file.",
+            metavar="NAME",
+        ),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Number of ensemble settings to try.")] = 30,
     seed: Annotated[int, typer.Option(help="Random seed of the split and of the search.")] = 1,
@@ -129,30 +145,37 @@ def tune(
 
     Exit codes: 0 success; 2 nothing could be run; 130 interrupted.
     """
-    job = prepare(
-        setup,
-        task=task,
-        data=file,
-        prompts=prompts,
-        template=template,
-        limit=limit,
-        metric=None if metric is None else [metric],
-        rounds=False,
-        overwrite=overwrite,
-        chat=chat,
-        max_requests=max_requests,
-    )
+    form = prompt_form(prompts, template)
+    questions = _questions(setup, file, form, chat=chat)[:limit]
+    metric = metric or ("verbatim" if file is None else "exact_match")
+    load_metric(metric)
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not overwrite and not results.path.exists():
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
+    if file is not None:
+        config = AdaFuseConfig(**{"stop": STOP, **setup.options})
+        setup = dataclasses.replace(setup, config=config)
     names = member_names(setup.members())
     candidates(names, setup.config.use, find_strategy(setup.strategy))
     optimizer(seed)
-    searched, tested = map(len, divide(job.questions, held_out, seed))
-    identity = {**job.identity, **job.config.model_dump(mode="json")}
-    identity |= {"questions": len(job.questions), "held-out": held_out, "seed": seed}
+    searched, tested = map(len, divide(questions, held_out, seed))
+    identity = {
+        "test set": "embedded" if file is None else hashlib.sha256(file.read_bytes()).hexdigest(),
+        "prompts": form,
+        "chat": chat,
+        "metric": metric,
+        "models": list(setup.models) or "embedded",
+        "strategy": setup.strategy,
+        "dtype": setup.dtype,
+        "revision": setup.revision,
+        "device_map": setup.device_map,
+        "max_requests": max_requests,
+        **setup.config.model_dump(mode="json"),
+        "questions": len(questions),
+        "held-out": held_out,
+        "seed": seed,
+    }
     numbers = range(1, 1_000_000)
-    setup = dataclasses.replace(setup, config=job.config)
     with ExitStack() as stack:
         stack.enter_context(results.lock())
         known = [] if overwrite else results.done(identity, numbers)
@@ -165,21 +188,17 @@ def tune(
         try:
             found = tuning.tune(
                 engine,
-                job.task,
-                job.questions,
-                metric=load_metric(job.identity["metrics"][0]),
+                questions,
+                metric=metric,
                 trials=trials,
                 seed=seed,
                 held_out=held_out,
                 within=within,
                 fixed=setup.options,
-                header=job.header,
-                form=job.form,
-                chat=job.chat,
                 known=known,
                 log=results.append,
                 cancel=cancel,
-                on_record=watch.record,
+                on_answer=watch.answer,
                 on_trial=watch.trial,
             )
         except InvalidInputError as error:
@@ -188,9 +207,14 @@ def tune(
             typer.echo(f"{error}; run the same command again to resume", err=True)
             return INTERRUPTED
         results.tidy()
-    for name, records in watch.records.items():
-        if name in found.alone and (warning := missed(records, found.metric)):
-            typer.echo(f"warning: {name} alone: {warning}", err=True)
+    for name, trial in found.alone.items():
+        if metric == "exact_match" and trial.missed >= MISSED * searched:
+            typer.echo(
+                f"warning: {name} alone: {trial.missed} of {searched} answers contain an accepted "
+                "answer but are not equal to it, so exact_match counts them as wrong. If they are "
+                "sentences, pass --metric contains, or ask for short answers.",
+                err=True,
+            )
     options = found.ensemble if keep_ensemble else found.options
     with naming(output):
         write_config(
@@ -211,7 +235,6 @@ class _Watch:
         self._progress, self._searched, self._within = progress, searched, within
         self._bar = progress.add_task("answers", total=total)
         self._tried: list[Trial] = []
-        self.records: dict[str, list[Record]] = {}
 
     def trial(self, trial: Trial) -> None:
         if trial.known:
@@ -222,11 +245,22 @@ class _Watch:
                 line = f"trial {len(self._tried)}: {_line(trial)}"
                 self._progress.console.print(line, soft_wrap=True)
 
-    def record(self, name: str, record: Record) -> None:
+    def answer(self, _name: str, answer: Answer) -> None:
         self._progress.advance(self._bar)
-        self.records.setdefault(name, []).append(record)
-        if record.error is not None:
-            self._progress.console.print(f"line {record.line}: {one_line(record.error)}")
+        if answer.error is not None:
+            self._progress.console.print(f"line {answer.line}: {one_line(answer.error)}")
+
+
+def _questions(setup: Setup, file: Path | None, form: str, *, chat: bool) -> list[Question]:
+    """Return the questions of the file, or those that come with the embedded members."""
+    if file is not None:
+        return read_questions(file.read_bytes(), form, chat=chat)
+    if not setup.is_embedded:
+        raise InvalidInputError(
+            "pass a FILE with questions and answers; only the embedded members have questions of "
+            "their own"
+        )
+    return embedded_questions()
 
 
 def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[str, Any]:
@@ -276,14 +310,14 @@ def _from_anywhere(model: str | Mapping[str, Any]) -> str | dict[str, Any]:
 def _comment(found: Tuning) -> str:
     return (
         f"adafuse tune, adafuse-llm {__version__}, {date.today().isoformat()}\n"  # noqa: DTZ011
-        f"task {found.task}, {found.searched} questions to search on, {found.held_out} held out, "
+        f"{found.metric}, {found.searched} questions to search on, {found.held_out} held out, "
         f"seed {found.seed}, {len(found.trials)} settings tried\n{found.verdict}\n"
     )
 
 
 def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
-    title = Text(f"{found.task}: {found.searched} questions to search on", "bold")
-    title.append(f"; {found.metric}, tokens per answer", "not bold dim")
+    title = Text(f"{found.searched} questions to search on", "bold")
+    title.append(f"; {found.metric} in percent, tokens per answer", "not bold dim")
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", found.metric, "tokens", "setting"):
         left = column in ("", "setting")
@@ -309,17 +343,10 @@ def _best(found: Tuning) -> list[Trial]:
 
 def _tested(found: Tuning) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", found.metric, "tokens", "seconds", "failed"):
+    for column in ("", found.metric, "tokens"):
         table.add_column(column, justify="right" if column else "left")
-    for name, evaluation in (found.tested or {}).items():
-        score = evaluation.scores[found.metric]
-        table.add_row(
-            printable(name),
-            score.shown(),
-            f"{evaluation.tokens:.0f}",
-            f"{evaluation.seconds:.2f}",
-            str(evaluation.failed),
-        )
+    for name, trial in (found.tested or {}).items():
+        table.add_row(printable(name), *_cells(trial)[:-1])
     return table
 
 

@@ -1,14 +1,11 @@
-"""Evaluation: tasks, strict metrics, confidence intervals and paired tests over recorded answers.
+"""Evaluation: which members and options answer a user's questions best, and public benchmarks.
 
-    metrics     compare answers with accepted answers
-    statistics  compute intervals and paired tests, with a seed
-    files       read test sets, write results, and resume interrupted runs
-    tasks       define the prompts, options and metrics of each benchmark
-    runner      answer questions with an engine, and summarize and compare the results
-    tuning      search for members and options, and test them on held-out questions
-    lm_eval     make the engine a model of lm-evaluation-harness
-
-All scores are percentages (0 to 100).
+tuning      search for members and options, and test them on held-out questions
+comparison  compare two systems on the same questions
+metrics     compare answers with accepted answers
+lm_eval     make the engine a model of lm-evaluation-harness
+files       read test sets, write results, and resume interrupted runs
+parallel    several questions at the same time
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -72,6 +72,24 @@ def question_form(header: str, default: str = QUESTION_FORM) -> str:
     space = "\n" if example.startswith("Question:\n") else " "
     cue = re.search(r"^(?:Answer:|Let's think step by step\.?)\n?", example, re.MULTILINE)
     return f"Question:{space}{{question}}\n{cue[0] if cue else 'Answer:'}"
+
+
+def prompt_form(prompts: Path | None, template: str | None) -> str:
+    r"""Return the prompt of a question, with ``{question}`` in the place of the question.
+
+    Args:
+        prompts: file with instructions and examples to put before every question, or None.
+        template: template of a question, in which ``\n`` is a line break. None for the form of the
+            examples.
+
+    Raises:
+        InvalidInputError: the file is not text, or the template lacks ``{question}``.
+    """
+    header = "" if prompts is None else read_text(prompts)
+    form = question_form(header) if template is None else template.replace("\\n", "\n")
+    if "{question}" not in form:
+        raise InvalidInputError(f"--template must contain {{question}}; got {template!r}")
+    return (f"{header.rstrip()}\n\n" if header.strip() else "") + form
 
 
 def put(prompt: str, *, chat: bool) -> dict[str, Any]:
@@ -226,12 +244,12 @@ class Results:
             finally:
                 file.truncate(0)
 
-    def done(self, identity: dict[str, Any], numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def done(self, identity: dict[str, Any], numbers: Container[int]) -> list[dict[str, Any]]:
         """Return the results that the file already has, in order, without changing the file.
 
         Args:
             identity: values that must equal those of the run that began the file.
-            numbers: the line numbers that the run will write, in ascending order.
+            numbers: the line numbers that the run may write.
 
         Raises:
             InvalidInputError: the results belong to another run.
@@ -246,8 +264,8 @@ class Results:
             done = sorted(last)
         except (ValueError, TypeError, KeyError) as error:
             raise self._error("has lines that are not results") from error
-        if done != list(numbers[: len(done)]):
-            raise self._error("has different lines than this run would write")
+        if not all(number in numbers for number in done):
+            raise self._error("has other lines than this run would write")
         return [last[number] for number in done]
 
     def seeded(self, config: AdaFuseConfig, *, overwrite: bool) -> AdaFuseConfig:

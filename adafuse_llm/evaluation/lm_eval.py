@@ -55,7 +55,7 @@ from adafuse_llm.errors import (
     install_command,
     short_repr,
 )
-from adafuse_llm.evaluation.runner import in_order
+from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.sampling import derived_seed
 

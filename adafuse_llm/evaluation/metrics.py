@@ -1,136 +1,55 @@
-"""Metrics, which compare an answer with the accepted answers. Scores are percentages.
+"""Metrics by which an answer is right or wrong.
 
-    exact_match     equality after SQuAD's normalization
-    f1              overlap of words after the same normalization
-    verbatim        equality character by character
-    contains        whether the answer has the accepted answer in it, for answers in sentences
-    number          equality of the final numbers
-    sentences       share of the accepted answer's sentences that the answer has
-    sentence_f1     overlap of the sentences of both answers
-    lenient_match   the paper's match, which accepts answers with only some of the words
-    lenient_number  the paper's match of numbers, which accepts only some of the digits
-    spbleu, chrf    sacrebleu's metrics over the whole test set
-
-The two lenient metrics allow a comparison with the paper's tables. They accept "war" for "World War
-I" and 3 for 13, so this project draws no conclusions from them.
+exact_match  equality after SQuAD's normalization
+contains     whether the answer has an accepted answer in it, for answers in sentences
+number       equality of the final numbers
+verbatim     equality character by character
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol
+from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
-from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command, nearest
+from adafuse_llm.embedded import final_answer
+from adafuse_llm.errors import InvalidInputError, nearest
 
 __all__ = [
+    "METRICS",
+    "Metric",
     "contains",
     "exact_match",
-    "f1",
     "final_number",
-    "lenient_match",
-    "lenient_number",
     "load_metric",
     "normalize",
     "number",
-    "sentence_f1",
-    "sentence_recall",
-    "sentences",
+    "verbatim",
 ]
-
-Statistics = tuple[float, ...]
-"""The numbers that a metric computes for one answer. The score of many answers depends only on
-the sums of these numbers over the answers."""
-
-Sums = Sequence[float] | NDArray[np.float64]
-
-
-class Metric(Protocol):
-    """A score of many answers, computed from the sums of their statistics.
-
-    Attributes:
-        name: the metric's name in `METRICS`.
-        binary: whether every answer is either right or wrong.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def binary(self) -> bool: ...
-
-    def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """Return the statistics of one answer. Every answer has the same number of them."""
-        ...
-
-    def score(self, sums: Sums) -> float:
-        """Return the score in percent, given the sums of the answers' statistics."""
-        ...
-
-
-# One answer -----------------------------------------------------------------------------------
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-FUNCTION_WORDS = frozenset(
-    "a about an and are as at be because been but by can could did do does for from had has have "  # noqa: SIM905
-    "how if in is may might must of on or shall should so than that the then to was were what when "
-    "where which while who whom whose why will with would".split()
-)
-"""Words that the lenient match ignores."""
-
-SLACK = 1
-"""Maximum difference in words between the lengths of texts that match leniently. The limit applies
-if the shorter text has three words or more."""
-
 
 def normalize(text: str) -> str:
-    """Apply SQuAD's normalization: lower case, no ASCII punctuation or articles, single spaces."""
-    plain = text.lower().translate(_PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
+    """Apply SQuAD's normalization: lower case, no ASCII punctuation or articles, single spaces.
 
-
-def _normal(text: str) -> str:
-    """Normalize a text. If nothing is left, return the text in lower case instead.
-
-    Otherwise a text such as "A" or "---" would count as an empty answer.
+    A text of which nothing would be left, such as "A" or "---", is only converted to lower case.
+    Otherwise it would count as an empty answer.
     """
-    return normalize(text) or " ".join(text.lower().split())
+    plain = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
+    return " ".join((plain if plain.strip() else text.lower()).split())
 
 
-def exact_match(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer equals an accepted one after normalization.
-
-    A text of which normalization leaves nothing, such as "A" or "---", is compared in lower case.
-    """
-    normal = _normal(prediction)
-    return any(normal == _normal(each) for each in accepted)
+def exact_match(answer: str, accepted: Iterable[str]) -> bool:
+    """Return whether an answer equals an accepted one after normalization."""
+    normal = normalize(answer)
+    return any(normal == normalize(each) for each in accepted)
 
 
-def f1(prediction: str, accepted: Iterable[str]) -> float:
-    """Return the harmonic mean of precision and recall of an answer's words, from 0 to 1.
-
-    Texts are normalized as for `exact_match`. The result is the highest value over the accepted
-    answers. Two empty texts have the value 1.
-    """
-    return max((_overlap(_normal(prediction), _normal(each)) for each in accepted), default=0.0)
-
-
-def _overlap(left: str, right: str) -> float:
-    ours, theirs = left.split(), right.split()
-    if not ours or not theirs:
-        return float(ours == theirs)
-    return 2 * (Counter(ours) & Counter(theirs)).total() / (len(ours) + len(theirs))
-
-
-def contains(prediction: str, accepted: Iterable[str]) -> bool:
+def contains(answer: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer, such as a sentence, has an accepted answer in it.
 
     Texts are normalized as for `exact_match`. The words of the accepted answer must occur in the
@@ -140,8 +59,8 @@ def contains(prediction: str, accepted: Iterable[str]) -> bool:
     The function does not understand the answer. It accepts "It was not Ada Brook", and a list
     without "or", such as "Ada Brook, Tom Reed and Jane Hill".
     """
-    words = _normal(prediction).split()
-    return any(_occurs(_normal(each).split(), words) for each in accepted)
+    words = normalize(answer).split()
+    return any(_occurs(normalize(each).split(), words) for each in accepted)
 
 
 def _occurs(expected: list[str], words: list[str]) -> bool:
@@ -152,76 +71,9 @@ def _occurs(expected: list[str], words: list[str]) -> bool:
     return any(words[at : at + size] == expected for at in range(len(words) - size + 1))
 
 
-def verbatim(prediction: str, accepted: Iterable[str]) -> bool:
+def verbatim(answer: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer equals an accepted one character by character."""
-    return prediction in tuple(accepted)
-
-
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-
-
-def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, without surrounding whitespace and one final period.
-
-    A sentence ends with a period, an exclamation mark or a question mark before whitespace, or with
-    a line break.
-    """
-    found = (each.strip().removesuffix(".") for each in _SENTENCE_END.split(text))
-    return [each for each in found if each]
-
-
-def sentence_recall(prediction: str, accepted: Iterable[str]) -> float:
-    """Return the share of an accepted answer's sentences that the answer has, from 0 to 1.
-
-    The result is the highest value over the accepted answers. The answer may have the sentences in
-    any order, and other sentences as well.
-    """
-    return max((_shared_sentences(prediction, each)[0] for each in accepted), default=0.0)
-
-
-def sentence_f1(prediction: str, accepted: Iterable[str]) -> float:
-    """Return the harmonic mean of precision and recall of an answer's sentences, from 0 to 1.
-
-    The result is the highest value over the accepted answers.
-    """
-    return max((_shared_sentences(prediction, each)[1] for each in accepted), default=0.0)
-
-
-def _shared_sentences(prediction: str, accepted: str) -> tuple[float, float]:
-    """Return recall and F1 of the sentences of an answer."""
-    ours, theirs = sentences(prediction), sentences(accepted)
-    if not ours or not theirs:
-        return float(not theirs), float(ours == theirs)
-    shared = (Counter(ours) & Counter(theirs)).total()
-    return shared / len(theirs), 2 * shared / (len(ours) + len(theirs))
-
-
-def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer matches an accepted one by the paper's rule.
-
-    Both texts are converted to lower case, and ASCII punctuation and `FUNCTION_WORDS` are removed.
-    If nothing is left of a text, such as "The Who", it is only converted to lower case. The texts
-    match if they are equal, or if every word of the shorter one occurs in the longer one. If the
-    shorter one has three words or more, the lengths must also differ by at most `SLACK`. For
-    example, "war" matches "World War I" and "the war of the worlds".
-
-    The authors' scripts remove different words, and use different values of the slack (5 for
-    SQuAD). Some of them also treat number words as digits, or plurals as singulars. This function
-    does neither.
-    """
-    return any(_lenient(_content(prediction), _content(each)) for each in accepted)
-
-
-def _content(text: str) -> list[str]:
-    words = text.lower().translate(_PUNCTUATION).split()
-    return [word for word in words if word not in FUNCTION_WORDS] or text.lower().split()
-
-
-def _lenient(left: list[str], right: list[str]) -> bool:
-    short, long = sorted((left, right), key=len)
-    if not short or (len(short) >= 3 and len(long) - len(short) > SLACK):
-        return left == right
-    return set(short) <= set(long)
+    return answer in tuple(accepted)
 
 
 _ANNOUNCED = re.compile(r"\\boxed\s*\{|\bthe answer is\b|####", re.IGNORECASE)
@@ -259,129 +111,41 @@ def _numbers(text: str) -> list[Decimal]:
     ]
 
 
-def number(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether the final number of an answer equals that of an accepted one (GSM8K)."""
-    value = final_number(prediction)
+def number(answer: str, accepted: Iterable[str]) -> bool:
+    """Return whether the final number of an answer equals that of an accepted one."""
+    value = final_number(answer)
     return value is not None and any(value == final_number(each) for each in accepted)
 
 
-def lenient_number(prediction: str, accepted: Iterable[str]) -> bool:
-    r"""Return whether an answer matches an accepted one by the paper's rule for numbers.
-
-    The final numbers are written with two decimals and without a sign. They match if the
-    digits of one contain those of the other, so 3 matches 13.
-
-    The authors' script reads the number in ``\boxed{``. From a response without it, the script
-    joins all digits to one number. This function always reads the final number.
-    """
-    digits = _digits(prediction)
-    others = [_digits(each) for each in accepted]
-    return bool(digits) and any(each and (digits in each or each in digits) for each in others)
-
-
-def _digits(text: str) -> str:
-    value = final_number(text)
-    return "" if value is None else f"{abs(value):.2f}"
-
-
-# Many answers ---------------------------------------------------------------------------------
+def first_line(text: str) -> str:
+    """Return the first line that is not blank. Base models write more after their answer."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 @dataclass(frozen=True)
-class MeanMetric:
-    """A metric that is the mean of a value over all answers.
+class Metric:
+    """A metric by which an answer is right or wrong.
 
     Attributes:
-        name: the metric's name in `METRICS`.
-        value: function that returns the value of an answer, given the accepted answers.
-        binary: whether every answer is either right or wrong.
+        name: its name in `METRICS`.
+        read: function that reads the answer from a response without its reasoning.
+        is_right: function that compares an answer with the accepted answers.
     """
 
     name: str
-    value: Callable[[str, Sequence[str]], float]
-    binary: bool = True
-
-    def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """Return the value of the answer, and 1, whose sum is the number of answers."""
-        return float(self.value(prediction, accepted)), 1.0
-
-    def score(self, sums: Sums) -> float:
-        """Return the mean in percent."""
-        return float(100.0 * sums[0] / sums[1])
+    read: Callable[[str], str]
+    is_right: Callable[[str, Sequence[str]], bool]
 
 
-@dataclass(frozen=True)
-class CorpusMetric:
-    """A metric of sacrebleu, computed from n-gram counts summed over the test set.
-
-    Attributes:
-        name: the metric's name in `METRICS`.
-        scorer: the metric object of sacrebleu.
-        binary: whether every answer is either right or wrong.
-    """
-
-    name: str
-    scorer: Any
-    binary: bool = False
-
-    def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """Return the n-gram counts. Each accepted answer is a reference."""
-        references = [[each] for each in accepted]
-        (counts,) = self.scorer._extract_corpus_statistics([prediction], references)
-        return tuple(map(float, counts))
-
-    def score(self, sums: Sums) -> float:
-        """Return the score that sacrebleu's ``corpus_score`` computes."""
-        return float(self.scorer._compute_score_from_stats([int(each) for each in sums]).score)
-
-
-def _chrf() -> Metric:
-    return CorpusMetric("chrf", _sacrebleu().CHRF())
-
-
-def _spbleu() -> Metric:
-    metrics = _sacrebleu()
-    try:
-        return CorpusMetric("spbleu", metrics.BLEU(tokenize=SPBLEU_TOKENIZER, force=True))
-    except (Exception, SystemExit) as error:  # sacrebleu exits if a certificate is invalid
-        from sacrebleu.tokenizers import tokenizer_spm
-        from sacrebleu.utils import SACREBLEU_DIR
-
-        url = tokenizer_spm.SPM_MODELS[SPBLEU_TOKENIZER]["url"]
-        raise MissingDependencyError(
-            "spBLEU tokenizes text with a SentencePiece file that sacrebleu downloads when it is "
-            f"first needed, and the download failed ({type(error).__name__}: {error}). Put "
-            f"the file {url} into {SACREBLEU_DIR}/models/, or avoid spBLEU with --metric chrf."
-        ) from error
-
-
-SPBLEU_TOKENIZER = "flores101"
-"""sacrebleu's name for the tokenizer of spBLEU, which the paper calls "spm"."""
-
-
-def _sacrebleu() -> Any:
-    try:
-        from sacrebleu import metrics
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"spBLEU and chrF need sacrebleu: {install_command('eval')}"
-        ) from error
-    return metrics
-
-
-METRICS: Mapping[str, Callable[[], Metric]] = {
-    "exact_match": lambda: MeanMetric("exact_match", exact_match),
-    "f1": lambda: MeanMetric("f1", f1, binary=False),
-    "verbatim": lambda: MeanMetric("verbatim", verbatim),
-    "contains": lambda: MeanMetric("contains", contains),
-    "number": lambda: MeanMetric("number", number),
-    "sentences": lambda: MeanMetric("sentences", sentence_recall, binary=False),
-    "sentence_f1": lambda: MeanMetric("sentence_f1", sentence_f1, binary=False),
-    "lenient_match": lambda: MeanMetric("lenient_match", lenient_match),
-    "lenient_number": lambda: MeanMetric("lenient_number", lenient_number),
-    "spbleu": _spbleu,
-    "chrf": _chrf,
-}
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "exact_match": Metric("exact_match", first_line, exact_match),
+        "contains": Metric("contains", first_line, contains),
+        "number": Metric("number", str, number),
+        "verbatim": Metric("verbatim", final_answer, verbatim),
+    }
+)
+"""Every metric by its name."""
 
 
 def load_metric(name: str) -> Metric:
@@ -389,10 +153,9 @@ def load_metric(name: str) -> Metric:
 
     Raises:
         InvalidInputError: the name is unknown.
-        MissingDependencyError: the metric needs a package or a file that is missing.
     """
     if name not in METRICS:
         raise InvalidInputError(
             f"there is no metric {name!r}.{nearest(name, METRICS)} Metrics: {', '.join(METRICS)}."
         )
-    return METRICS[name]()
+    return METRICS[name]

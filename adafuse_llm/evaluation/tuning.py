@@ -14,12 +14,15 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.documents import question_messages
+from adafuse_llm.embedded import heldout_questions
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     InvalidInputError,
@@ -27,28 +30,17 @@ from adafuse_llm.errors import (
     MissingDependencyError,
     install_command,
 )
-from adafuse_llm.evaluation.metrics import Metric, load_metric
-from adafuse_llm.evaluation.runner import (
-    Evaluation,
-    Record,
-    System,
-    answer_all,
-    compared,
-    lost,
-    merged,
-    singly,
-    tokens,
-    unanswered,
-)
-from adafuse_llm.evaluation.statistics import Comparison
-from adafuse_llm.evaluation.tasks import Question, Task
+from adafuse_llm.evaluation.comparison import Comparison, compare
+from adafuse_llm.evaluation.files import is_lost, put, read_lines
+from adafuse_llm.evaluation.metrics import Metric, contains, load_metric
+from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.report.page import count
 from adafuse_llm.strategies.base import Strategy
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Trial", "Tuning", "tune"]
+__all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]
 
 FEWEST: Final = 10
 """Minimum number of questions in each part."""
@@ -68,14 +60,100 @@ SEARCHED: Final = (*CHOICES, "weights")
 which members decode."""
 
 
+@dataclass(frozen=True)
+class Question:
+    """A question with its accepted answers.
+
+    Attributes:
+        number: number of its line in the file, or of the embedded question, from 1.
+        text: the question. Questions with the same text are never in different parts.
+        request: the engine's arguments: the prompt or the messages.
+        accepted: accepted answers, at least one.
+    """
+
+    number: int
+    text: str
+    request: Mapping[str, Any]
+    accepted: tuple[str, ...]
+
+
+def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Question]:
+    """Return the questions of a JSON Lines file with ``question`` and ``answer``.
+
+    Args:
+        content: the file. An answer is a text or a list of accepted texts.
+        form: the prompt of a question, with ``{question}``.
+        chat: whether the prompt is sent as a message.
+
+    Raises:
+        InvalidInputError: a line cannot be used.
+    """
+    questions = []
+    for line in read_lines(content):
+        label = [line.label] if isinstance(line.label, str) else line.label
+        problem = line.problem
+        if problem is None and not (
+            isinstance(label, list) and label and all(map(_is_text, label))
+        ):
+            problem = 'its "answer" must be a text or a list of texts, which are not empty'
+        if problem is not None:
+            raise InvalidInputError(f"line {line.number} of the test set: {problem}")
+        text = line.question or ""
+        request = put(form.replace("{question}", text), chat=chat)
+        questions.append(Question(line.number, text, request, tuple(label)))
+    return questions
+
+
+def _is_text(label: object) -> bool:
+    return isinstance(label, str) and bool(label.strip())
+
+
+def embedded_questions(limit: int | None = 300) -> list[Question]:
+    """Return the first held-out questions for the embedded members, or all if `limit` is None.
+
+    Raises:
+        InvalidInputError: `limit` is higher than the number of questions.
+    """
+    questions = []
+    for number, each in enumerate(heldout_questions(limit), start=1):
+        messages = question_messages(each.question, each.passages)
+        text = messages[0]["content"]
+        questions.append(Question(number, text, {"messages": messages}, (each.answer,)))
+    return questions
+
+
+class Answer(BaseModel):
+    """An answer to a question.
+
+    Attributes:
+        line: number of the question.
+        text: the answer that the metric reads from the response.
+        is_right: whether it is right. An answer with an error is wrong.
+        error: type and message of the error if the request failed.
+        tokens: tokens that all members processed, those of the prompt that they had kept included,
+            as if no earlier request had had the same beginning. None if the request failed.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    line: int
+    text: str = ""
+    is_right: bool = False
+    error: str | None = None
+    tokens: int | None = None
+
+
 class Trial(BaseModel):
-    """A setting and its result on the search part.
+    """A setting and its result on one part of the questions.
 
     Attributes:
         options: options of `AdaFuseConfig`. Searched options that are absent have their defaults.
         score: score in percent.
-        tokens: tokens per answer over all members, counted by `runner.tokens`.
+        tokens: mean tokens per answer over all members.
         failed: number of answers with an error; they count as wrong.
+        lost: number of answers that failed due to the run and not the question, such as lack of
+            memory.
+        missed: number of wrong answers that have an accepted answer in them.
         known: whether the answers come from an earlier decode of the same setting.
     """
 
@@ -85,6 +163,8 @@ class Trial(BaseModel):
     score: float
     tokens: float
     failed: int = 0
+    lost: int = 0
+    missed: int = 0
     known: bool = False
 
 
@@ -92,7 +172,7 @@ class Tuning(BaseModel):
     """The result of a search. It can be written as JSON.
 
     Attributes:
-        task, metric, seed: task, metric and seed of the search.
+        metric, seed: metric and seed of the search.
         searched, held_out: numbers of questions in the two parts.
         alone: results of single members on the search part, by name.
         trials: settings of the ensemble, in the order in which they were tried.
@@ -106,7 +186,6 @@ class Tuning(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    task: str
     metric: str
     seed: int
     searched: int
@@ -115,7 +194,7 @@ class Tuning(BaseModel):
     trials: tuple[Trial, ...]
     best_member: str
     ensemble: dict[str, Any]
-    tested: dict[str, Evaluation] | None = None
+    tested: dict[str, Trial] | None = None
     comparison: Comparison | None = None
 
     @property
@@ -130,7 +209,7 @@ class Tuning(BaseModel):
 
         If there are any, no conclusion is valid.
         """
-        return sum(evaluation.lost for evaluation in (self.tested or {}).values())
+        return sum(trial.lost for trial in (self.tested or {}).values())
 
     @property
     def options(self) -> dict[str, Any]:
@@ -187,33 +266,30 @@ class _Stopped(Exception):  # noqa: N818
 
 def tune(
     engine: AdaFuseEngine,
-    task: Task,
     questions: Sequence[Question],
     *,
-    metric: Metric | None = None,
+    metric: str = "exact_match",
     trials: int = 30,
     seed: int = 1,
     held_out: float = 0.5,
     within: float = 0.0,
     fixed: Mapping[str, Any] | None = None,
-    header: str = "",
-    form: str | None = None,
-    chat: bool = False,
     known: Iterable[Mapping[str, Any]] = (),
     log: Callable[[dict[str, Any]], None] | None = None,
     cancel: threading.Event | None = None,
-    on_record: Callable[[str, Record], None] | None = None,
+    on_answer: Callable[[str, Answer], None] | None = None,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> Tuning:
     """Search for the members and options that answer best, and test them on held-out questions.
+
+    `RuntimeConfig.max_requests` of the engine sets how many questions are answered at a time.
 
     Args:
         engine: an engine with at least two members, and a strategy that uses an option of
             `SEARCHED`. The search ignores the engine's values of searched options. To keep a value,
             pass it as `fixed`.
-        task: the task, which defines prompts and reads answers from responses.
         questions: labeled questions, at least `FEWEST` for each part.
-        metric: the metric to maximize; None for the task's main metric.
+        metric: name of the metric to maximize, in `METRICS`.
         trials: number of ensemble settings to try. A setting that decodes like an earlier one
             counts as a trial, but is not decoded again.
         seed: seed of the division into two parts and of the search.
@@ -223,20 +299,17 @@ def tune(
             best setting, or the cheapest of several that are equally good.
         fixed: options of `AdaFuseConfig` that are not searched. ``use`` names the members that may
             take part.
-        header: text before every question.
-        form: template of a question; None for the task's template.
-        chat: whether the prompt is sent as a message.
         known: data that `log` received in an earlier call. These answers are not decoded again,
             except those that failed due to the earlier run.
         log: called with the answers of every decoded setting, as JSON-safe data.
         cancel: an event that any thread can set to stop the search. The result is then based on the
             trials so far.
-        on_record: called for every new record, with the names of the members and the record.
+        on_answer: called for every new answer, with the names of the members and the answer.
         on_trial: called with every result on the search part, starting with single members.
 
     Raises:
         InvalidInputError: there are too few members, or too few questions in a part, or the
-            strategy has no options to search; nothing was computed.
+            strategy has no options to search, or the metric is unknown; nothing was computed.
         InvalidOptionError: an option is unknown or out of range.
         MissingDependencyError: optuna is not installed.
     """
@@ -246,9 +319,8 @@ def tune(
             "option 'temperature': the search compares settings without sampling, so it must be 0; "
             f"got {temperature:g}"
         )
-    allowed = fixed.get("use") or engine.config.use
-    members = candidates(engine.members, allowed, engine.strategy)
-    metric = metric or load_metric(task.metrics[0])
+    members = candidates(engine.members, fixed.get("use") or engine.config.use, engine.strategy)
+    measure = load_metric(metric)
     search, test = divide(questions, held_out, seed)
     if trials < 1:
         raise InvalidOptionError(f"trials must be 1 or more; got {trials}")
@@ -256,51 +328,49 @@ def tune(
         raise InvalidOptionError(f"option 'within' must be between 0 and 100 points; got {within}")
     study = optimizer(seed)
     space = _SearchSpace(members, fixed, engine)
-    with singly(engine) as single:
-        prompt = {"header": header, "form": form, "chat": chat}
-        answers = _AnswerCache(engine, single, task, metric, prompt)
-        answers.restore(known)
-        answers.log, answers.on_record = log or answers.log, on_record or answers.on_record
-        answers.cancel = cancel or answers.cancel
-        done = _Progress(on_trial or (lambda _trial: None))
-        try:
-            for member in members:
-                done.alone[member] = done.report(answers.trial(search, {"use": [member]}))
-            for start in space.starts(done.ranked):
-                study.enqueue_trial(start, skip_if_exists=True)
-            for _ in range(trials):
-                suggestion = study.ask()
-                trial = done.report(answers.trial(search, space.setting(suggestion)))
-                study.tell(suggestion, trial.score)
-                done.tried.append(trial)
-            best, ensemble = done.ranked[0], cheapest(done.tried, within).options
-            ours = answers.records(test, ensemble)
-            theirs = answers.records(test, {"use": [best]})
-        except _Stopped:
-            if not done.tried:
-                raise InvalidInputError(
-                    "interrupted before any setting of the ensemble was tried; nothing was found"
-                ) from None
-            ours = theirs = []
-    tuning = Tuning(
-        task=task.name,
-        metric=metric.name,
+    answers = _Answers(engine, measure, known=known, log=log, cancel=cancel, on_answer=on_answer)
+    report = on_trial or (lambda _trial: None)
+    alone: dict[str, Trial] = {}
+    tried: list[Trial] = []
+    try:
+        for member in members:
+            alone[member] = answers.trial(search, {"use": [member]})
+            report(alone[member])
+        ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
+        for start in space.starts(ranked):
+            study.enqueue_trial(start, skip_if_exists=True)
+        for _ in range(trials):
+            suggestion = study.ask()
+            trial = answers.trial(search, space.setting(suggestion))
+            report(trial)
+            study.tell(suggestion, trial.score)
+            tried.append(trial)
+        ensemble, single = cheapest(tried, within).options, {"use": [ranked[0]]}
+        tested = {
+            "ensemble": answers.trial(test, ensemble),
+            f"{ranked[0]} alone": answers.trial(test, single),
+        }
+        rights = [
+            [answer.is_right for answer in answers.of(test, each)] for each in (ensemble, single)
+        ]
+        ends: dict[str, Any] = {"tested": tested, "comparison": compare(metric, *rights)}
+    except _Stopped:
+        if not tried:
+            raise InvalidInputError(
+                "interrupted before any setting of the ensemble was tried; nothing was found"
+            ) from None
+        ends = {}
+    return Tuning(
+        metric=metric,
         seed=seed,
         searched=len(search),
         held_out=len(test),
-        alone=done.alone,
-        trials=tuple(done.tried),
-        best_member=done.ranked[0],
-        ensemble=cheapest(done.tried, within).options,
+        alone=alone,
+        trials=tuple(tried),
+        best_member=ranked[0],
+        ensemble=cheapest(tried, within).options,
+        **ends,
     )
-    if not theirs:
-        return tuning
-    tested = {
-        name: Evaluation.of(records, [metric], task=task.name, system=name)
-        for name, records in (("ensemble", ours), (f"{tuning.best_member} alone", theirs))
-    }
-    (comparison,) = compared(ours, theirs, [metric])
-    return tuning.model_copy(update={"tested": tested, "comparison": comparison})
 
 
 def divide(
@@ -316,11 +386,11 @@ def divide(
     """
     if not 0 < held_out < 1:
         raise InvalidOptionError(f"held_out must be between 0 and 1; got {held_out}")
-    different = list(dict.fromkeys(_texts(question) for question in questions))
+    different = list(dict.fromkeys(question.text.strip() for question in questions))
     size = round(len(different) * held_out)
     drawn = set(random.Random(seed).sample(different, size))  # noqa: S311
-    search = [question for question in questions if _texts(question) not in drawn]
-    test = [question for question in questions if _texts(question) in drawn]
+    search = [question for question in questions if question.text.strip() not in drawn]
+    test = [question for question in questions if question.text.strip() in drawn]
     if min(len(search), len(test)) < FEWEST:
         raise InvalidInputError(
             f"too few questions: {len(questions)} give {len(search)} for the search and "
@@ -328,10 +398,6 @@ def divide(
             "more questions (several hundred are necessary to detect a difference of a few points)."
         )
     return search, test
-
-
-def _texts(question: Question) -> tuple[str, ...]:
-    return question.text.strip(), *(passage.text for passage in question.passages)
 
 
 def cheapest(trials: Iterable[Trial], within: float = 0.0) -> Trial:
@@ -522,120 +588,111 @@ class _SearchSpace:
         )
 
 
-class _Progress:
-    """The results of a search so far.
-
-    Args:
-        on_trial: called with every result.
-
-    Attributes:
-        alone: results of single members, by name.
-        tried: results of settings of the ensemble.
-    """
-
-    def __init__(self, on_trial: Callable[[Trial], None]) -> None:
-        self.alone: dict[str, Trial] = {}
-        self.tried: list[Trial] = []
-        self._on_trial = on_trial
-
-    def report(self, trial: Trial) -> Trial:
-        """Pass a result to `on_trial`, and return it."""
-        self._on_trial(trial)
-        return trial
-
-    @property
-    def ranked(self) -> list[str]:
-        """Names of the members, best first. With equal scores, fewer tokens come first."""
-        return sorted(self.alone, key=lambda n: (-self.alone[n].score, self.alone[n].tokens))
-
-
-class _AnswerCache:
+class _Answers:
     """The answers of every setting. Each setting is decoded only once.
 
-    Attributes:
-        log, on_record, cancel: as for `tune`.
+    Args:
+        engine: the ensemble.
+        metric: the metric that reads and judges answers.
+        known, log, cancel, on_answer: as for `tune`.
     """
 
     def __init__(
         self,
         engine: AdaFuseEngine,
-        single: AdaFuseEngine,
-        task: Task,
         metric: Metric,
-        prompt: Mapping[str, Any],
+        *,
+        known: Iterable[Mapping[str, Any]],
+        log: Callable[[dict[str, Any]], None] | None,
+        cancel: threading.Event | None,
+        on_answer: Callable[[str, Answer], None] | None,
     ) -> None:
-        self._engine, self._single = engine, single
-        self._task, self._metric, self._prompt = task, metric, prompt
-        self._known: dict[str, list[Record]] = {}
-        self._partial: dict[str, list[Record]] = {}
+        self._engine, self._single = engine, engine.with_strategy("single")
+        self._metric, self._log, self._on_answer = metric, log, on_answer
+        self._cancel = cancel or threading.Event()
+        self._known: dict[str, list[Answer]] = {}
         self._lines: dict[str, int] = {}
-        self.log: Callable[[dict[str, Any]], None] = lambda _line: None
-        self.on_record: Callable[[str, Record], None] = lambda _name, _record: None
-        self.cancel = threading.Event()
-
-    def restore(self, logged: Iterable[Mapping[str, Any]]) -> None:
-        """Restore the answers that an earlier call passed to `log`."""
-        for line in logged:
-            key, records = line["key"], [Record(**fields) for fields in line["records"]]
-            self._lines[key] = line["line"]
-            (self._partial if lost(records) else self._known)[key] = records
+        self._fresh: set[str] = set()
+        for line in known:
+            self._lines[line["key"]] = line["line"]
+            self._known[line["key"]] = [Answer(**fields) for fields in line["answers"]]
 
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
-        """Return the result of a setting on the search part."""
-        known = _key(questions, options) in self._known
-        records = self.records(questions, options)
-        statistics = [record.statistics(self._metric) for record in records]
-        counts = [tokens(record.usage) for record in records if record.usage is not None]
-        return Trial(
-            options=options,
-            score=self._metric.score([sum(column) for column in zip(*statistics, strict=True)]),
-            tokens=fmean(counts) if counts else 0.0,
-            failed=sum(record.error is not None for record in records),
-            known=known,
-        )
-
-    def records(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Record]:
-        """Return the answers of a setting.
+        """Return the result of a setting.
 
         Raises:
             _Stopped: the search was cancelled before all questions were answered.
         """
-        key = _key(questions, options)
-        if key not in self._known:
-            done = self._partial.pop(key, [])
-            new = self._decode(unanswered(questions, done), options)
-            self._known[key] = merged(done, new)
-            data = [
-                record.model_dump(mode="json", exclude_none=True) for record in self._known[key]
-            ]
+        before = len(self._fresh)
+        answers = self.of(questions, options)
+        counts = [answer.tokens for answer in answers if answer.tokens is not None]
+        accepted = {question.number: question.accepted for question in questions}
+        return Trial(
+            options=options,
+            score=100 * fmean(answer.is_right for answer in answers),
+            tokens=fmean(counts) if counts else 0.0,
+            failed=sum(answer.error is not None for answer in answers),
+            lost=sum(is_lost(answer.error) for answer in answers),
+            missed=sum(
+                not each.is_right and contains(each.text, accepted[each.line]) for each in answers
+            ),
+            known=before == len(self._fresh),
+        )
+
+    def of(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Answer]:
+        """Return the answers of a setting. Those that failed due to an earlier run are decoded."""
+        key = json.dumps([[question.number for question in questions], options], sort_keys=True)
+        done = {each.line: each for each in self._known.get(key, ())}
+        if key in self._fresh:
+            return list(done.values())
+        kept = {line: each for line, each in done.items() if not is_lost(each.error)}
+        missing = [question for question in questions if question.number not in kept]
+        if missing:
+            new = {answer.line: answer for answer in self._decode(missing, options)}
+            done = {question.number: (kept | new)[question.number] for question in questions}
+            self._known[key] = list(done.values())
+            self._fresh.add(key)
             line = self._lines.setdefault(key, len(self._lines) + 1)
-            self.log({"line": line, "key": key, "records": data})
+            data = [each.model_dump(mode="json", exclude_none=True) for each in done.values()]
+            if self._log is not None:
+                self._log({"line": line, "key": key, "answers": data})
         return self._known[key]
 
-    def _decode(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Record]:
-        name = "+".join(options["use"])
-        alone = len(options["use"]) == 1
-        answers = answer_all(
-            self._single if alone else self._engine,
-            self._task,
-            questions,
-            [self._metric],
-            system=System(name, options if alone else {**_DEFAULTS, **options}),
-            cancel=self.cancel,
-            **self._prompt,
-        )
-        records = []
-        for record in answers:
-            self.on_record(name, record)
-            records.append(record)
-        if len(records) < len(questions):
-            raise _Stopped
-        return records
+    def _decode(
+        self, questions: Sequence[Question], options: Mapping[str, Any]
+    ) -> Iterator[Answer]:
+        is_single = len(options["use"]) == 1
+        engine = self._single if is_single else self._engine
+        options = options if is_single else {**_DEFAULTS, **options}
+        engine.config.override(options)  # a wrong option is an error here, not in every answer
+
+        def ask(question: Question) -> Answer | None:
+            try:
+                done = engine.generate(**question.request, **options, cancel=self._cancel)
+            except Exception as error:  # an error in one question must not stop the others
+                problem = " ".join(f"{type(error).__name__}: {error}".split())
+                return Answer(line=question.number, error=problem)
+            if done.finish_reason == "cancelled":
+                return None
+            text, usage = self._metric.read(done.answer), done.usage
+            return Answer(
+                line=question.number,
+                text=text,
+                is_right=self._metric.is_right(text, question.accepted),
+                tokens=sum(usage.tokens_processed.values()) + sum(usage.cached_tokens.values()),
+            )
+
+        try:
+            for answer in in_order(ask, questions, engine.runtime.max_requests):
+                if answer is None:
+                    raise _Stopped
+                if self._on_answer is not None:
+                    self._on_answer("+".join(options["use"]), answer)
+                yield answer
+        except BaseException:  # cancel the running requests, because their results are not needed
+            self._cancel.set()
+            raise
 
 
 _DEFAULTS = AdaFuseConfig().model_dump(include={*SEARCHED})
 """Defaults of the searched options. They replace the engine's values in every ensemble setting."""
-
-
-def _key(questions: Sequence[Question], options: Mapping[str, Any]) -> str:
-    return json.dumps([[question.number for question in questions], options], sort_keys=True)

@@ -3,7 +3,6 @@
 terminal    tables and spans in a terminal
 page        HTML pages and notebook output, from the ``.jinja`` templates
 charts      charts of the pages
-run         the figures of a whole run
 styles      the mark and the color of each member
 json_lines  read results that commands wrote
 """

@@ -1,12 +1,9 @@
-"""Make the paper's tables and figures from recorded answers.
+"""The tables of the AdaFuse paper: every system answers every task once, and tables compare them.
 
-The command is ``python -m benchmarks.paper``; see its ``--help``.
-
-command  the command, which decodes missing answers and shows the report
-layout   the systems in each table, and suite files
-run      decoding, which decodes each answer once and can be resumed
-report   tables, tests and claims as plain data
-long     analysis of answers with several sentences, a part of the report
-sheets   the report as tables of text, for terminals, Markdown and HTML
-page     the report as an HTML page with charts
+tasks       the prompts, options and metrics of the tasks
+metrics     compare answers with accepted answers
+statistics  intervals and paired tests
+suites      the systems of each table
+decode      answers, which are written at once and resumed
+tables      the tables as Markdown and JSON
 """

@@ -25,13 +25,6 @@ def test_a_command_resumes_when_its_members_are_loaded(adafuse, fakes, paused):
     assert gc.get_freeze_count() > paused
 
 
-def test_a_command_without_members_resumes_at_once(adafuse, paused, tmp_path):
-    empty = tmp_path / "results.jsonl"
-    empty.touch()
-    adafuse("report", empty)
-    assert gc.isenabled()
-
-
 def test_a_running_collector_stays_as_it_is():
     frozen = gc.get_freeze_count()
     resume_collection()

@@ -96,13 +96,10 @@ def test_sampling_and_template_options_reach_the_engine(adafuse, fakes, tmp_path
     ("name", "flags", "reason"),
     [
         ("ask", ["--n", 2], "adafuse generate --n draws several"),
-        ("eval", ["--n", 2], "scores one response to each question"),
         ("tune", ["--n", 2], "compares settings without sampling"),
         ("tune", ["--temperature", 1], "compares settings without sampling"),
         ("tune", ["--logprobs"], "records no log-probabilities"),
         ("generate", ["--continue-final-message"], "--prefill TEXT"),
-        ("eval", ["--continue-final-message"], "end with the question"),
-        ("eval", ["--logprobs"], "also pass --rounds"),
         ("run", ["--top-logprobs", 2], "also pass --rounds"),
         ("run", ["--continue-final-message"], "it needs messages"),
         ("generate", ["--n", 2], "temperature"),
@@ -115,7 +112,6 @@ def test_options_that_a_command_cannot_use_are_refused(
     data.write_text('{"question": "Who?", "answer": "Ada"}\n')
     rest = {
         "run": ["--test-set", data, "--output", tmp_path / "out.jsonl"],
-        "eval": ["--task", "nq", "--data", data, "--output", tmp_path / "out.jsonl"],
         "tune": [data, "--output", tmp_path / "out.yaml"],
     }.get(name, ["Who?"])
     config = tmp_path / "ensemble.yaml"
@@ -263,7 +259,7 @@ def test_json_has_no_control_characters(monkeypatch, encoding):
     assert ("é好🙂" in written) == (encoding == "utf-8")
 
 
-COMMANDS = ("ask", "generate", "run", "eval", "tune", "report", "info")
+COMMANDS = ("ask", "generate", "run", "tune", "info")
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])
@@ -291,7 +287,7 @@ def test_ctrl_c_prints_the_same_in_all_commands(adafuse, fakes, tmp_path, monkey
     def interrupted():
         yield cancel
 
-    for name in ("ask", "generate", "run", "eval"):
+    for name in ("ask", "generate", "run"):
         monkeypatch.setattr(f"adafuse_llm.cli.{name}.cancel_on_interrupt", interrupted)
     data = tmp_path / "set.jsonl"
     data.write_text('{"question": "Who?", "answer": "Ada"}\n')
@@ -300,7 +296,6 @@ def test_ctrl_c_prints_the_same_in_all_commands(adafuse, fakes, tmp_path, monkey
         ["generate", "x:", "--json"],
         ["ask", "Who?"],
         ["run", "--test-set", data, "--output", tmp_path / "run.jsonl"],
-        ["eval", "--task", "nq", "--data", data, "--output", tmp_path / "eval.jsonl"],
     ]
     for call in calls:
         result = adafuse(*call)

@@ -142,7 +142,7 @@ with Results(Path(sys.argv[1])).lock():
     print("locked", flush=True)
     sys.stdin.read()
 """
-"""A program that locks an output, as `run` and `eval` do, until its input ends."""
+"""A program that locks an output, as `run` does, until its input ends."""
 
 
 @pytest.fixture
@@ -170,26 +170,22 @@ def hold():
 
 @pytest.fixture
 def jobs(tmp_path):
-    """The flags of commands that write results, by command, and their output."""
+    """The flags of a command that writes results, and its output."""
     test_set, output = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
     items = [{"question": f"{number}?", "answer": "Ada"} for number in range(4)]
     test_set.write_text("".join(json.dumps(item) + "\n" for item in items))
-    return {
-        "run": ["run", "--test-set", test_set, "--output", output],
-        "eval": ["eval", "--task", "nq", "--data", test_set, "--output", output],
-    }, output
+    return ["run", "--test-set", test_set, "--output", output], output
 
 
-@pytest.mark.parametrize("name", ["run", "eval"])
 def test_a_second_process_with_the_same_output_is_refused_at_once(
-    adafuse, fakes, hold, jobs, name, tmp_path
+    adafuse, fakes, hold, jobs, tmp_path
 ):
     flags, output = jobs
     first = hold(output)
     link = tmp_path / "link.jsonl"
     link.symlink_to(output)
     for other in ([], ["--overwrite", "--max-words", 1], ["--output", link]):
-        refused = adafuse(*flags[name], *other)
+        refused = adafuse(*flags, *other)
         assert refused.exit_code == 2
         assert f"{output} is in use: process {first.pid} on " in refused.stderr
         assert " since 20" in refused.stderr
@@ -197,13 +193,12 @@ def test_a_second_process_with_the_same_output_is_refused_at_once(
     assert not fakes  # nothing was loaded
     assert not output.exists()
     first.communicate(b"")
-    assert adafuse(*flags[name]).exit_code == 0
+    assert adafuse(*flags).exit_code == 0
     hold(output)
-    assert adafuse(*flags[name]).exit_code == 0  # to read the results needs no lock
+    assert adafuse(*flags).exit_code == 0  # to read the results needs no lock
 
 
-@pytest.mark.parametrize("name", ["run", "eval"])
-def test_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, name, monkeypatch):
+def test_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, monkeypatch):
     flags, output = jobs
     refused = []
     real = AdaFuseEngine.generate
@@ -216,7 +211,7 @@ def test_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, name, m
 
     monkeypatch.setattr(AdaFuseEngine, "generate", generate)
     for _ in range(2):
-        assert adafuse(*flags[name], "--overwrite").exit_code == 0
+        assert adafuse(*flags, "--overwrite").exit_code == 0
     assert len(refused) == 8
     with Results(output).lock():
         pass
@@ -227,19 +222,17 @@ def test_a_full_disk_is_one_line_with_the_name_of_the_file(adafuse, fakes, jobs)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
     try:
-        result = adafuse(*flags["run"], "--rounds")
+        result = adafuse(*flags, "--rounds")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.exit_code == 2
     assert result.stderr == f"error: {output}: File too large\n"
 
 
-def test_a_full_standard_output_is_one_line(start, adafuse, fakes, jobs):
-    flags, output = jobs
-    assert adafuse(*flags["run"], "--rounds").exit_code == 0
+def test_a_full_standard_output_is_one_line(start):
     for json_flag in ([], ["--json"]):
         with Path("/dev/full").open("wb") as full:
-            _, errors = start("report", output, *json_flag, stdout=full).communicate(timeout=120)
+            _, errors = start("info", *json_flag, stdout=full).communicate(timeout=120)
         assert errors.decode() == "error: standard output: No space left on device\n"
 
 
@@ -247,7 +240,7 @@ def test_an_output_that_is_not_a_file_is_refused(adafuse, fakes, jobs, tmp_path)
     flags, _ = jobs
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/null"):
-        result = adafuse(*flags["run"], "--output", path)
+        result = adafuse(*flags, "--output", path)
         assert result.exit_code == 2
         assert str(path) in result.stderr
         assert len(result.stderr.splitlines()) == 1

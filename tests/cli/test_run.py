@@ -2,19 +2,16 @@
 
 import json
 import math
-import re
+import signal
+import threading
+import time
 
 import pytest
 
-from adafuse_llm import (
-    AdaFuseEngine,
-    ContextWindowError,
-    MemberError,
-    MemberOutOfMemoryError,
-    Usage,
-)
-from adafuse_llm.evaluation.files import question_form, read_lines
-from tests.support.paths import BENCHMARKS
+from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError, MemberOutOfMemoryError
+from adafuse_llm.evaluation.files import question_form
+
+PROMPT = "Answer briefly.\n\nQuestion: who?\nAnswer: ada\n\nQuestion: who is bo?\nAnswer:"
 
 
 @pytest.fixture
@@ -33,19 +30,37 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_one_result_per_line(adafuse, job, tmp_path, models):
+@pytest.fixture
+def intercept(monkeypatch):
+    """Call a function with the arguments of every request before the engine answers it."""
+
+    def call(function):
+        real = AdaFuseEngine.generate
+
+        def generate(self, *arguments, **options):
+            function(*arguments, **options)
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+
+    return call
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_results_are_those_of_the_engine_in_the_order_of_the_lines(
+    adafuse, job, tmp_path, models, chat
+):
     output = tmp_path / "deep" / "out.jsonl"
-    result = adafuse(*job, "--output", output)
+    result = adafuse(*job, "--output", output, *["--chat"] * chat)
     assert result.exit_code == 0, result.output
-    assert result.stdout == ""
-    assert result.stderr == "4 lines: 4 answered, 0 failed\n"
-    found = records(output)
-    assert [record["label"] for record in found] == ["ada", "bo", "cy", "di"]
-    assert [record["line"] for record in found] == [1, 2, 3, 4]
-    prompt = "Answer briefly.\n\nQuestion: who?\nAnswer: ada\n\nQuestion: who is bo?\nAnswer:"
+    assert (result.stdout, result.stderr) == ("", "4 lines: 4 answered, 0 failed\n")
+    assert [(each["line"], each["label"]) for each in records(output)] == [
+        (1, "ada"), (2, "bo"), (3, "cy"), (4, "di"),
+    ]  # fmt: skip
+    request = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
     with AdaFuseEngine.from_pretrained(models) as engine:
-        whole = engine.generate(prompt, max_new_tokens=6, stop="\nQuestion:")
-    assert found[1] == {
+        whole = engine.generate(**request, max_new_tokens=6, stop="\nQuestion:")
+    assert records(output)[1] == {
         "line": 2,
         "question": "who is bo?",
         "pred": whole.text.strip(),
@@ -54,28 +69,55 @@ def test_one_result_per_line(adafuse, job, tmp_path, models):
     }
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("cut", [0, 1, 30, -1, -20])
-def test_resuming_equals_running_through(adafuse, job, tmp_path, cut):
+def test_several_lines_are_answered_at_the_same_time(adafuse, fakes, tmp_path, intercept):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"question": "x", "answer": "y"}\n' * 9)
+    together = threading.Barrier(3)
+    intercept(lambda *_a, **_o: together.wait(timeout=60))  # fails unless three lines run at once
+    job = ["run", "--test-set", path, "--output", output, "--max-requests", 3]
+    assert adafuse(*job).exit_code == 0
+    assert [each["line"] for each in records(output)] == list(range(1, 10))
+
+
+@pytest.mark.parametrize("cut", [1, 30, -1])
+def test_a_resumed_run_equals_one_that_ran_through(adafuse, job, tmp_path, monkeypatch, cut):
     output = tmp_path / "out.jsonl"
     adafuse(*job, "--output", output)
     whole = output.read_bytes()
-    output.write_bytes(whole[: len(whole) // 2 + cut] if cut > 0 else whole[: cut or None])
-    result = adafuse(*job, "--output", output)
-    assert result.exit_code == 0, result.output
+    output.write_bytes(whole[: len(whole) // 2 + cut] if cut > 0 else whole[:cut])
+    assert adafuse(*job, "--output", output).exit_code == 0
     assert output.read_bytes() == whole
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", None)  # nothing is loaded any more
+    again = adafuse(*job, "--output", output)
+    assert again.exit_code == 0
+    assert "resuming: 4 of 4 lines are done" in again.stderr
 
 
-def test_nothing_is_loaded_when_all_is_done(adafuse, job, tmp_path, monkeypatch):
-    output = tmp_path / "out.jsonl"
-    adafuse(*job, "--output", output)
-    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", None)
-    result = adafuse(*job, "--output", output)
-    assert result.exit_code == 0
-    assert "resuming: 4 of 4 lines are done" in result.stderr
+def test_ctrl_c_loses_no_complete_answer(adafuse, fakes, tmp_path, intercept):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(f'{{"question": "{n}", "answer": ""}}\n' for n in range(1, 41)))
+    others = threading.Event()
+
+    def wait(prompt, cancel, **_options):
+        if "Question: 3\n" in prompt:  # a slow line, behind which others complete
+            others.wait(60)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            while not cancel.is_set():
+                time.sleep(0.01)
+        elif "Question: 6\n" in prompt:
+            others.set()
+
+    intercept(wait)
+    job = ["run", "--test-set", path, "--output", output, "--max-requests", 2]
+    interrupted = adafuse(*job)
+    assert interrupted.exit_code == 130
+    assert "interrupted: run the same command again to resume" in interrupted.stderr
+    kept = output.read_bytes().splitlines()
+    assert [json.loads(line)["line"] for line in kept][:4] == [1, 2, 4, 5]
+    assert len(kept) < 40
 
 
-def test_another_run_is_not_resumed(adafuse, job, tmp_path):
+def test_another_run_is_not_resumed_and_nothing_of_it_is_touched(adafuse, job, tmp_path):
     output = tmp_path / "out.jsonl"
     adafuse(*job, "--output", output)
     before = output.read_bytes()
@@ -90,99 +132,58 @@ def test_another_run_is_not_resumed(adafuse, job, tmp_path):
 
     assert "max_words 3, not 2" in refused("--max-words", 2)
     assert "rounds False, not True" in refused("--rounds")
+    assert "chat None, not True" in refused("--chat")
+    assert adafuse(*job, "--output", output, "--overwrite", "--model", tmp_path).exit_code == 2
+    assert output.read_bytes() == before  # the models could not be loaded
+    job[4].write_text("Other.\n")
+    assert "different prompts" in refused()
     job[2].write_text(job[2].read_text() + "\n")
     assert "different test set" in refused()
-    job[4].write_text("Other.\n")
-    result = adafuse(*job, "--output", output, "--overwrite", "--rounds")
-    assert result.exit_code == 0
-    assert records(output)[0]["rounds"][0]["winner"] >= 0
+    assert adafuse(*job, "--output", output, "--overwrite", "--rounds").exit_code == 0
     assert set(records(output)[0]["usage"]["forward_passes"]) == {"otter", "badger"}
+    for content in (b"not results\n", b'{"line": 99}\n', b"[1]\n"):
+        before = content
+        output.write_bytes(content)
+        refused("--rounds")
+    assert adafuse(*job, "--output", job[2], "--overwrite").exit_code == 2
+    assert len(job[2].read_text().split("\n")) > 4  # the test set is still there
 
 
-def test_overwriting_waits_until_the_models_are_loaded(adafuse, job, tmp_path):
-    output = tmp_path / "out.jsonl"
-    adafuse(*job, "--output", output)
-    before = output.read_bytes()
-    result = adafuse(*job, "--output", output, "--overwrite", "--model", tmp_path)
-    assert result.exit_code == 2
-    assert output.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"some": "file"}\n', "was not written by this command"),
-        (b"not results\n", "has lines that are not results"),
-        (b'{"line": 2}\n', "has different lines than this run"),
-        (b"[1]\n", "has lines that are not results"),
-    ],
-)
-def test_other_files_are_not_touched(adafuse, job, tmp_path, content, message):
-    output = tmp_path / "out.jsonl"
-    if "not written" not in message:
-        adafuse(*job, "--output", output)
-    output.write_bytes(content)
-    result = adafuse(*job, "--output", output)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert output.read_bytes() == content
-
-
-def test_what_failed_of_the_run_is_asked_again(adafuse, job, tmp_path, monkeypatch):
+def test_lines_that_fail_do_not_stop_the_run_and_lost_ones_are_asked_again(
+    adafuse, job, tmp_path, intercept
+):
     output, asked = tmp_path / "out.jsonl", []
-    real = AdaFuseEngine.generate
 
-    def generate(self, prompt, **options):
+    def fail(prompt, **_options):
         asked.append(prompt)
         if "is bo?" in prompt and len(asked) < 5:
             raise MemberOutOfMemoryError("otter", "no memory")
         if "is cy?" in prompt:
             raise ContextWindowError("too long")
-        return real(self, prompt, **options)
 
-    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    assert adafuse(*job, "--output", output).exit_code == 1
+    intercept(fail)
+    first = adafuse(*job, "--output", output)
+    assert first.exit_code == 1
+    assert "line 3: ContextWindowError: too long" in first.stderr
+    assert [each["finish_reason"] == "error" for each in records(output)] == [0, 1, 1, 0]
     again = adafuse(*job, "--output", output)
     assert again.exit_code == 1
     assert len(asked) == 5
     assert "resuming: 3 of 4 lines are done" in again.stderr
     assert "4 lines: 3 answered, 1 failed" in again.stderr
-    found = records(output)
-    assert [record["line"] for record in found] == [1, 2, 3, 4]
-    assert ["error" in record for record in found] == [False, False, True, False]
+    assert [each["finish_reason"] == "error" for each in records(output)] == [0, 0, 1, 0]
 
 
-def test_prompts_are_sent_as_messages_on_request(adafuse, job, tmp_path, models):
-    output = tmp_path / "out.jsonl"
-    assert adafuse(*job, "--output", output, "--chat").exit_code == 0
-    prompt = "Answer briefly.\n\nQuestion: who?\nAnswer: ada\n\nQuestion: who is bo?\nAnswer:"
-    with AdaFuseEngine.from_pretrained(models) as engine:
-        whole = engine.generate(
-            messages=[{"role": "user", "content": prompt}], max_new_tokens=6, stop="\nQuestion:"
-        )
-    assert records(output)[1]["pred"] == whole.text.strip()
-    refused = adafuse(*job, "--output", output)
-    assert refused.exit_code == 2
-    assert "chat True, not None" in refused.stderr
-
-
-def test_the_output_cannot_be_the_input(adafuse, job):
-    result = adafuse(*job, "--output", job[2], "--overwrite")
-    assert result.exit_code == 2
-    assert len(records(job[2])) == 4
-
-
-def test_bad_lines_are_reported_and_do_not_stop_the_run(adafuse, job, tmp_path):
+def test_bad_lines_are_reported_by_number(adafuse, job, tmp_path):
     good = json.dumps({"question": "who is ada?", "answer": ["ada", "Ada"]}).encode()
     bad = [
         b"{not json",
         b"[]",
-        b'{"question": 3, "answer": ""}',
         b'{"question": " ", "answer": ""}',
         b'{"question": "no answer"}',
         b'{"question": "\xff", "answer": ""}',
         b'{"question": "\\ud800", "answer": ""}',
-        b"[" * 100_000,
+        b'{"question": "x", "answer": NaN}',
         json.dumps({"question": "too long " * 9000, "answer": ""}).encode(),
     ]
     job[2].write_bytes(b"\n\n".join([good, *bad, good]) + b"\r\n")
@@ -190,63 +191,18 @@ def test_bad_lines_are_reported_and_do_not_stop_the_run(adafuse, job, tmp_path):
     result = adafuse(*job, "--output", output)
     assert result.exit_code == 1
     found = records(output)
-    assert [record["line"] for record in found] == list(range(1, 23, 2))
-    assert [record["finish_reason"] == "error" for record in found] == [
-        False, *[True] * len(bad), False,
-    ]  # fmt: skip
+    assert [record["line"] for record in found] == list(range(1, 21, 2))
     assert found[0] == found[-1] | {"line": 1}
     for record in found[1:-1]:
         assert f"line {record['line']}: {record['error']}\n" in result.stderr
     assert "ContextWindowError" in found[-2]["error"]
-    assert result.stderr.endswith("11 lines: 2 answered, 9 failed\n")
-    again = adafuse(*job, "--output", output)
-    assert again.exit_code == 1
-
-
-@pytest.mark.quick
-def test_a_member_that_fails_on_one_line_does_not_stop_the_run(adafuse, job, tmp_path, monkeypatch):
-    real = AdaFuseEngine.generate
-
-    def generate(self, prompt, **options):
-        if "who is bo?" in prompt:
-            raise MemberError("otter", "its logits are NaN")
-        return real(self, prompt, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    output = tmp_path / "out.jsonl"
-    result = adafuse(*job, "--output", output)
-    assert result.exit_code == 1
-    assert "line 2: MemberError: member 'otter' failed" in result.stderr
-    assert [record["finish_reason"] == "error" for record in records(output)] == [0, 1, 0, 0]
-
-
-def test_empty_test_sets_and_missing_files(adafuse, job, tmp_path):
-    job[2].write_text("\n \n")
-    result = adafuse(*job, "--output", tmp_path / "out.jsonl")
-    assert result.exit_code == 2
-    assert "test set is empty" in result.stderr
-    job[2].unlink()
-    assert adafuse(*job, "--output", tmp_path / "out.jsonl").exit_code == 2
-
-
-def test_prompts_must_be_text(adafuse, job, tmp_path):
-    job[4].write_bytes(b"\xff\xfe\xfa")
-    result = adafuse(*job, "--output", tmp_path / "out.jsonl")
-    assert result.exit_code == 2
-    assert "is not UTF-8 text" in result.stderr
-
-
-def test_the_template_must_hold_the_question(adafuse, job, tmp_path):
-    result = adafuse(*job, "--output", tmp_path / "out.jsonl", "--template", "Q:")
-    assert result.exit_code == 2
-    assert "--template must contain {question}" in result.stderr
+    assert result.stderr.endswith("10 lines: 2 answered, 8 failed\n")
 
 
 @pytest.mark.parametrize(
     ("header", "form"),
     [
         ("", "Question: {question}\nAnswer:"),
-        ("Translate the following.\n", "Question: {question}\nAnswer:"),
         ("Do.\n\nQuestion: a\nAnswer: b\n", "Question: {question}\nAnswer:"),
         ("Question:\na\nAnswer:\nb\n", "Question:\n{question}\nAnswer:\n"),
         (
@@ -259,306 +215,52 @@ def test_a_question_is_put_as_the_examples_put_theirs(header, form):
     assert question_form(header) == form
 
 
-@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the paper's test sets are not there")
-@pytest.mark.parametrize("name", ["gsm8k", "nq", "squad", "triviaqa", "flores_de_en"])
-def test_the_papers_test_sets_are_read(name):
-    lines = read_lines((BENCHMARKS / f"{name}.jsonl").read_bytes())
-    assert len(lines) > 1000
-    assert all(line.problem is None for line in lines)
-    assert "{question}" in question_form((BENCHMARKS / f"{name}.prompt.txt").read_text())
-
-
-@pytest.mark.quick
-def test_a_report_summarises_a_run(adafuse, fakes, tmp_path):
-    lines = [{"question": "Who founded the mill?", "answer": "Ada <Brook>"}, {"question": 3}]
-    test_set, output, html = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "report.html"))
-    test_set.write_text("\n".join(map(json.dumps, lines)))
-    adafuse("run", "--test-set", test_set, "--output", output, "--rounds")
-    result = adafuse("report", output, "--json", "--html", html)
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    (answer, _) = [json.loads(line) for line in output.read_text().splitlines()]
-    assert (told["answers"], told["failed"]) == (1, 1)
-    assert told["decisions"]["rounds"] == len(answer["rounds"])
-    assert told["cost"]["wren"]["forward_passes"] == answer["usage"]["forward_passes"]["wren"]
-    assert sum(told["decisions"]["words_per_round"].values()) == len(answer["rounds"])
-    shown = html.read_text()
-    assert "Ada &lt;Brook&gt;" in shown
-    assert "<Brook>" not in shown
-    assert "words per round" in adafuse("report", output).stdout
-
-
-@pytest.fixture
-def labeled(adafuse, fakes, tmp_path, monkeypatch):
-    """Results of four questions: one right, one wrong, one without a label, one that failed."""
-    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    items = [
-        {"question": "Who founded the mill?", "answer": ["ada brook did!", "x"]},
-        {"question": "Who founded the school?", "answer": "Ada Stone"},
-        {"question": "Who founded the bank?", "answer": None},
-        {"question": "Who founded the inn?", "answer": "Ada Brook did"},
-    ]
-    real = AdaFuseEngine.generate
-
-    def generate(self, prompt, **options):
-        if "the inn" in prompt:
-            raise MemberError("wren", "its logits are NaN")
-        return real(self, prompt, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    adafuse("run", "--test-set", path, "--output", output, "--rounds")
-    return output
-
-
-@pytest.mark.quick
-def test_s9_a_report_marks_right_and_wrong_answers(adafuse, labeled, tmp_path):
-    html = tmp_path / "report.html"
-    result = adafuse("report", labeled, "--html", html, env={"COLUMNS": "80"})
-    assert result.exit_code == 0, result.output
-    assert "33.3% (1 of 3, exact_match)" in result.stdout
-    rows = re.findall(r'<tr><td data-label="line">(\d)</td>(.*?)</tr>', html.read_text())
-    marks = {line: re.findall("✓ right|✗ wrong", row) for line, row in rows}
-    assert marks == {"1": ["✓ right"], "2": ["✗ wrong"], "3": [], "4": ["✗ wrong"]}
-    assert "33.3%" in html.read_text()
-    strict = json.loads(adafuse("report", labeled, "--metric", "verbatim", "--json").stdout)
-    assert strict["accuracy"] == {"metric": "verbatim", "labeled": 3, "right": 0}
-
-
-@pytest.mark.quick
-def test_s9_a_report_uses_the_metric_that_an_evaluation_recorded(adafuse, fakes, tmp_path):
-    data, output = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
-    data.write_text('{"question": "9+9?", "answer": "It is 18."}\n')
-    adafuse("eval", "--task", "gsm8k", "--data", data, "--output", output, "--rounds")
-    record = json.loads(output.read_text())
-    output.write_text(json.dumps(record | {"metrics": {"number": 100.0}}) + "\n")
-    assert "100.0% (1 of 1, number)" in adafuse("report", output).stdout
-    output.write_text(json.dumps(record | {"metrics": {"chrf": 62.1}}) + "\n")
-    assert "accuracy" not in adafuse("report", output).stdout
-    refused = adafuse("report", output, "--metric", "chrf")
-    assert refused.exit_code == 2
-    assert "--metric chrf gives partial scores" in refused.stderr
-
-
-@pytest.mark.quick
-def test_s9_a_report_without_labels_claims_no_accuracy(adafuse, labeled, tmp_path):
-    lines = [json.loads(line) for line in labeled.read_text().splitlines()]
-    labeled.write_text("".join(json.dumps(line | {"label": None}) + "\n" for line in lines))
-    html = tmp_path / "report.html"
-    result = adafuse("report", labeled, "--html", html)
-    assert result.exit_code == 0
-    assert "accuracy" not in result.stdout
-    assert not re.search("✓|✗|Accuracy", html.read_text())
-
-
-@pytest.mark.quick
-def test_s8_a_report_counts_rounds_backed_and_rounds_decided(adafuse, labeled, tmp_path):
-    html = tmp_path / "report.html"
-    result = adafuse("report", labeled, "--json", "--html", html)
-    decisions = json.loads(result.stdout)["decisions"]
-    rounds = [
-        r for line in labeled.read_text().splitlines() for r in json.loads(line).get("rounds", ())
-    ]
-    winners = [r["candidates"][r["winner"]]["proposers"] for r in rounds]
-    for name in ("wren", "heron"):
-        assert decisions["backed"][name] == sum(name in each for each in winners)
-        assert decisions["decided"][name] == winners.count([name])
-    shown = html.read_text()
-    assert "Rounds backed, by member" in shown
-    assert "Rounds decided, by member" in shown
-    assert "Rounds won" not in shown
-    table = adafuse("report", labeled, env={"COLUMNS": "80"}).stdout
-    (row,) = [line.split() for line in table.splitlines() if line.startswith("wren")]
-    assert row[1:3] == [str(decisions["backed"]["wren"]), str(decisions["decided"]["wren"])]
-
-
-@pytest.mark.quick
-def test_a_report_needs_results_with_rounds(adafuse, fakes, tmp_path):
-    test_set, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    test_set.write_text('{"question": "x", "answer": "y"}')
-    adafuse("run", "--test-set", test_set, "--output", output)
-    assert "--rounds" in adafuse("report", output).output
-    result = adafuse("report", test_set)
-    assert result.exit_code == 2
-    output.write_text("not json\n")
-    result = adafuse("report", output)
-    assert result.exit_code == 2
-    assert "line 1" in result.output
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", '["a", NaN]'])
-def test_e12_a_label_that_is_no_number_is_refused(adafuse, fakes, tmp_path, number):
-    test_set, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    test_set.write_text(f'{{"question": "x", "answer": {number}}}\n')
-    result = adafuse("run", "--test-set", test_set, "--output", output)
-    assert result.exit_code == 1
-    assert "line 1: not JSON" in result.stderr
-    (found,) = [
-        json.loads(line, parse_constant=pytest.fail) for line in output.read_text().splitlines()
-    ]
-    assert found["label"] is None
-
-
-@pytest.fixture
-def result_line():
-    """A result of `adafuse run --rounds`, as a dictionary to change."""
-    candidate = {"text": "x", "stops": True, "proposers": ["a"], "nll": {"a": 0.1}, "score": 0.1}
-    decided = {"index": 0, "candidates": [candidate], "winner": 0, "text": "x", "margins": {}}
-    usage = {name: {"a": 1} for name in Usage.model_fields}
-    return {
-        "line": 1, "question": "q", "pred": "x", "label": "x", "finish_reason": "stop",
-        "rounds": [{**decided, "elapsed": 1}], "usage": usage,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda line: line["rounds"][0].update(winner=3), "its winner cannot be number 3"),
-        (lambda line: line["rounds"][0].update(winner=-1), "its winner cannot be number -1"),
-        (lambda line: line["rounds"][0].update(candidates=[]), "round 0 has 0 candidates"),
-        (lambda line: line["usage"].update(prompt_tokens={"b": 1}), "name different members"),
-        (lambda line: line["usage"].pop("cached_tokens"), "usage.cached_tokens: Field required"),
-        (
-            lambda line: line.update(error="MemberError: x"),
-            "no answers: every line failed",
-        ),
-    ],
-)
-def test_e12_a_report_of_an_inconsistent_file_is_one_error(
-    adafuse, tmp_path, result_line, change, message
-):
-    path = tmp_path / "out.jsonl"
-    path.write_text(json.dumps(result_line) + "\n")
-    assert adafuse("report", path).exit_code == 0
-    change(result_line)
-    path.write_text(json.dumps(result_line) + "\n")
-    result = adafuse("report", path, "--html", tmp_path / "page.html")
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
-def test_a_link_to_the_output_stays_a_link(adafuse, fakes, tmp_path):
-    test_set, output, real = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "real.jsonl"))
-    test_set.write_text('{"question": "x", "answer": "y"}\n' * 3)
-    output.symlink_to(real)
-    assert adafuse("run", "--test-set", test_set, "--output", output).exit_code == 0
-    lines = real.read_bytes().splitlines(keepends=True)
-    real.write_bytes(lines[1].replace(b'"line": 2', b'"line": 1'))
-    assert adafuse("run", "--test-set", test_set, "--output", real).exit_code == 0
-    assert output.is_symlink()
-    assert len(records(output)) == 3
-
-
-def test_answers_have_the_form_that_a_flag_sets_and_the_run_records_it(adafuse, job, tmp_path):
-    pytest.importorskip("llguidance", reason="needs the extra [grammar]")
-    output, schema = tmp_path / "out.jsonl", tmp_path / "schema.json"
-    properties = {"ok": {"type": "boolean"}, "id": {"enum": [1, 2]}}
-    whole = {
-        "type": "object",
-        "properties": properties,
-        "required": ["ok", "id"],
-        "additionalProperties": False,
-    }
-    schema.write_text(json.dumps(whole))
-    job = [*job[:-1], 30, "--output", output, "--json-schema", schema]
-    result = adafuse(*job, "--rounds")
-    assert result.exit_code == 0, result.output
-    for record in records(output):
-        answer = json.loads(record["pred"])
-        assert list(answer) == ["ok", "id"]
-        assert answer["id"] in (1, 2)
-        assert any(each["forced"] for each in record["rounds"])
-    recorded = json.loads((tmp_path / "out.jsonl.run.json").read_text())
-    assert recorded["json_schema"] == whole
-    assert list(recorded["json_schema"]["properties"]) == ["ok", "id"]
-    assert (recorded["regex"], recorded["grammar"], recorded["choices"]) == (None, None, None)
-    whole["properties"] = dict(reversed(properties.items()))  # answers would have another order
-    schema.write_text(json.dumps(whole))
-    refused = adafuse(*job, "--rounds")
-    assert refused.exit_code == 2
-    assert "belongs to another run: different json_schema." in refused.stderr
-
-
-def test_answers_that_cannot_have_a_form_are_one_error_each(adafuse, job, tmp_path):
-    pytest.importorskip("llguidance", reason="needs the extra [grammar]")
-    result = adafuse(*job, "--output", tmp_path / "out.jsonl", "--regex", "(?=a)b")
-    assert result.exit_code != 0
-    assert "option 'regex': it cannot be enforced" in result.stderr
-
-
-@pytest.mark.quick
 def test_drawn_answers_have_seeds_and_a_resumed_run_draws_the_same(adafuse, fakes, tmp_path):
     path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    item = {"question": "Who founded the mill?", "answer": "Ada"}
-    path.write_text(f"{json.dumps(item)}\n" * 24)
+    path.write_text('{"question": "Who founded the mill?", "answer": "Ada"}\n' * 24)
     job = ["run", "--test-set", path, "--output", output, "--temperature", 2, "--n", 2]
     assert adafuse(*job).exit_code == 0
-    whole = output.read_bytes()
-    found = records(output)
+    whole, found = output.read_bytes(), records(output)
     seeds = [each["seed"] for each in found] + [each["alternatives"][0]["seed"] for each in found]
     assert len(set(seeds)) == 48
     assert len({each["pred"] for each in found}) > 1  # the questions are equal, and the seeds not
-    assert all(
-        each["alternatives"][0].keys() == {"pred", "finish_reason", "seed"} for each in found
-    )
     base = json.loads((tmp_path / "out.jsonl.run.json").read_text())["seed"]
     output.write_bytes(whole[: len(whole) // 2])
     assert adafuse(*job).exit_code == 0
     assert output.read_bytes() == whole
-    again = [*job[:-4], tmp_path / "again.jsonl", *job[-4:], "--seed", base]
-    again.pop(4)
-    assert adafuse(*again).exit_code == 0
-    assert (tmp_path / "again.jsonl").read_bytes() == whole
-    refused = adafuse(*job, "--seed", base + 1)
-    assert refused.exit_code == 2
-    assert f"seed {base}, not {base + 1}" in refused.stderr
+    assert adafuse(*job, "--seed", base, "--max-requests", 3).exit_code == 0
+    assert f"seed {base}, not {base + 1}" in adafuse(*job, "--seed", base + 1).stderr
 
 
-@pytest.mark.quick
-def test_log_probabilities_are_in_the_rounds(adafuse, fakes, tmp_path):
-    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    path.write_text('{"question": "Who founded the mill?", "answer": "Ada"}\n')
-    job = ["run", "--test-set", path, "--output", output, "--rounds", "--top-logprobs", 1]
-    assert adafuse(*job).exit_code == 0
-    (record,) = records(output)
-    tokens = [token for each in record["rounds"] for token in each["logprobs"]["wren"]]
-    assert "".join(token["text"] for token in tokens) == "Ada Brook did"
-    assert tokens[1]["logprob"] == pytest.approx(math.log(0.8))
-    assert all(len(token["top"]) == 1 for token in tokens)
-    assert adafuse("report", output, "--html", tmp_path / "page.html").exit_code == 0
-
-
-@pytest.mark.quick
-def test_lines_can_have_messages(adafuse, fakes, tmp_path, monkeypatch):
+def test_lines_can_have_messages_and_rounds_have_log_probabilities(
+    adafuse, fakes, tmp_path, intercept
+):
     asked = []
-    real = AdaFuseEngine.generate
-
-    def generate(self, **options):
-        asked.append(options["messages"])
-        return real(self, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    intercept(lambda messages, **_options: asked.append(messages))
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
-    lines = [
-        {"messages": messages, "answer": "Ada Brook did"},
-        {"messages": messages, "question": "Who?", "answer": "Ada"},
-        {"messages": "Who?", "answer": "Ada"},
-        {"messages": messages},
-    ]
+    lines = [{"messages": messages, "answer": "Ada Brook did"}, {"messages": "Who?", "answer": ""}]
     path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    job = ["run", "--test-set", path, "--output", output]
+    job = ["run", "--test-set", path, "--output", output, "--rounds", "--top-logprobs", 1]
     assert adafuse(*job).exit_code == 1
     assert asked == [messages]
-    first, *others = records(output)
+    first, other = records(output)
     assert (first["question"], first["pred"], first["label"]) == ("Who?", *["Ada Brook did"] * 2)
-    assert [re.sub('"', "", each["error"]) for each in others] == [
-        "it has both question and messages: leave one out",
-        "its messages must be a list of objects",
-        "it has no answer",
-    ]
+    tokens = [token for each in first["rounds"] for token in each["logprobs"]["wren"]]
+    assert tokens[1]["logprob"] == pytest.approx(math.log(0.8))
+    assert other["error"] == 'its "messages" must be a list of objects'
     refused = adafuse(*job, "--template", "Q: {question}", "--overwrite")
-    assert refused.exit_code == 2
     assert "--template is for questions, and line 1 of the test set has messages" in refused.stderr
+    assert "must contain {question}" in adafuse(*job, "--template", "Q:", "--overwrite").stderr
+
+
+def test_a_member_error_names_the_member(adafuse, fakes, tmp_path, intercept):
+    def fail(*_arguments, **_options):
+        raise MemberError("wren", "its logits are NaN")
+
+    intercept(fail)
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"question": "x", "answer": "y"}\n')
+    result = adafuse("run", "--test-set", path, "--output", tmp_path / "out.jsonl")
+    assert result.exit_code == 1
+    assert "line 1: MemberError: member 'wren' failed" in result.stderr

@@ -1,6 +1,7 @@
 """`adafuse tune`: a search, a test, and a file that every entry point takes."""
 
 import json
+import signal
 
 import pytest
 import yaml
@@ -111,7 +112,7 @@ def test_what_failed_of_the_run_is_told_and_asked_again(adafuse, job, tmp_path, 
 
 def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, fakes, monkeypatch):
     adafuse(*job)
-    monkeypatch.setattr(tuning, "answer_all", lambda *_a, **_k: pytest.fail("decoded again"))
+    monkeypatch.setattr(tuning, "in_order", lambda *_a, **_k: pytest.fail("decoded again"))
     again = adafuse(*job)
     assert again.exit_code == 0, again.output
     assert "describes wren alone" in again.stdout
@@ -123,16 +124,16 @@ def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, f
 
 
 def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatch):
-    real = tuning.answer_all  # type: ignore[attr-defined]
+    real = tuning.in_order  # type: ignore[attr-defined]
     calls = []
 
-    def answer_all(*arguments, cancel, **options):
+    def in_order(*arguments):
         calls.append(1)
         if len(calls) in (2, 5):  # at the second member; then at the second setting
-            cancel.set()
-        return real(*arguments, cancel=cancel, **options)
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
 
-    monkeypatch.setattr(tuning, "answer_all", answer_all)
+    monkeypatch.setattr(tuning, "in_order", in_order)
     early = adafuse(*job)
     assert early.exit_code == 130, early.output
     assert "nothing was found; run the same command again to resume" in early.stderr
@@ -140,7 +141,7 @@ def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatc
     result = adafuse(*job)
     assert result.exit_code == 130, result.output
     assert "interrupted before the held-out questions" in (tmp_path / "tuned.yaml").read_text()
-    monkeypatch.setattr(tuning, "answer_all", real)
+    monkeypatch.setattr(tuning, "in_order", real)
     assert adafuse(*job).exit_code == 0
 
 
@@ -158,8 +159,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
         (["--held-out", "0.1"], "too few questions: 20 give 18 for the search and 2 held-out"),
         (["--use", "wren"], "at least two members; got wren"),
         (["--strategy", "single"], "strategy 'single' has no options to tune"),
-        (["--metric", "bleu"], "Did you mean 'spbleu'"),
-        (["--task", "embedded"], "omit --data"),
+        (["--metric", "number_"], "Did you mean 'number'"),
     ],
 )
 def test_what_cannot_be_searched_is_one_error_before_anything_is_loaded(
@@ -206,13 +206,6 @@ def test_what_is_typed_comes_before_the_file(adafuse, config, fakes):
     assert (call["config"].max_words, call["config"].stop) == (3, ("!",))
     assert (call["dtype"], [spec.path for spec in call["paths"]]) == ("auto", ["a", "b"])
     assert call["config"].weights == {"wren": 1.0, "heron": 1.0}
-
-
-def test_the_file_comes_before_what_the_task_says(adafuse, config, data, tmp_path, fakes):
-    job = ["--task", "nq", "--data", data, "--limit", 1, "--output", tmp_path / "out.jsonl"]
-    assert adafuse("eval", *job, "--config", config).exit_code == 0
-    assert fakes[0]["config"].stop == ("\n",)
-    assert fakes[0]["config"].max_new_tokens == 32
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_a_limit_that_cannot_be_is_an_error_with_the_number_of_questions(limit: 
 
 def test_nothing_that_makes_the_members_is_imported() -> None:
     code = (
-        "import sys; from adafuse_llm.evaluation.tasks import load_task; "
-        "load_task('embedded').questions(); print([m for m in sys.modules if m in "
+        "import sys; from adafuse_llm.evaluation.tuning import embedded_questions; "
+        "embedded_questions(); print([m for m in sys.modules if m in "
         "('training', 'benchmarks', 'tests')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 from typing import Any
@@ -13,7 +12,6 @@ from rich.console import Console
 
 from adafuse_llm import Generation, Round
 from adafuse_llm.report.page import page
-from adafuse_llm.report.run import Answer, RunSummary, run_page
 from adafuse_llm.report.styles import owner
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous, record
@@ -180,16 +178,3 @@ def test_a_page_shows_the_probability_of_every_option():
     assert "Agreement" not in made
     assert "ended by the winner" in made
     assert "5 less likely options are not shown" in many
-
-
-def test_a_report_of_a_run_leaves_forced_rounds_out():
-    line = {"line": 1, "finish_reason": "length", "pred": JSON.text, "rounds": JSON.rounds}
-    answer = Answer.model_validate({**line, "usage": JSON.usage})
-    summary = RunSummary.of([answer])
-    assert (summary.decisions.forced, summary.decisions.agreement) == (2, 0.5)
-    assert "rounds with forced text are left out" in run_page([answer], title="Run")
-    stored = json.loads(json.dumps([each.model_dump(mode="json") for each in JSON.rounds]))
-    for each in stored:  # results from before there were forced rounds
-        del each["forced"]
-    older = Answer.model_validate({**line, "rounds": stored})
-    assert not any(each.forced for each in older.rounds)

@@ -1,0 +1,190 @@
+"""A paired comparison of two systems that answered the same questions.
+
+Every answer is right or wrong. The p-value is that of McNemar's exact test, and the interval
+contains all differences that this test does not reject. So the interval excludes 0 if and only if
+p < 0.05.
+
+The test can be seen as one about random subsets of the questions, which contain each question with
+probability one half. If both systems are equally good, the difference on a random subset is as
+likely to be above as below the true difference (Hartigan, "Using Subsample Values as Typical
+Values", 1969). The interval therefore leaves out the lowest and the highest 2.5 % of the
+differences on all subsets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from adafuse_llm.errors import InvalidInputError
+
+__all__ = ["Comparison", "Score", "compare", "mcnemar"]
+
+SIGNIFICANT = 0.05
+"""The significance level: a difference is significant if its p-value is below this."""
+
+Z_LEVEL, Z_POWER = 1.96, 0.84
+"""Quantiles of the normal distribution: a two-sided test at 5 %, and a power of 80 %."""
+
+
+class Score(BaseModel):
+    """A score or a difference with its 95 % interval.
+
+    Attributes:
+        value: the score in percent, or the difference in percentage points.
+        low, high: bounds of the interval.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    low: float
+    high: float
+
+    def shown(self, sign: str = "") -> str:
+        """Format the score like ``81.7 [78.0, 85.1]``. Use sign ``+`` for a difference."""
+        return f"{self.value:{sign}.1f} [{self.low:{sign}.1f}, {self.high:{sign}.1f}]"
+
+
+class Comparison(BaseModel):
+    """A comparison of two systems on the same questions.
+
+    Attributes:
+        metric: name of the metric.
+        questions: number of questions that both systems answered.
+        ours, theirs: the scores of the two systems in percent.
+        difference: ours minus theirs in percentage points, with its 95 % interval: all differences
+            that the test does not reject. With five questions or fewer, the test rejects nothing,
+            and the interval is -100 to 100. If no answer differs, the bounds are the largest shares
+            of different answers of which none may be seen.
+        p_value: two-sided p-value, that is, the probability of a difference at least this large if
+            both systems were equally good.
+        needed: about how many questions would show a difference as large as this one, at p < 0.05
+            in four of five attempts. None if there is no difference, or if the score of all
+            answers is not the mean of their scores.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    questions: int
+    ours: float
+    theirs: float
+    difference: Score
+    p_value: float
+    needed: int | None = None
+
+    @property
+    def verdict(self) -> Literal["above", "not shown", "below"]:
+        """The result of the test: whether ``ours`` is above or below ``theirs`` at p < 0.05."""
+        if self.p_value >= SIGNIFICANT:
+            return "not shown"
+        return "above" if self.difference.value > 0 else "below"
+
+    @property
+    def chance(self) -> str:
+        """The p-value as text, such as ``p = 0.012`` or ``p < 0.001``."""
+        return f"p = {self.p_value:.3f}" if self.p_value >= 0.0005 else "p < 0.001"
+
+
+def compare(metric: str, ours: Sequence[bool], theirs: Sequence[bool]) -> Comparison:
+    """Compare two systems on the same questions.
+
+    Args:
+        metric: name of the metric.
+        ours: whether each answer of one system is right.
+        theirs: whether each answer of the other system is right, in the same order.
+
+    Raises:
+        InvalidInputError: the systems have different numbers of answers, or none.
+    """
+    if len(ours) != len(theirs) or not ours:
+        raise InvalidInputError(
+            "a paired test needs an answer of both systems to every question; they have "
+            f"{len(ours)} and {len(theirs)} answers"
+        )
+    total = len(ours)
+    wins = sum(left and not right for left, right in zip(ours, theirs, strict=True))
+    losses = sum(right and not left for left, right in zip(ours, theirs, strict=True))
+    difference = (wins - losses) / total
+    low, high = subset_bounds(wins, losses, total - wins - losses)
+    needed = None
+    if difference:
+        variance = (wins + losses) / total - difference**2
+        needed = math.ceil((Z_LEVEL + Z_POWER) ** 2 * variance / difference**2)
+    return Comparison(
+        metric=metric,
+        questions=total,
+        ours=100 * sum(ours) / total,
+        theirs=100 * sum(theirs) / total,
+        difference=Score(
+            value=100 * difference, low=round(100 * low, 9), high=round(100 * high, 9)
+        ),
+        p_value=mcnemar(wins, losses),
+        needed=needed,
+    )
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test.
+
+    If the systems are equally good, the first one answers each question that only one of them
+    answers right with probability one half, so `wins` has a binomial distribution. The p-value is
+    twice the smaller tail of this distribution, but at most 1.
+
+    Args:
+        wins: number of questions that only the first system answers right.
+        losses: number of questions that only the second system answers right.
+    """
+    total = wins + losses
+    tail = sum(math.comb(total, each) for each in range(min(wins, losses) + 1))
+    return float(min(1.0, 2 * tail / 2**total))
+
+
+def unseen(answers: int) -> float:
+    """Return the largest share of which none is seen in `answers` answers in 2.5 % of all cases."""
+    return float(1 - 0.025 ** (1 / answers))
+
+
+def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
+    """Return the bounds of the differences on random subsets, without 2.5 % at either end.
+
+    The empty subset agrees with every difference, so it counts at both ends.
+
+    Args:
+        wins: number of questions with a difference of 1.
+        losses: number of questions with a difference of -1.
+        ties: number of questions with a difference of 0.
+    """
+    if not wins and not losses:
+        return -unseen(ties), unseen(ties)
+    axes = [_sizes(count) for count in (wins, losses, ties)]
+    won, lost, tied = np.ix_(*(sizes for sizes, _ in axes))
+    first, second, third = np.ix_(*(probabilities for _, probabilities in axes))
+    size = won + lost + tied
+    found = np.round((won - lost) / np.maximum(size, 1), 13).ravel()
+    weights = (first * second * third * (size > 0)).ravel()
+    order = np.argsort(found)
+    below = np.cumsum(weights[order])
+    tail = 0.025 - 0.5 ** (wins + losses + ties)
+    if tail <= 0:
+        return -1.0, 1.0
+    low = found[order[np.searchsorted(below, tail)]]
+    high = found[order[np.searchsorted(below, below[-1] - tail, side="right")]]
+    return float(low), float(high)
+
+
+def _sizes(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the sizes of random subsets of `count` questions, and the probability of each.
+
+    Sizes so rare that they do not matter are left out.
+    """
+    reach = 4 * math.sqrt(count) + 1
+    sizes = np.arange(max(0, math.floor(count / 2 - reach)), min(count, count / 2 + reach) + 1)
+    logs = [math.lgamma(count + 1) - math.lgamma(n + 1) - math.lgamma(count - n + 1) for n in sizes]
+    return sizes.astype(np.int64), np.exp(np.array(logs) - count * math.log(2))

@@ -1,0 +1,219 @@
+"""The tasks: their prompts, the extraction of answers, and their metrics.
+
+    nq, squad, triviaqa   questions with short answers; strict exact match
+    gsm8k                 word problems, solved step by step; equality of the final number
+    flores_en_de, _de_en  translation; spBLEU and chrF
+    embedded              held-out questions about the world of the embedded members
+    embedded_parts        such questions of several parts
+    embedded_summary      summaries
+    embedded_reasoning    word problems of several steps
+    embedded_plain        questions of all these kinds, without a chat template
+
+All tasks except the embedded ones read JSON Lines with ``question`` and ``answer``, which is a text
+or a list of accepted texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from adafuse_llm.documents import question_messages
+from adafuse_llm.embedded import (
+    HELDOUT_KINDS,
+    HeldoutKind,
+    HeldoutQuestion,
+    final_answer,
+    heldout_questions,
+)
+from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_text
+from adafuse_llm.evaluation.metrics import final_number, first_line
+from adafuse_llm.evaluation.tuning import read_questions
+
+LONG_TASKS = tuple(f"embedded_{kind}" for kind in HELDOUT_KINDS if kind != "facts")
+"""Tasks of the suite ``long``."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its accepted answers.
+
+    Attributes:
+        number: number of its line in the file, or of the embedded question, from 1.
+        text: the question.
+        request: the engine's arguments: the prompt or the messages.
+        accepted: accepted answers, at least one.
+        group: group of the question, such as a skill. None if the task has no groups.
+    """
+
+    number: int
+    text: str
+    request: Mapping[str, Any]
+    accepted: tuple[str, ...]
+    group: str | None = None
+
+    @classmethod
+    def from_heldout(cls, number: int, question: HeldoutQuestion, *, plain: bool = False) -> Self:
+        """Convert a held-out question of the embedded members.
+
+        Args:
+            number: number of the question in the series, from 1.
+            question: the held-out question.
+            plain: whether it is asked without a chat template.
+        """
+        messages = question_messages(question.question, question.passages)
+        request: dict[str, Any] = {"messages": messages}
+        if plain:
+            request = {"prompt": messages[0]["content"] + "\nAnswer:"}
+        return cls(number, question.question, request, (question.answer,), question.skill)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark task.
+
+    Attributes:
+        name: name in `TASKS`.
+        metrics: names of the metrics, the main one first.
+        options: default options of `AdaFuseConfig`.
+        read: function that extracts the answer from the text of a response.
+        header: default text before every question.
+        form: template of a question, with ``{question}``, for a header without examples.
+        kind: the kind of held-out questions. None if the questions come from a file.
+    """
+
+    name: str
+    metrics: tuple[str, ...]
+    options: Mapping[str, Any]
+    read: Callable[[str], str]
+    header: str = ""
+    form: str = field(default=QUESTION_FORM)
+    kind: HeldoutKind | None = None
+
+    def questions(self, data: Path | None, *, chat: bool = False) -> list[Question]:
+        """Return all questions of the task.
+
+        Args:
+            data: folder of ``TASK.jsonl``, and of ``TASK.prompt.txt`` with instructions and
+                examples. An embedded task does not need it.
+            chat: whether the prompts are sent as messages. An embedded task chooses itself.
+
+        Raises:
+            InvalidInputError: the data are missing or malformed.
+        """
+        if self.kind is not None:
+            return [
+                Question.from_heldout(number, each, plain=self.kind == "plain")
+                for number, each in enumerate(heldout_questions(None, self.kind), start=1)
+            ]
+        if data is None or not (data / f"{self.name}.jsonl").is_file():
+            raise InvalidInputError(f"it needs {self.name}.jsonl in the folder of --data")
+        prompts = data / f"{self.name}.prompt.txt"
+        header = read_text(prompts) if prompts.is_file() else self.header
+        form = question_form(header, self.form)
+        before = f"{header.rstrip()}\n\n" if header.strip() else ""
+        return [
+            Question(
+                each.number,
+                each.text,
+                put(before + form.replace("{question}", each.text), chat=chat),
+                each.accepted,
+            )
+            for each in read_questions((data / f"{self.name}.jsonl").read_bytes(), form)
+        ]
+
+    def same(self, text: str) -> str:
+        """Return a key that is equal for all texts with the same answer, for a majority vote.
+
+        The key is the answer in lower case without punctuation, or the number of the answer if the
+        task has numeric answers. If the text has no answer, the key consists of all its words.
+        """
+        answer = self.read(text)
+        number = final_number(answer) if "number" in self.metrics else None
+        return _plain(answer) or _plain(text) if number is None else str(number.normalize())
+
+
+def _plain(text: str) -> str:
+    return " ".join("".join(each if each.isalnum() else " " for each in text.lower()).split())
+
+
+def read_number(text: str) -> str:
+    """Return the final number as digits, or an empty text if there is no number."""
+    number = final_number(text)
+    return "" if number is None else f"{number:f}"
+
+
+_STOP = ("\nQuestion:",)
+
+
+def _short_answers(name: str) -> Task:
+    metrics = ("exact_match", "f1", "lenient_match")
+    return Task(name, metrics, {"stop": _STOP, "max_new_tokens": 32}, first_line)
+
+
+_LONG: Mapping[HeldoutKind, tuple[str, ...]] = {
+    "parts": ("sentences", "verbatim", "sentence_f1"),
+    "summary": ("sentence_f1", "sentences", "verbatim"),
+    "reasoning": ("number", "sentences", "verbatim"),
+    "plain": ("sentence_f1", "verbatim"),
+}
+"""The metrics of the tasks with long answers."""
+
+
+def _translation(name: str, source: str, target: str) -> Task:
+    return Task(
+        name,
+        ("spbleu", "chrf"),
+        {"stop": _STOP, "max_new_tokens": 200},
+        first_line,
+        header=f"Translate the {source} sentence into {target}. Write the translation alone.",
+    )
+
+
+TASKS: Mapping[str, Task] = {
+    task.name: task
+    for task in (
+        _short_answers("nq"),
+        _short_answers("squad"),
+        _short_answers("triviaqa"),
+        Task(
+            "gsm8k",
+            ("number", "lenient_number"),
+            {"stop": _STOP, "max_new_tokens": 400},
+            read_number,
+            form="Question: {question}\nLet's think step by step\n",
+        ),
+        _translation("flores_en_de", "English", "German"),
+        _translation("flores_de_en", "German", "English"),
+        Task(
+            "embedded",
+            ("verbatim", "exact_match", "f1"),
+            {"max_new_tokens": 64},
+            final_answer,
+            kind="facts",
+        ),
+        *(
+            Task(f"embedded_{kind}", metrics, {"max_new_tokens": 200}, str.strip, kind=kind)
+            for kind, metrics in _LONG.items()
+        ),
+    )
+}
+"""Every task by its name."""
+
+
+def load_task(name: str) -> Task:
+    """Return the task with the given name.
+
+    Raises:
+        InvalidInputError: the name is unknown.
+    """
+    if name not in TASKS:
+        raise InvalidInputError(
+            f"there is no task {name!r}.{nearest(name, TASKS)} Tasks: {', '.join(TASKS)}."
+        )
+    return TASKS[name]
