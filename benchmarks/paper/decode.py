@@ -23,10 +23,12 @@ from adafuse_llm.errors import AdaFuseError, InvalidInputError
 from adafuse_llm.evaluation.files import Results, is_lost
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.strategies.base import refuse_unused_options
-from adafuse_llm.strategies.rivals.vote import MajorityVote
 from benchmarks.paper.metrics import Metric, Statistics, load_metric
 from benchmarks.paper.suites import PAPER_TASKS, Part, Row, Suite
 from benchmarks.paper.tasks import Question, Task, load_task
+from benchmarks.peers import MajorityVote, register
+
+register()  # the suites name the peers
 
 
 class Record(BaseModel):

@@ -194,7 +194,8 @@ def test_the_member_in_contributing_passes(tmp_path, monkeypatch) -> None:
     tokenizer(recipe.kind).save_pretrained(tmp_path / "path/to/model")
     model(recipe).save_pretrained(tmp_path / "path/to/model")
     monkeypatch.chdir(tmp_path)
-    exec(code, names := dict[str, Any]())
+    names: dict[str, Any] = {}
+    exec(code, names)
     names["TestPlainMember"].steps = 10
     applied = names["TestPlainMember"].check_all()
     assert {"test_walk", "test_failures", "test_texts"} <= {*applied}

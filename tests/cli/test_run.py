@@ -101,7 +101,9 @@ def test_ctrl_c_loses_no_complete_answer(adafuse, fakes, tmp_path, intercept):
     def wait(prompt, cancel, **_options):
         if "Question: 3\n" in prompt:  # a slow line, behind which others complete
             others.wait(60)
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
             while not cancel.is_set():
                 time.sleep(0.01)
         elif "Question: 6\n" in prompt:

@@ -162,7 +162,7 @@ def test_a_request_may_name_the_strategies_that_the_operator_allows(
 
 def test_an_allowed_strategy_that_does_not_exist_is_an_error_at_the_start(engine):
     with pytest.raises(InvalidOptionError, match="Did you mean 'mixture'"):
-        create_app(engine, ServingConfig(allowed_strategies=["mixtur"]))
+        create_app(engine, ServingConfig(allowed_strategies=("mixtur",)))
 
 
 def test_responses_are_drawn_with_a_seed(client, engine):
