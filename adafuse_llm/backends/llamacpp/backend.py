@@ -239,6 +239,8 @@ class LlamaCppBackend:
     def release(self, tree: TokenTree) -> None:
         with self._lock:
             state, tree.state = tree.state, None
+            if self._context.closed:  # by another engine that shares this member
+                return
             if isinstance(state, LlamaState) and state in self._running:
                 state.follow()
                 self._running.discard(state)

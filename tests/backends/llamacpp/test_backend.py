@@ -338,6 +338,15 @@ def test_a_closed_member_says_so() -> None:
         ensemble.generate("The mill", max_new_tokens=2)
 
 
+def test_a_request_that_outlives_its_member_is_released() -> None:
+    member = gguf("wren")
+    tree = TokenTree(member.codec.encode_prompt("The mill"))
+    member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+    member.close()
+    member.release(tree)
+    assert tree.state is None
+
+
 def test_eight_threads_share_a_member() -> None:
     ensemble = AdaFuseEngine(members(own=True)[:2])
     prompts = [f"Guest {number} pays" for number in range(8)]
