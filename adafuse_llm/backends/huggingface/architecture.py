@@ -22,6 +22,10 @@ a token's row in the cache as the token's position. In tree attention, the index
 differ."""
 
 
+PACKED = "adafuse_llm"
+"""Name of the attention of packed passes in transformers. A model in another thread may have it."""
+
+
 @dataclass(frozen=True)
 class Attention:
     """The format of the tree masks that a model's attention layers accept.
@@ -64,7 +68,7 @@ class Attention:
 def tree_attention(model: Any, device: torch.device) -> Attention | None:
     """Return the format of a model's tree masks; None if the model accepts no tree masks."""
     implementation = getattr(model.config, "_attn_implementation", None)
-    if implementation not in ("sdpa", "eager"):
+    if implementation not in ("sdpa", "eager", PACKED):
         return None
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}

@@ -219,7 +219,6 @@ class HuggingFaceBackend:
             if isinstance(tree.state, RequestState):
                 self._finish(tree.state)
             tree.state = None
-            self._executor.free()
 
     def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
         with self._lock:

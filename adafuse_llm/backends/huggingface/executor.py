@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
+from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS, PackedPasses, SinglePasses
 from adafuse_llm.backends.huggingface.path_form import PathForm
 from adafuse_llm.backends.huggingface.pieces import Piece
@@ -48,17 +48,9 @@ class Executor:
             whole: whether to run the whole prompt in one pass.
         """
         if self.form == "tree":
-            cache: KeyValues | None = rows
-            if isinstance(self.passes, PackedPasses):
-                cache = self.passes.pool.take(len(tree.ids), rows)
             chunked = not whole and self._decoder.takes_chunks(len(tree.ids))
-            return TreeForm(tree, chunked=chunked, cache=cache)
+            return TreeForm(tree, chunked=chunked, cache=rows)
         return PathForm(self._decoder, tree)
-
-    def free(self) -> None:
-        """Free the rows of ended requests."""
-        if isinstance(self.passes, PackedPasses):
-            self.passes.pool.sweep()
 
     def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
         """Evaluate the missing nodes of each request. Tree forms can share passes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -12,48 +12,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from adafuse_llm.backends.logits.rows import to_device
 
 FIRST_ROWS = 64
-
-
-class KeyValues(Protocol):
-    """The key/value rows of one request, [1, kv_heads, rows, head_dim] in every layer."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows in use."""
-        ...
-
-    @property
-    def row_bytes(self) -> int:
-        """Size of one row in all layers together, in bytes."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Number of rows that fit into the buffers."""
-        ...
-
-    @property
-    def pooled(self) -> bool:
-        """Whether the buffers also hold rows of other requests."""
-        ...
-
-    def write(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new rows, [1, kv_heads, n, head_dim], from row `start` on.
-
-        Returns:
-            All rows up to the end of the new rows.
-        """
-        ...
-
-    def keep(self, first: int, rows: torch.Tensor) -> None:
-        """In every layer, keep the rows before `first` and then the given rows, in this order."""
-        ...
-
-    def copy(self, rows: torch.Tensor) -> RowCache:
-        """Return a new cache that holds copies of the given rows, in this order."""
-        ...
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
@@ -82,16 +40,17 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         """Append rows, and return all rows in use, [1, kv_heads, used, head_dim]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = self.used + key_states.shape[2]
+        new = key_states.shape[2]
+        end = self.used + new
         if end > self.keys.shape[2]:
             # Powers of two let the allocator reuse freed memory.
             capacity = max(FIRST_ROWS, 1 << (end - 1).bit_length())
             self.keys = _grown(self.keys, key_states, self.used, capacity)
             self.values = _grown(self.values, value_states, self.used, capacity)
-        self.keys[:, :, self.used : end] = key_states
-        self.values[:, :, self.used : end] = value_states
+        self.keys.narrow(2, self.used, new).copy_(key_states)
+        self.values.narrow(2, self.used, new).copy_(value_states)
         self.used = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """Keep the rows before `first` and then the given rows, in this order.
@@ -131,8 +90,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
 class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """A cache with one `RowLayer` per layer of the model."""
 
-    pooled = False
-
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=RowLayer)
 
@@ -153,18 +110,6 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """Size of one row in all layers together, in bytes."""
         tensors = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
         return sum(t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
-
-    @property
-    def capacity(self) -> int:
-        """Number of rows that fit into the buffers."""
-        return int(self.layers[0].keys.shape[2]) if self.layers else 0
-
-    def write(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append rows to a layer, and return all of its rows. `start` must be their number."""
-        rows: tuple[torch.Tensor, torch.Tensor] = self.update(key_states, value_states, layer_idx)
-        return rows
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """In every layer, keep the rows before `first` and then the given rows, in this order."""

@@ -1,87 +1,51 @@
 """Run one forward pass over tokens of many requests. Each token attends only to its own request.
 
 One sequence contains the tokens of all requests, so the model computes everything except attention
-for all requests at once. The model gets a cache whose `update` writes the new rows into the slots
-of their requests and returns `Rows` in place of keys. The model passes this object to
-``scaled_dot_product_attention``. `Rows` intercepts the call and computes the attention of all
-requests (`adafuse_llm.backends.huggingface.attention`). This module does not change the model or
-any global state.
+for all requests at once. The model gets a `PackedCache`, whose `update` adds the new rows to the
+rows of each request. During the pass, the model's attention is the function `attend`, which this
+module registers in transformers' ``AttentionInterface``. It finds the cache of the pass that runs
+in its thread, and makes one call of PyTorch's attention per request. Outside such a pass, it is the
+same as ``"sdpa"``, so a model that runs in several threads works in all of them.
 
 Shapes: T tokens of the pass; h query heads, k key/value heads of size d.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.cache_utils import Cache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from adafuse_llm.backends.huggingface.attention import plan_attention
+from adafuse_llm.backends.huggingface.architecture import PACKED
+from adafuse_llm.backends.huggingface.attention import PieceAttention, Rows
 from adafuse_llm.backends.huggingface.pieces import Piece
-from adafuse_llm.backends.logits.rows import to_device
-
-Attend = Callable[["torch.Tensor", "float | None"], "torch.Tensor"]
-"""A function that computes a layer's attention from its queries, [1, h, T, d], and their scale."""
-
-
-class Rows(torch.Tensor):
-    """A placeholder for the keys of a layer.
-
-    It holds the keys of the new tokens and an attention function. The placeholder calls this
-    function in place of ``scaled_dot_product_attention``. Many models reshape the keys to repeat
-    them for groups of query heads. Such operations return the placeholder unchanged.
-    """
-
-    attend: Attend
-
-    @classmethod
-    def of(cls, keys: torch.Tensor, attend: Attend) -> Rows:
-        """Create `Rows` with the shape and values of `keys`."""
-        rows = keys.as_subclass(cls)
-        rows.attend = attend
-        return rows
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is scaled_dot_product_attention:
-            query, rows = args[:2]
-            return rows.attend(query, kwargs.get("scale"))
-        if func in _RESHAPING:
-            return args[0]
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
-
-
-_RESHAPING = frozenset(
-    getattr(torch.Tensor, name)
-    for name in ("__getitem__", "contiguous", "expand", "repeat_interleave", "reshape", "to")
-)
+from adafuse_llm.errors import UnsupportedModelError
+from adafuse_llm.forks import after_fork
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """The cache of one pass over pieces of several requests.
+    """The cache of one pass over pieces of several requests, and the attention of the pass.
 
     Args:
         pieces: the pieces, in the order of their tokens.
         windows: number of tokens that each sliding layer sees, by layer index.
-        device: device of the rows.
     """
 
-    def __init__(
-        self, pieces: Sequence[Piece], windows: Mapping[int, int], device: torch.device
-    ) -> None:
+    def __init__(self, pieces: Sequence[Piece], windows: Mapping[int, int]) -> None:
         super().__init__(layers=[])
         self._windows = windows
-        self._writes, self._calls = plan_attention(pieces, device)
-        starts = [call.pieces[0].start for call in self._calls if len(call.pieces) == 1]
-        self._in_order = len(starts) == len(self._calls) and starts == sorted(starts)
-        self._tokens = sum(len(piece.tokens) for piece in pieces)
-        self._orders: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._caches = [piece.cache for piece in pieces]
+        self._sizes = [len(piece.tokens) for piece in pieces]
+        self._attentions = [PieceAttention(piece) for piece in pieces]
+        # What the layer that runs has cached, until it attends: its keys, all rows, its window.
+        self._layer: tuple[torch.Tensor, list[Rows], int | None] | None = None
 
     def update(
         self,
@@ -91,43 +55,142 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new rows, [1, k, T, d], into the slots of their requests."""
-        for write in self._writes:
-            write(key_states, value_states, layer_idx)
-        rows = [call.rows(key_states, value_states, layer_idx) for call in self._calls]
-        window = self._windows.get(layer_idx)
+        """Add the new rows, [1, k, T, d], to those of their requests, and return them."""
+        new = (states.split(self._sizes, dim=2) for states in (key_states, value_states))
+        rows = [
+            cache.update(keys, values, layer_idx)
+            for cache, keys, values in zip(self._caches, *new, strict=True)
+        ]
+        self._layer = key_states, rows, self._windows.get(layer_idx)
+        return key_states, value_states
 
-        def attend(query: torch.Tensor, scale: float | None) -> torch.Tensor:
-            outputs = [
-                call.attend(query, keys, values, window, scale)
-                for call, (keys, values) in zip(self._calls, rows, strict=True)
-            ]
-            if self._in_order:
-                return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-            heads = query.shape[1]
-            joined = torch.cat([output.reshape(-1, output.shape[-1]) for output in outputs])
-            ordered = joined.index_select(0, self._order(heads, joined.device))
-            # The model swaps heads and tokens next, which is free in this order.
-            return ordered.view(1, self._tokens, heads, -1).transpose(1, 2)
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Return the results of a layer, [1, T, h, d].
 
-        return Rows.of(key_states, attend), value_states
+        Args:
+            query: the queries, [1, h, T, d].
+            key: the keys that `update` returned, [1, k, T, d].
+            scaling: factor of the attention scores; None for the default.
+            kwargs: the other arguments of attention functions.
+
+        Raises:
+            UnsupportedModelError: the layer changes the keys that it caches, or its attention is
+                not the usual one.
+        """
+        unusual = [name for name in UNUSUAL if kwargs.get(name) is not None]
+        if self._layer is None or key is not self._layer[0] or unusual:
+            raise UnsupportedModelError(
+                f"the attention layers use {', '.join(unusual) or 'other keys than they cache'}"
+            )
+        _, rows, window = self._layer
+        self._layer = None
+        outputs = [
+            attention(part, keys, values, window, scaling).transpose(1, 2)
+            for attention, part, (keys, values) in zip(
+                self._attentions, query.split(self._sizes, dim=2), rows, strict=True
+            )
+        ]
+        return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def check_read(self) -> None:
+        """Raise an error if a layer has cached rows but not called `attend` afterwards."""
+        if self._layer is not None:
+            raise UnsupportedModelError("the attention layers do not use AttentionInterface")
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0. The model does not need the length, because it gets positions and masks."""
         return 0
 
-    def _order(self, heads: int, device: torch.device) -> torch.Tensor:
-        """Return the index of each token and head in the joined results of all calls, [T * h]."""
-        key = (heads, device)
-        if key not in self._orders:
-            order = np.empty((self._tokens, heads), dtype=np.int64)
-            start = 0
-            for call in self._calls:
-                slots, size = call.shape
-                end = start + slots * heads * size
-                indices = np.arange(start, end).reshape(slots, heads, size)
-                for slot, placed in zip(call.slots, call.pieces, strict=True):
-                    order[placed.indices] = indices[slot, :, : placed.size].T
-                start = end
-            self._orders[key] = to_device(torch.from_numpy(order.reshape(-1)), device)
-        return self._orders[key]
+
+UNUSUAL = ("softcap", "position_bias", "s_aux")
+"""Arguments of attention functions that change the scores. ``"sdpa"`` does not support them either,
+or needs a mask for them."""
+
+
+class _Running(threading.local):
+    """The cache of the packed pass that runs in this thread; None if there is none."""
+
+    cache: PackedCache | None = None
+
+
+_running = _Running()
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, Any]:
+    """Compute the attention of a layer in the form that transformers expects."""
+    if _running.cache is not None:
+        return _running.cache.attend(query, key, **kwargs), None
+    result: tuple[torch.Tensor, Any] = ALL_ATTENTION_FUNCTIONS["sdpa"](
+        module, query, key, value, attention_mask, **kwargs
+    )
+    return result
+
+
+AttentionInterface.register(PACKED, attend)
+AttentionMaskInterface.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+class _Switch:
+    """Switches the attention of models while packed passes run, which may be several at a time."""
+
+    def __init__(self) -> None:
+        self._users: dict[int, tuple[int, str | None]] = {}  # passes, and the usual attention
+        after_fork(self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def on(self, config: PreTrainedConfig) -> None:
+        with self._lock:
+            passes, usual = self._users.get(id(config), (0, config._attn_implementation))
+            self._users[id(config)] = passes + 1, usual
+            config._attn_implementation_internal = PACKED  # as transformers does for one config
+
+    def off(self, config: PreTrainedConfig) -> None:
+        with self._lock:
+            passes, usual = self._users.pop(id(config))
+            if passes > 1:
+                self._users[id(config)] = passes - 1, usual
+            else:
+                config._attn_implementation_internal = usual
+
+
+_switch = _Switch()
+
+
+def configs_of(model: torch.nn.Module) -> list[PreTrainedConfig]:
+    """Return the configurations in which the layers of a model look up their attention."""
+    found = (getattr(module, "config", None) for module in model.modules())
+    return list({id(each): each for each in found if isinstance(each, PreTrainedConfig)}.values())
+
+
+@contextmanager
+def packed(configs: Sequence[PreTrainedConfig], cache: PackedCache) -> Iterator[None]:
+    """Let a model attend with `cache` in this thread.
+
+    Args:
+        configs: the configurations of the model, from `configs_of`.
+        cache: the cache of the pass.
+    """
+    for config in configs:
+        _switch.on(config)
+    _running.cache = cache
+    try:
+        yield
+    finally:
+        _running.cache = None
+        for config in configs:
+            _switch.off(config)

@@ -15,10 +15,8 @@ import torch
 
 from adafuse_llm.backends.huggingface.architecture import Attention
 from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.packing import PackedCache
+from adafuse_llm.backends.huggingface.packing import PackedCache, configs_of, packed
 from adafuse_llm.backends.huggingface.pieces import Piece
-from adafuse_llm.backends.huggingface.pools import SizeClasses
-from adafuse_llm.backends.huggingface.slots import SlotRows
 
 PREFILL_TOKENS = 2048
 """Maximum number of tokens in one forward pass. This limits the memory for activations."""
@@ -30,14 +28,11 @@ class PackedPasses:
     Args:
         decoder: the model.
         attention: format of the tree masks that the model accepts.
-
-    Attributes:
-        pool: pool that holds the rows of the requests.
     """
 
     def __init__(self, decoder: Decoder, attention: Attention) -> None:
-        self.pool = SizeClasses()
         self._decoder = decoder
+        self._configs = configs_of(decoder.model)
         self._windows = attention.windows
         blank = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.device)
         # If the model gets no mask, it creates one.
@@ -46,21 +41,16 @@ class PackedPasses:
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
         """Return the logits after the kept tokens of all pieces, in order, [kept tokens, v]."""
-        needed: dict[SlotRows, int] = {}
-        for piece in pieces:
-            assert isinstance(piece.cache, SlotRows)
-            needed[piece.cache] = len(piece.positions)  # the last piece of a request is the longest
-        self.pool.reserve(needed)
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
         keep = [start + i for start, piece in zip(starts, pieces, strict=False) for i in piece.keep]
-        cache = PackedCache(pieces, self._windows, self._decoder.device)
-        logits, _ = self._decoder.run(
-            tokens, cache, keep=keep, positions=positions, mask=self._mask
-        )
-        for slot, rows in needed.items():
-            slot.rows = rows
+        cache = PackedCache(pieces, self._windows)
+        with packed(self._configs, cache):
+            logits, _ = self._decoder.run(
+                tokens, cache, keep=keep, positions=positions, mask=self._mask
+            )
+        cache.check_read()
         return logits
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from adafuse_llm.backends.huggingface.kv import KeyValues
+from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.tree import Node
 
 
@@ -30,7 +30,7 @@ class Piece:
         nodes: nodes of the tokens in `keep`, in the same order.
     """
 
-    cache: KeyValues
+    cache: RowCache
     tokens: Sequence[int]
     positions: NDArray[np.int64]
     visible: NDArray[np.bool_] | None
@@ -65,21 +65,3 @@ class Piece:
         """Return `seen` for a layer that sees the last `window` tokens; None means all tokens."""
         within = None if window is None else self.within(window)
         return self.seen if within is None else within
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A piece of a pass, and the index of its first token in the pass."""
-
-    piece: Piece
-    start: int
-
-    @property
-    def size(self) -> int:
-        """Number of tokens of the piece."""
-        return len(self.piece.tokens)
-
-    @property
-    def indices(self) -> NDArray[np.int64]:
-        """Indices of the piece's tokens in the pass, [n]."""
-        return np.arange(self.start, self.start + self.size)

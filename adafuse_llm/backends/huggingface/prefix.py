@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
+from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, late, longest
 
@@ -22,13 +22,13 @@ class Kept:
         rows: row index of each token.
     """
 
-    cache: KeyValues
+    cache: RowCache
     rows: torch.Tensor
 
     @property
     def size(self) -> int:
-        """Size of the cache's buffers, in bytes."""
-        return self.cache.row_bytes * self.cache.capacity
+        """Size of the rows, in bytes."""
+        return self.cache.row_bytes * self.cache.rows
 
 
 Running = Sequence[tuple[Sequence[int], TreeForm]]
@@ -55,22 +55,13 @@ class PrefixCache:
         self.size = 0
 
     def add(self, ids: Sequence[int], form: TreeForm) -> None:
-        """Keep the rows of a finished request.
-
-        The cache takes over the buffers of the request without copying them. If the buffers exceed
-        the limit, or also hold rows of other requests, the cache copies the first rows instead, up
-        to the limit.
-        """
+        """Keep a copy of the first rows of a finished request, up to the limit."""
         tokens = np.array(ids[: form.committed], dtype=np.int64)
-        new = Kept(form.cache, form.trunk)
-        copied = form.cache.pooled or new.size > self.limit
-        if copied:
-            tokens = tokens[: self.limit // max(1, form.cache.row_bytes)]
+        tokens = tokens[: self.limit // max(1, form.cache.row_bytes)]
         if len(tokens) < MIN_SHARED or self._kept.shared(tokens) == len(tokens):
             return
-        if copied:
-            rows = form.trunk[: len(tokens)]
-            new = Kept(form.cache.copy(rows), torch.arange(len(rows)))
+        rows = form.trunk[: len(tokens)]
+        new = Kept(form.cache.copy(rows), torch.arange(len(rows)))
         replaced = self._kept.add(tokens, new)
         self.size += new.size - (0 if replaced is None else replaced.size)
         while self.size > self.limit:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
+from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS
 from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.tree import Node, TokenTree
@@ -38,8 +38,8 @@ class TreeForm:
         committed: number of tokens of ``tree.ids`` that have a row.
     """
 
-    def __init__(self, tree: TokenTree, *, chunked: bool, cache: KeyValues | None = None) -> None:
-        self.cache: KeyValues = RowCache() if cache is None else cache
+    def __init__(self, tree: TokenTree, *, chunked: bool, cache: RowCache | None = None) -> None:
+        self.cache = RowCache() if cache is None else cache
         self.committed = self.cache.rows
         self._tree = tree
         self._root = tree.root
@@ -56,7 +56,8 @@ class TreeForm:
     @property
     def layers(self) -> Sequence[Any]:
         """The layers of the cache, with their keys and values."""
-        return getattr(self.cache, "layers", ())
+        layers: Sequence[Any] = self.cache.layers
+        return layers
 
     @property
     def trunk(self) -> torch.Tensor:

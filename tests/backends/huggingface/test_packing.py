@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import threading
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from accelerate import dispatch_model
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberOutOfMemoryError, RuntimeConfig
@@ -250,30 +252,79 @@ def test_a_request_keeps_few_logits_of_the_requests_it_shared_a_pass_with(
         assert kept <= 2 * 3 * 8 * vocabulary
 
 
-def test_the_number_of_calls_does_not_depend_on_the_number_of_requests(
+def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls: list[tuple[int, ...]] = []
-    attend = torch.nn.functional.scaled_dot_product_attention
+    recipe = Recipe("llama", seed=20)
+    made, plain, ids = member(recipe), model(recipe), torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        usual = plain(ids).logits
+    layer, ours = plain.model.layers[1], threading.current_thread()
+    forward = layer.forward
+    found: list[Any] = []
 
-    def counted(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        calls.append(tuple(query.shape))
-        return attend(query, *args, **kwargs)
+    def use() -> None:
+        with torch.inference_mode():
+            found.extend((member(recipe).shares_passes, plain(ids).logits))
 
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", counted)
-    made = member(Recipe("llama", seed=6))
-    layers = model(Recipe("llama", seed=6)).config.num_hidden_layers
-    found = []
-    for count in (4, 40):
-        trees = [TokenTree(range(5 + n, 12 + n)) for n in range(count)]
-        made.evaluate([NodeQuery(tree, (tree.root,), (), 2) for tree in trees])
-        calls.clear()
-        pairs = [(tree.child(tree.root, 9), tree.child(tree.root, 8)) for tree in trees]
-        made.evaluate(
-            [NodeQuery(tree, pair, (), 2) for tree, pair in zip(trees, pairs, strict=True)]
-        )
-        found.append(len(calls))
-    assert found[0] == found[1] == layers
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is ours:
+            other = threading.Thread(target=use)
+            other.start()
+            other.join()
+        return forward(*args, **kwargs)
+
+    def evaluate() -> float:
+        trees = [TokenTree([5, 6, 7, 8]), TokenTree([9, 10])]
+        answers = made.evaluate([NodeQuery(tree, (tree.root,), (), 1) for tree in trees])
+        return answers[0].next[0].logprobs[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "forward", interrupted)
+        assert evaluate() == pytest.approx(float(usual[0, -1].log_softmax(-1).max()), abs=1e-9)
+        shared, logits = found
+        assert shared
+        assert torch.equal(logits, usual)
+    assert plain.config._attn_implementation == "sdpa"
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "forward", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            evaluate()
+    assert plain.config._attn_implementation == "sdpa"
+    assert torch.equal(plain(ids).logits, usual)
+
+
+class ChangedKeys(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Attends to other keys than it caches, as models that repeat their keys do."""
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        **rest: Any,
+    ) -> Any:
+        cache = past_key_values
+        if cache is not None:
+            update = type(cache).update
+            cache.update = lambda *new: [rows.clone() for rows in update(cache, *new)]
+        return super().forward(input_ids, position_ids=position_ids, past_key_values=cache, **rest)
+
+
+@pytest.mark.parametrize("kind", [ChangedKeys, transformers.FalconForCausalLM])
+def test_requests_share_no_passes_if_the_model_has_an_attention_of_its_own(kind: Any) -> None:
+    options: dict[str, Any] = {"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 32}
+    if kind is transformers.FalconForCausalLM:
+        options |= {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2}
+    torch.manual_seed(0)
+    config = kind.config_class(vocab_size=512, intermediate_size=48, **options)
+    made = HuggingFaceBackend(kind(config).double().eval(), tokenizer("bytelevel"), "own")
+    assert (made.form, made.shares_passes) == ("tree", False)
+    tree = TokenTree(range(20))
+    (answer,) = made.evaluate([NodeQuery(tree, (tree.root,), (), 1)])
+    with torch.inference_mode():
+        plain = made._decoder.plain(tree.ids).log_softmax(-1)
+    assert answer.next[0].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
 
 
 # Beginnings -----------------------------------------------------------------------------------

@@ -49,10 +49,9 @@ def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
             seen.append(self.cache.rows)
 
     member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
-    passes = member._executor.passes
-    assert isinstance(passes, PackedPasses)
+    assert isinstance(member._executor.passes, PackedPasses)
     member._executor.new_form = lambda tree, rows=None: Watched(  # type: ignore[method-assign, assignment, misc]
-        tree, chunked=True, cache=passes.pool.take(len(tree.ids), rows)
+        tree, chunked=True, cache=rows
     )
     config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
     generation = AdaFuseEngine([member], config).generate("The ferry")
