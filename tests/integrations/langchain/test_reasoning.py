@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any
 
@@ -64,32 +64,6 @@ def test_structured_output_is_read_after_reasoning() -> None:
     chat = ChatAdaFuse(engine=thinkers("deepseek", script=lambda _: reply), enforce=False)
     schema = {"type": "object", "title": "X", "properties": {"x": {"type": "integer"}}}
     assert chat.with_structured_output(schema).invoke("?") == {"x": 2}
-
-
-async def test_members_reason_in_private() -> None:
-    engine = thinkers("deepseek", "chatml", script=_answers)
-    chat = ChatAdaFuse(engine=engine, private_reasoning=50)
-    streamed: Any = reduce(add, list(chat.stream("The capital?")))
-    by_call = ChatAdaFuse(engine=engine).invoke("The capital?", private_reasoning=50)
-    for message in (chat.invoke("The capital?"), by_call, streamed):
-        assert message.content == "Paris."
-        assert message.response_metadata["thoughts"] == {"deepseek": "secret"}
-        assert "reasoning_content" not in message.additional_kwargs
-    assert "thoughts" not in ChatAdaFuse(engine=engine).invoke("?").response_metadata
-
-
-def test_structured_output_is_enforced_after_private_reasoning() -> None:
-    pytest.importorskip("llguidance")
-    script = partial(_answers, answer='{"x": 2}')
-    chat = ChatAdaFuse(engine=thinkers("deepseek", "chatml", script=script), private_reasoning=50)
-    schema = {"type": "object", "title": "X", "properties": {"x": {"type": "integer"}}}
-    raw = chat.with_structured_output(schema, include_raw=True).invoke("?")
-    assert raw["parsed"] == {"x": 2}
-    assert raw["raw"].response_metadata["thoughts"] == {"deepseek": "secret"}
-
-
-def _answers(prompt: str, answer: str = "Paris.") -> str:
-    return f"secret</think>\n\n{answer}" if prompt.endswith("<think>\n") else answer
 
 
 async def test_a_reply_continues_the_last_message() -> None:
