@@ -58,15 +58,14 @@ class Case:
             weights. The last digits where only weights are narrow. Else a token's numbers move
             with the shape of the pass it is in, because rounding its activations turns differences
             of the last digit into steps: steps of bfloat16 in bitsandbytes' 4-bit kernel for CPUs
-            (0.02 nats seen), of 8-bit integers in its LLM.int8() and torchao's dynamic types
-            (0.14 nats seen). Unquantized bfloat16 members show 0.1.
+            (0.02 nats seen), of 8-bit integers in its LLM.int8() (0.14 nats seen). Unquantized
+            bfloat16 members show 0.1.
     """
 
     package: str
     config: Callable[[], Any]
     weight: str
     tolerance: float
-    saves: bool = True
 
 
 CASES = {
@@ -80,16 +79,6 @@ CASES = {
         "bitsandbytes", lambda: bitsandbytes(load_in_8bit=True), "Int8Params", 0.3
     ),
     "torchao-int8": Case("torchao", lambda: torchao("Int8WeightOnlyConfig"), "Int8Tensor", 1e-4),
-    "torchao-dynamic": Case(
-        "torchao", lambda: torchao("Int8DynamicActivationInt8WeightConfig"), "Int8Tensor", 0.3
-    ),
-    "quanto-int8": Case(
-        "optimum-quanto",
-        lambda: transformers.QuantoConfig(weights="int8"),
-        "WeightQBytesTensor",
-        1e-4,
-        saves=False,
-    ),
 }
 
 
@@ -213,8 +202,6 @@ def test_quantized_and_plain_members_decode_together(case: Case) -> None:
 def test_a_checkpoint_that_is_quantized_already_needs_no_configuration(
     case: Case, tmp_path: Path
 ) -> None:
-    if not case.saves:
-        pytest.skip(f"transformers cannot save a model quantized by {case.package}")
     model = AutoModelForCausalLM.from_pretrained(
         WREN, dtype=torch.bfloat16, quantization_config=case.config()
     )
@@ -223,21 +210,6 @@ def test_a_checkpoint_that_is_quantized_already_needs_no_configuration(
     with load(tmp_path / "small", FINCH, device_map="auto") as engine:
         assert weight_types(engine) == {case.weight}
         assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
-
-
-def test_members_are_placed_by_accelerate_with_a_quantized_one_among_them(case: Case) -> None:
-    with load(quantized(WREN, case.config()), HERON, device_map="auto") as engine:
-        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
-    with load(quantized(WREN, case.config(), device="cpu")) as engine:
-        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
-
-
-def test_a_configuration_serves_several_members_and_is_not_changed(case: Case) -> None:
-    config = case.config()
-    before = str(config.to_dict())
-    with load(quantized(WREN, config), quantized(HERON, config)) as engine:
-        assert weight_types(engine, 0) == weight_types(engine, 1) == {case.weight}
-    assert str(config.to_dict()) == before
 
 
 # What cannot be loaded ------------------------------------------------------------------------
@@ -306,17 +278,15 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
         ({"load_in_8bit": True}, 8),
         ({"quant_method": "bitsandbytes"}, 4),  # as transformers loads it
         ({"quant_method": "gptq", "bits": 3}, 3),
-        ({"quant_method": "awq", "bits": 4}, 4),
         ({"quant_method": "awq"}, 4),
         ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, 4),
         ({"quant_method": "torchao", "quant_type": {"default": {"_type": "A"}}}, None),
-        *(
-            ({"quant_method": "torchao", "quant_type": {"default": {"_type": name}}}, bits)
-            for name, bits in (
-                ("Int4WeightOnlyConfig", 4),
-                ("Int8WeightOnlyConfig", 8),
-                ("Int8DynamicActivationInt4WeightConfig", 4),
-            )
+        (
+            {
+                "quant_method": "torchao",
+                "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}},
+            },
+            8,
         ),
         ({"quant_method": "quanto", "weights": "int2"}, 2),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, 4),
@@ -328,9 +298,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
             4,
         ),
         ({"quant_method": "fp8"}, 8),
-        ({"quant_method": "mxfp4"}, 4),
         ({"quant_method": "mxfp4", "dequantize": True}, None),
-        ({"quant_method": "higgs"}, None),
     ],
 )
 def test_bits_per_weight(config: dict[str, Any], bits: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import random
@@ -11,7 +10,6 @@ import time
 import weakref
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,7 +20,6 @@ from adafuse_llm import (
     CacheMemoryError,
     EngineClosedError,
     InvalidOptionError,
-    MemberError,
     QueueFullError,
     RequestTimeoutError,
     RuntimeConfig,
@@ -37,7 +34,7 @@ from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
 from tests.support.forks import in_child
 from tests.support.models import Recipe, model, tokenizer
-from tests.support.waiting import PATIENCE, wait_until
+from tests.support.waiting import PATIENCE, background, wait_until
 
 
 def counting(text: str) -> dict[str, float]:
@@ -69,14 +66,6 @@ class Watched(FakeBackend):
     def release(self, tree):
         self.threads.add(threading.current_thread())
         self.live.discard(id(tree))
-
-
-def background(call, *args, **options):
-    """Call a function in a new thread, and return a future of its result."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call, *args, **options)
-    pool.shutdown(wait=False)
-    return future
 
 
 @pytest.mark.quick
@@ -207,23 +196,6 @@ def test_a_query_that_has_waited_long_enough_is_next():
     questions = waiting(("a", 1), *[("b", 4)] * 9)
     assert scheduler.next_backend(questions, 4, 4).name == "b"
     assert scheduler.next_backend(questions, 5, 4).name == "a"
-
-
-def test_a_request_does_not_starve_when_others_always_outnumber_it():
-    """One request queries member b, while many query member a without end."""
-    seen = []
-    a = Watched("a", lambda text: {" x": 0.9} if "alone" in text else {"x": 0.9})
-    b = Watched("b", a._rule, before=lambda queries: seen.append(len(a.sizes)))
-    crowd = [f"{n}:" for n in range(15)]
-    with AdaFuseEngine([a, b]) as engine:
-        others = background(engine.generate_batch, crowd, max_word_tokens=256)
-        wait_until(lambda: len(a.live) == 15)
-        engine.generate("alone:", max_new_tokens=4, max_words=1)
-        assert not others.done()
-        engine.close()
-    assert isinstance(others.exception(PATIENCE), EngineClosedError)
-    assert len(seen) > 3
-    assert max(after - before for before, after in pairwise(seen)) < 12
 
 
 # Memory ---------------------------------------------------------------------------------------
@@ -423,29 +395,6 @@ def test_members_of_one_device_take_turns_on_its_thread():
         ["adafuse cuda:0"],
         ["adafuse cuda:1"],
     ]
-
-
-def test_a_failure_on_one_device_does_not_affect_another_device():
-    barrier = threading.Barrier(2)
-
-    def before_a(queries):
-        if any(len(query.tree.ids) == 3 for query in queries):
-            barrier.wait(PATIENCE)
-            raise RuntimeError("boom")
-
-    def before_b(queries):
-        if len(b.sizes) == 1:
-            barrier.wait(PATIENCE)
-
-    a, b = on_two_devices(before_a, before_b)
-    with AdaFuseEngine([a, b]) as engine:
-        good = background(engine.generate, "x", max_new_tokens=1)
-        wait_until(lambda: b.sizes)
-        with pytest.raises(MemberError, match="'a' failed: RuntimeError: boom"):
-            engine.generate("bad")
-        assert good.result(PATIENCE).text.startswith(" .")
-    assert not a.live
-    assert not b.live
 
 
 def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes():
@@ -712,19 +661,6 @@ def test_every_request_that_ends_leaves_the_queue(hanging, how):
             assert engine.generate("z", max_new_tokens=1).text
         assert running.exception(PATIENCE) or running.result()
         assert queued.exception(PATIENCE) or queued.result()
-
-
-async def test_abandoned_requests_leave_the_queue(hanging):
-    runtime = RuntimeConfig(max_requests=1, max_waiting=1)
-    with AdaFuseEngine([hanging], runtime=runtime) as engine:
-        tasks = [asyncio.create_task(engine.agenerate("hang")) for _ in range(2)]
-        await asyncio.to_thread(hanging.inside.wait, PATIENCE)
-        await asyncio.to_thread(wait_until, lambda: unfinished(engine) == 2)
-        for task in tasks:
-            task.cancel()
-        await asyncio.to_thread(wait_until, lambda: unfinished(engine) == 0)
-        hanging.gate.set()
-        assert (await engine.agenerate("z", max_new_tokens=1)).text
 
 
 # Slow requests --------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from adafuse_llm import (
     AdaFuseEngine,
-    EngineClosedError,
     Request,
     RequestCancelledError,
     RuntimeConfig,
@@ -23,18 +21,11 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.waiting import CHECK_SECONDS, MAX_CHECKS, MIN_HEAP, WaitingJobs
-from tests.support.waiting import PATIENCE, wait_until
+from tests.support.waiting import PATIENCE, background, wait_until
 
 
 def dots(text: str) -> dict[str, float]:
     return {" .": 0.9, END: 0.1}
-
-
-def background(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call, *args, **options)
-    pool.shutdown(wait=False)
-    return future
 
 
 # Flags that raise --------------------------------------------------------------------------
@@ -113,32 +104,6 @@ class Counted(threading.Event):
     def is_set(self) -> bool:
         self.looks += 1
         return super().is_set()
-
-
-def test_flags_of_waiting_requests_are_looked_at_at_a_limited_rate() -> None:
-    flag = Counted()
-    turns = 0
-
-    def slow(text: str) -> dict[str, float]:
-        nonlocal turns
-        turns += 1
-        time.sleep(0.001)
-        return dots(text)
-
-    with AdaFuseEngine([FakeBackend("dots", slow)], runtime=RuntimeConfig(max_requests=1)) as made:
-        first = background(made.generate, "x", max_new_tokens=100_000)
-        wait_until(lambda: turns)
-        others = background(made.generate_batch, ["y"] * 2000, cancel=flag)
-        wait_until(lambda: made.scheduler.waiting == 2000)
-        began, looks, before = time.monotonic(), flag.looks, turns
-        wait_until(lambda: turns > before + 100)
-        elapsed = time.monotonic() - began
-        assert flag.looks - looks <= MAX_CHECKS * (elapsed / CHECK_SECONDS + 2)
-        assert not first.done()
-        flag.set()
-        cancelled = others.result(PATIENCE)
-    assert {each.finish_reason for each in cancelled} == {"cancelled"}
-    assert isinstance(first.exception(PATIENCE), EngineClosedError)
 
 
 def job(**options: Any) -> Job:
