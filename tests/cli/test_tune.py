@@ -64,22 +64,6 @@ def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
     assert found.config.use is None
 
 
-@pytest.mark.parametrize(
-    ("weights", "kept"),
-    [("2,1", ["--keep-ensemble"]), ("wren=1,heron=1", ["--keep-ensemble"]), ("2,1", [])],
-)
-def test_weights_that_are_kept_are_written_as_the_chosen_setting_has_them(
-    adafuse, job, tmp_path, weights, kept
-):
-    models = ["--model", "org/wren", "--model", "org/heron", "--weights", weights]
-    result = adafuse(*job, *models, *kept)
-    assert result.exit_code == 0, result.output
-    found = read_config(tmp_path / "tuned.yaml")
-    told = {"wren": 1.0, "heron": 0.5} if kept and "2" in weights else None
-    assert found.config.weights == told
-    assert found.models == (("org/wren", "org/heron") if kept else ("org/wren",))
-
-
 def test_what_failed_of_the_run_is_told_and_asked_again(adafuse, job, tmp_path, monkeypatch):
     real, asked = AdaFuseEngine.generate, []
 

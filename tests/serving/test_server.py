@@ -202,21 +202,6 @@ def test_a_busy_port_and_an_unknown_address_are_clear_errors() -> None:
         listen("no.such.host.invalid", 0)
 
 
-def test_an_ipv6_server_also_serves_ipv4_clients(caplog) -> None:
-    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
-    try:
-        listen("::", 0).close()
-    except InvalidInputError:
-        pytest.skip("this machine has no IPv6")
-    with running(host="::") as each:
-        port = each.listener.getsockname()[1]
-        assert each.url == f"http://[::]:{port}"
-        for host in ("127.0.0.1", "[::1]"):
-            assert httpx.post(f"http://{host}:{port}/size", content=b"x").json() == 1
-    clients = [message.split()[1] for message in caplog.messages]
-    assert clients == ["client=127.0.0.1", "client=::1"]
-
-
 @pytest.mark.parametrize(("proxies", "client"), [((), "127.0.0.1"), ("127.0.0.0/8", "192.0.2.7")])
 def test_only_trusted_proxies_name_the_client(caplog, proxies: Any, client: str) -> None:
     caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
@@ -274,7 +259,7 @@ def trickled(client: socket.socket, pause: float = 0.05) -> Iterator[None]:
     thread.join()
 
 
-def test_r3_v13_a_body_that_trickles_is_cut(caplog) -> None:
+def test_a_body_that_trickles_is_cut(caplog) -> None:
     caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
     with running(body_timeout=0.5) as each, connected(each.address, UPLOAD) as client:
         began = time.monotonic()
@@ -291,7 +276,7 @@ def test_r3_v13_a_body_that_trickles_is_cut(caplog) -> None:
     assert caplog.messages[0].endswith("outcome=timeout")
 
 
-def test_r3_v13_a_body_that_nobody_reads_is_cut_too(monkeypatch, caplog) -> None:
+def test_a_body_that_nobody_reads_is_cut_too(monkeypatch, caplog) -> None:
     """The application answers before it has read the body, as it does without a valid key."""
     caplog.set_level(logging.INFO, "adafuse_llm.serving.server")
     monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
@@ -302,23 +287,7 @@ def test_r3_v13_a_body_that_nobody_reads_is_cut_too(monkeypatch, caplog) -> None
     assert "did not send the body of a request within 0.5 seconds" in caplog.text
 
 
-def test_r3_v13_each_body_has_its_own_time(monkeypatch) -> None:
-    """Also if the next body begins at once, so that the client always owes a body."""
-    monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
-    half = b"x" * 500
-    with running(body_timeout=1.5) as each, connected(each.address, UPLOAD + half) as client:
-        for _ in range(4):
-            time.sleep(0.5)
-            client.sendall(half + UPLOAD + half)
-        client.sendall(half)
-        answers = b""
-        while answers.count(b"\r\n\r\n1000") < 5:
-            part = client.recv(65536)
-            assert part, "the server has closed the connection"
-            answers += part
-
-
-def test_r3_v13_draining_keeps_its_limit() -> None:
+def test_draining_keeps_its_limit() -> None:
     """One client trickles its body, and another reads nothing."""
     flood = b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n"
     with (
@@ -336,7 +305,7 @@ def test_r3_v13_draining_keeps_its_limit() -> None:
     assert each.result == 0
 
 
-def test_r3_v13_two_lengths_of_a_body_close_the_connection() -> None:
+def test_two_lengths_of_a_body_close_the_connection() -> None:
     head = b"POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
     chunks = b"\r\n3\r\nabc\r\n0\r\n\r\n"
     with running() as each:
@@ -358,18 +327,3 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
             wait_for(lambda: not each.server.server_state.connections)
             read_all(client)  # until the server closes the connection
         assert httpx.get(f"{each.url}/health").status_code == 200
-
-
-def test_a_client_that_pauses_between_requests_stays_connected(monkeypatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
-    with running(body_timeout=0.5) as each, httpx.Client(base_url=each.url) as client:
-        assert client.post("/size", content=b"abc").json() == 3
-        first = address_of(client.get("/health"))
-        time.sleep(1.2)
-        assert address_of(client.get("/health")) == first
-
-
-def address_of(response: httpx.Response) -> Any:
-    """The address of the client's side of a connection."""
-    return response.extensions["network_stream"].get_extra_info("client_addr")

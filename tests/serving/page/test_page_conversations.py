@@ -88,26 +88,6 @@ def test_conversations_can_be_deleted(visit) -> None:
     assert entries(tab) == {}
 
 
-def test_other_tabs_follow(visit, site) -> None:
-    tab = visit()
-    tab.say("sum")
-    other = Tab(tab.page.context.new_page())
-    other.open(site[1], 1100, 700, "light")
-    open_list(other)
-    other.page.get_by_role("button", name="sum").first.click()
-    tab.say("long")
-    other.page.locator(".question", has_text="long").wait_for()
-    open_list(tab)
-    other.press("Delete all")
-    confirm(other, "Delete")
-    tab.page.get_by_text("There are no conversations yet.").wait_for()
-    assert questions(tab) == []
-    other.page.close()
-    tab.page.reload()
-    assert entries(tab) == {}, "no tab keeps it again"
-    assert other.problems == []
-
-
 def test_another_conversation_stops_what_runs(visit, members, engine) -> None:
     tab = visit()
     tab.say("sum")
