@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import time
-import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -116,43 +112,6 @@ async def test_a_run_that_is_closed_or_forgotten_ends() -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the decode goes on")
-
-
-@pytest.mark.quick
-def test_a_run_is_freed_without_the_garbage_collector() -> None:
-    engine = endless()
-    run = engine.open([ENDLESS])
-    read = engine.open([ENDLESS])
-    events = iter(read)
-    next(events)
-    freed = [weakref.ref(run), weakref.ref(read)]
-    gc.disable()
-    try:
-        del run, read, events
-        assert [each() for each in freed] == [None, None]
-    finally:
-        gc.enable()
-
-
-@pytest.mark.quick
-def test_any_thread_can_close_a_run_that_another_one_reads() -> None:
-    gate = threading.Event()
-
-    def wait(_: str) -> dict[str, float]:
-        assert gate.wait(10)
-        return {"a": 1.0}
-
-    with AdaFuseEngine([FakeBackend("one", wait)]) as engine, ThreadPoolExecutor() as pool:
-        run = engine.open([Request(prompt="x")])
-        done = pool.submit(run.results)
-        while not engine._scheduler.running:
-            time.sleep(0.001)
-        run.close()
-        with pytest.raises(RequestCancelledError, match="the run was closed"):
-            done.result(10)
-        gate.set()
-        with pytest.raises(RequestCancelledError, match="a second time"):
-            run.results()
 
 
 @pytest.mark.quick

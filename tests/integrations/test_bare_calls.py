@@ -12,7 +12,6 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM
 
@@ -119,25 +118,6 @@ def test_what_looks_like_a_call_has_a_warning() -> None:
             *_, end = client.chat.completions.create(**ASKED, stream=True)
             for answer in (client.chat.completions.create(**ASKED), end):
                 assert (answer.model_extra or {})["adafuse"]["warnings"] == [warning]
-
-
-@pytest.mark.parametrize("choice", ["auto", "none"])
-def test_a_call_that_is_cut_off_is_no_text(choice: str) -> None:
-    size = 6
-    with replying(f"<tool_call>\n{CALL}\n</tool_call>") as engine:
-        chat = ChatAdaFuse(engine=engine, enforce=False, max_new_tokens=size)
-        bound = chat.bind_tools([add], tool_choice=choice)
-        for message in (bound.invoke(QUESTION), reduce(joined, list(bound.stream(QUESTION)))):
-            assert message.response_metadata["finish_reason"] == "length"
-            assert message.content == ""
-        llm = AdaFuseLLM(engine=engine, enforce=False, max_new_tokens=size)
-        history = [ChatMessage(role="user", content=QUESTION)]
-        asked: dict[str, Any] = {"tools": [TOOL], "tool_choice": choice}
-        streamed = list(llm.stream_chat(history, **asked))
-        assert "".join(each.delta or "" for each in streamed) == ""
-        for response in (llm.chat(history, **asked), streamed[-1]):
-            assert not response.message.content
-            assert getattr(response.raw, "finish_reason", None) == "length"
 
 
 @pytest.mark.parametrize(

@@ -128,16 +128,6 @@ def test_a_terminal_shows_forced_text_as_such():
     assert "forced" not in without
 
 
-def test_a_trace_shows_forced_text_without_scores():
-    display = Display(MEMBERS, Console(file=io.StringIO()), forced=True)
-    shown = printed(display.trace(JSON.rounds[0]))
-    assert [line.strip() for line in shown.splitlines()[:2]] == ["round 0", "forced by the grammar"]
-    assert '> "{\\"name\\":"' in shown
-    assert "0.000" not in shown
-    assert "proposed by" not in shown
-    assert "proposed by" in printed(display.trace(JSON.rounds[1]))
-
-
 def test_a_terminal_shows_the_probability_of_every_option():
     display = Display(MEMBERS, Console(file=io.StringIO()))
     (decided,) = COLOR.rounds

@@ -190,17 +190,6 @@ def test_caches_tell_ensembles_options_and_prompts_apart(kind):
 
 
 @BOTH
-def test_tokens_are_counted_by_the_first_member_without_a_network(kind, obliging):
-    model = kind(engine=obliging)
-    assert model.get_num_tokens("Hello there") == len(
-        obliging.backends[0].codec.encode_prompt("Hello there")
-    )
-    assert kind(engine=obliging, model="quill").get_num_tokens("Hello there") == len(
-        obliging.backends[1].codec.encode_prompt("Hello there")
-    )
-
-
-@BOTH
 def test_model_chooses_among_members_and_says_so_when_it_names_a_model(kind, obliging):
     with pytest.raises(ValueError, match=r"To load models, pass members=\['Qwen/Qwen3-8B'\]"):
         kind(model="Qwen/Qwen3-8B")

@@ -91,13 +91,6 @@ async def test_a_reply_fits_the_schema_whatever_the_members_write(method):
 WRONG_TYPES = '<tool_call>\n{"name": "multiply", "arguments": {"a": "two", "c": 3}}\n</tool_call>'
 
 
-def test_calls_are_valid_where_members_may_call():
-    message = chat_that(f"I look.\n{WRONG_TYPES}").bind_tools(TOOLS).invoke("Go")
-    assert len(check_calls(message)) >= 1
-    assert message.content == "I look.\n"
-    assert "<tool_call>" not in message.text
-
-
 async def test_a_call_can_be_required():
     chat = chat_that("Hello.").bind_tools(TOOLS, tool_choice="any")
     message = chat.invoke("Hi")
@@ -198,21 +191,3 @@ def test_without_the_extra_nothing_is_enforced(monkeypatch, caplog):
     assert not caplog.records
     with pytest.raises(MissingDependencyError, match=r"pip install .*\[grammar\]"):
         chat.bind_tools(TOOLS, enforce=True).invoke("Go")
-
-
-def test_the_profile_says_what_can_be_enforced(monkeypatch):
-    def claims(chat):
-        return {chat.profile[key] for key in ("structured_output", "tool_choice")}
-
-    chat = chat_that("Hello.")
-    assert claims(chat) == {True}
-    assert chat.profile["max_input_tokens"] == 8192
-    assert claims(ChatAdaFuse.from_embedded()) == {True}
-    assert claims(ChatAdaFuse.from_embedded(enforce=False)) == {False}
-    for backend in chat.engine.backends:
-        monkeypatch.setattr(type(backend), "follows_grammars", False)
-    chat.invoke("Hi")
-    assert claims(chat) == {False}
-    given = chat_that("Hello.", profile={"structured_output": True})
-    given.invoke("Hi")
-    assert given.profile["structured_output"]
