@@ -216,27 +216,6 @@ def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
-def test_a_request_that_is_cancelled_before_it_starts_computes_nothing(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
-) -> None:
-    cancel = threading.Event()
-    cancel.set()
-    generation = slow_ensemble.generate("x", cancel=cancel)
-    assert (generation.text, generation.rounds) == ("", ())
-    assert generation.finish_reason == "cancelled"
-    assert slow_member.calls <= one_round_of_passes()
-
-
-def test_cancelling_a_batch_ends_all_its_requests(slow_ensemble: AdaFuseEngine) -> None:
-    cancel = threading.Event()
-    threading.Timer(0.1, cancel.set).start()
-    generations = slow_ensemble.generate_batch(
-        ["x", "y", "z"], max_new_tokens=100_000, cancel=cancel
-    )
-    assert [g.finish_reason for g in generations] == ["cancelled"] * 3
-    assert all(g.text for g in generations)
-
-
 # Failures -------------------------------------------------------------------------------------
 
 
@@ -394,11 +373,6 @@ def test_a_closed_engine_takes_no_requests() -> None:
         list(ensemble.stream("x"))
 
 
-FAKE = """
-from adafuse_llm import AdaFuseEngine
-from adafuse_llm.backends import FakeBackend
-ensemble = AdaFuseEngine([FakeBackend("dots", lambda text: {" .": 0.9, "!": 0.1})])
-"""
 REAL = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -407,25 +381,15 @@ from tests.support.models import Recipe, backend
 from adafuse_llm import AdaFuseEngine
 ensemble = AdaFuseEngine([backend(Recipe())])
 """
-SCRIPTS = (
-    FAKE + "print(next(ensemble.stream('The ferry')).text)",
+SCRIPT = (
     REAL + "import threading, time\n"
     "threading.Thread(target=ensemble.generate, args=('The ferry',),"
     " kwargs={'max_new_tokens': 100000}, daemon=True).start()\n"
-    "time.sleep(0.2)",
+    "time.sleep(0.2)"
 )
 
 
-def test_scripts_that_never_close_their_engine_end_cleanly() -> None:
-    """The scripts end in the middle of a stream, and while a decode is running."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for script in SCRIPTS
-    ]
-    ends = [(process.communicate(timeout=120)[1], process.returncode) for process in running]
-    assert [code for _, code in ends] == [0] * len(running), ends
+def test_a_script_that_ends_while_a_decode_is_running_ends_cleanly() -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 
 from adafuse_llm import (
     AdaFuseEngine,
@@ -26,14 +25,12 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import FakeBackend, NodeQuery
 from adafuse_llm.backends.fake import END
-from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
 from tests.support.forks import in_child
-from tests.support.models import Recipe, model, tokenizer
 from tests.support.waiting import PATIENCE, background, wait_until
 
 
@@ -68,30 +65,6 @@ class Watched(FakeBackend):
         self.live.discard(id(tree))
 
 
-@pytest.mark.quick
-def test_at_most_max_requests_run_at_the_same_time():
-    live: set[int] = set()
-    most = 0
-
-    class Watched(FakeBackend):
-        def evaluate(self, queries):
-            nonlocal most
-            live.update(id(query.tree) for query in queries)
-            most = max(most, len(live))
-            return super().evaluate(queries)
-
-        def release(self, tree):
-            live.discard(id(tree))
-
-    with AdaFuseEngine(
-        [Watched("dots", counting)], runtime=RuntimeConfig(max_requests=3)
-    ) as engine:
-        results = engine.generate_batch([f"{n}:" for n in range(12)], max_new_tokens=5)
-    assert [result.text.count(".") for result in results] == [5] * 12
-    assert most == 3
-    assert not live
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_does_not_wait_for_locks_of_its_parent():
     parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
@@ -111,37 +84,6 @@ def test_a_forked_child_does_not_wait_for_locks_of_its_parent():
             assert in_child(lambda: engine.generate("b:", max_new_tokens=3).text == " . . .")
         gate.set()
         assert running.result(PATIENCE).text == " . . ."
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_during_a_pass_leaves_the_model_usable_in_the_child(monkeypatch):
-    parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
-    recipe, prompt = Recipe("llama", seed=50), "The ferry to Orrin leaves at nine. " * 3
-    member = HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), "m")
-    layer = model(recipe).model.layers[1]
-    forward = layer.forward
-
-    def held(*args, **kwargs):
-        if os.getpid() == parent:
-            inside.set()
-            gate.wait(PATIENCE)
-        return forward(*args, **kwargs)
-
-    with AdaFuseEngine([member]) as engine:
-        expected = engine.generate(prompt, max_new_tokens=3).text
-        member.clear_prefix_cache()
-        monkeypatch.setattr(layer, "forward", held)
-
-        def same():
-            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-            return engine.generate(prompt, max_new_tokens=3).text == expected
-
-        running = background(engine.generate, prompt, max_new_tokens=3)
-        assert inside.wait(PATIENCE)
-        with member.codec._lock:
-            assert in_child(same)
-        gate.set()
-        assert running.result(PATIENCE).text == expected
 
 
 # Batches --------------------------------------------------------------------------------------
@@ -681,11 +623,6 @@ class Slowness:
         self.started.set()
         self.end.wait(SLOW)
 
-    def template(self, engine):
-        codec: Any = self.members[0].codec
-        codec.encode_messages = lambda messages: self.wait() or [codec.token("x")]
-        engine.generate(messages=[{"role": "user", "content": "x"}], **FEW)
-
     def tokenizer(self, engine):
         codec: Any = self.members[0].codec
         encode = codec.encode_prompt
@@ -699,19 +636,9 @@ class Slowness:
     def observer(self, engine):
         engine.generate("slow", **FEW, on_round=self.wait)
 
-    def memory(self, engine):
-        """Another long request holds nearly all memory for as long as it is consumed."""
-        long: DecodeOptions = {**FEW, "max_new_tokens": 60}
-        self.members[0].before = lambda queries: self.end.wait(0.2)
-        first = background(engine.generate, "first", **long, use="a")
-        wait_until(lambda: self.members[0].sizes)
-        self.started.set()
-        engine.generate("second", **long, use="a")
-        first.result(PATIENCE)
-
 
 @pytest.mark.quick
-@pytest.mark.parametrize("part", ["template", "tokenizer", "consumer", "observer", "memory"])
+@pytest.mark.parametrize("part", ["tokenizer", "consumer", "observer"])
 def test_a_slow_request_delays_no_other_request(part):
     slow = Slowness()
     with AdaFuseEngine(slow.members, runtime=RuntimeConfig(cache_bytes=105)) as engine:
