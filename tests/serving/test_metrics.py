@@ -70,6 +70,19 @@ def test_rounds_count_for_the_members_that_proposed_their_text() -> None:
         assert found[f"adafuse_tokens_total{{kind={kind},member=wren}}"] == tokens > 0
 
 
+def test_a_member_that_alone_proposed_the_text_decided() -> None:
+    members = [FakeBackend("wren", writer(" a", " b")), FakeBackend("heron", writer(" c", " b"))]
+    with AdaFuseEngine(members) as engine:
+        metrics = Metrics(lambda: engine)
+        generation = engine.generate("x:", max_words=1, weights=[1, 0])
+        record(metrics, generation)
+        found = samples(metrics)
+    (winner,) = generation.rounds[0].candidates[generation.rounds[0].winner].proposers
+    assert found[f"adafuse_decided_total{{member={winner}}}"] == 1
+    assert found["adafuse_rounds_unanimous_total"] == len(generation.rounds) - 1
+    assert found[f"adafuse_wins_total{{member={winner}}}"] == len(generation.rounds)
+
+
 def test_requests_count_by_outcome_and_in_histograms() -> None:
     metrics = Metrics(lambda: None)
     metrics.request("/v1/completions", "ok", 0.2)

@@ -273,6 +273,3 @@ def test_events_are_read_wherever_the_stream_is_cut(visit) -> None:
     page = visit().page
     for ends in ("\n", "\r\n"):
         assert set(page.evaluate(script, ends.join(lines))) == {"one|two\nthree"}
-
-
-# ---- Looks ----

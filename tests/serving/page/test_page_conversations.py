@@ -108,41 +108,6 @@ def test_another_conversation_stops_what_runs(visit, members, engine) -> None:
     assert tab.answer == generated(engine, "long").text
 
 
-def test_where_there_is_no_room_rounds_of_old_conversations_go(visit) -> None:
-    tab = visit()
-    tab.say("sum")
-    tab.press("New conversation")
-    tab.say("long")
-    size = tab.page.evaluate("JSON.stringify(localStorage).length")
-    tab.page.evaluate(
-        """size => {
-            const set = kept.set, room = size;
-            kept.set = (name, value) => {
-                const names = Object.keys(localStorage).filter(each => each !== kept.full(name));
-                const texts = [...names.map(each => localStorage[each]), JSON.stringify(value)];
-                return JSON.stringify(texts).length <= room && set(name, value);
-            };
-        }""",
-        size * 3 // 2,
-    )
-    tab.press("New conversation")
-    tab.say("markdown")
-    rounds = [
-        sum(len(turn["rounds"]) for turn in content["turns"])
-        for name, content in sorted(entries(tab).items())
-        if name.startswith("adafuse.talk.")
-    ]
-    assert rounds[0] == 0, "the oldest one has lost its rounds"
-    open_list(tab)
-    assert titles(tab) == ["markdown", "long", "sum"]
-    tab.page.get_by_role("button", name="sum").first.click()
-    assert questions(tab) == ["sum"]
-    assert tab.page.locator(".answer[role=group]").inner_text()
-    tab.page.evaluate("kept.set = () => false")
-    tab.say("long")
-    assert tab.page.get_by_text("The browser has no room").is_visible()
-
-
 def test_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -> None:
     tab = visit()
     tab.press("Settings")
