@@ -80,19 +80,6 @@ def test_stop_sequences_of_a_call_replace_those_of_the_model(model, whole):
     assert own.invoke(PROMPT, stop=[]) == whole
 
 
-async def test_usage(model):
-    for result in (model.generate([PROMPT, PROMPT]), await model.agenerate([PROMPT, PROMPT])):
-        assert result.llm_output is not None
-        total = result.llm_output["token_usage"]
-        assert total["total_tokens"] == total["prompt_tokens"] + total["completion_tokens"]
-        for (generation,) in result.generations:
-            info = generation.generation_info
-            assert info is not None
-            assert info["finish_reason"] == "stop"
-            assert info["usage_metadata"]["output_tokens"] > 0
-            assert set(info["usage_by_member"]["wren"]) >= {"forward_passes", "cached_tokens"}
-
-
 async def test_callbacks(model, whole):
     heard = Recorder()
     config = {"callbacks": [heard], "tags": ["a"], "metadata": {"b": 1}, "run_name": "c"}
