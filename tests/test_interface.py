@@ -156,22 +156,6 @@ def test_encoded_prompts_have_the_tokens_that_usage_counts(embedded: AdaFuseEngi
     assert {*embedded.encode_prompt("")} == {*embedded.members}  # an empty prompt is counted, too
 
 
-def test_a_view_with_another_strategy_decodes_as_an_engine_with_it(
-    embedded: AdaFuseEngine,
-) -> None:
-    view = embedded.with_strategy("single")
-    alone = AdaFuseEngine(embedded.backends, AdaFuseConfig(max_new_tokens=12), strategy="single")
-    assert plain([view.generate("The ferry", use="heron")]) == plain(
-        [alone.generate("The ferry", use="heron")]
-    )
-    assert embedded.strategy.name == "adafuse"
-    with pytest.raises(InvalidOptionError, match="strategy 'single' does not use it"):
-        view.generate("The ferry", use="heron", max_words=2)
-    with pytest.raises(InvalidOptionError, match="sngle"):
-        embedded.with_strategy("sngle")
-    alone.close()
-
-
 @pytest.mark.quick
 def test_a_view_shares_the_limits_and_the_end_of_its_engine() -> None:
     config = AdaFuseConfig(max_words=2, max_new_tokens=4)

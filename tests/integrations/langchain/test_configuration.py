@@ -15,7 +15,6 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import ConfigurableField
 from pydantic import BaseModel
 
 from adafuse_llm import (
@@ -28,32 +27,10 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.text.matchers import is_available
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
-from tests.support.instruction_follower import answer
 from tests.support.models import CHATML
-from tests.support.scripted import save_scripted, scripted, scripted_engine
+from tests.support.scripted import scripted, scripted_engine
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
-
-
-@pytest.fixture
-def saved(tmp_path):
-    return [
-        save_scripted(tmp_path / "ink", answer),
-        save_scripted(tmp_path / "quill", answer, "sentencepiece"),
-    ]
-
-
-@pytest.fixture
-def loads_counted(monkeypatch):
-    """The number of times that members were loaded."""
-    count = []
-    original = AdaFuseEngine.from_pretrained.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        AdaFuseEngine,
-        "from_pretrained",
-        classmethod(lambda cls, *args, **kw: count.append(1) or original(cls, *args, **kw)),
-    )
-    return count
 
 
 class City(BaseModel):
@@ -71,26 +48,6 @@ def text(reply):
 def test_every_option_of_decoding_is_a_field(kind):
     assert set(AdaFuseConfig.model_fields) <= set(kind.model_fields)
     assert all(kind.model_fields[name].default is None for name in AdaFuseConfig.model_fields)
-
-
-@BOTH
-def test_members_are_loaded_once_whatever_is_configured(kind, saved, loads_counted):
-    model = kind(members=saved).configurable_fields(
-        max_new_tokens=ConfigurableField(id="length"), model=ConfigurableField(id="model")
-    )
-    assert not loads_counted
-    texts = {
-        text(
-            model.invoke("Hi", {"configurable": {"length": 1 + 20 * (turn % 2), "model": "quill"}})
-        )
-        for turn in range(4)
-    }
-    assert len(texts) == 2
-    assert len(loads_counted) == 1
-    kind(members=saved).unload()
-    kind(members=saved).warmup()
-    assert len(loads_counted) == 2
-    kind(members=saved).unload()
 
 
 @pytest.mark.quick

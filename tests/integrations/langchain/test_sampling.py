@@ -211,12 +211,6 @@ def test_options_of_other_providers_are_dropped_with_one_warning_each(kind, engi
     assert [message.split("'")[1] for message in warned()] == [*("tfs_z", "typical_p", "num_beams")]
     with pytest.raises(InvalidOptionError, match="'tfs_z' is not supported"):
         shared.invoke("Go", tfs_z=0.2, unsupported="error")
-    strict = kind(engine=engine)
-    with pytest.raises(InvalidOptionError, match="'tfs_z' is not supported"):
-        strict.invoke("Go", tfs_z=0.2)
-    assert text(strict.invoke("Go", tfs_z=0.2, unsupported="warn")) == expected
-    with pytest.raises(InvalidOptionError, match="Did you mean 'top_k'"):
-        shared.invoke("Go", topk=3)
 
 
 def test_a_correction_of_a_drawn_reply_draws_with_another_seed():

@@ -208,16 +208,13 @@ WANTED = {
 }
 WRAPPED: dict[str, Any] = {
     "inner": {"name": "City", "schema": WANTED},
-    "strict": {"name": "City", "schema": {**WANTED, "title": "Town"}, "strict": True},
     "chat completions": {
         "type": "json_schema",
         "json_schema": {"name": "City", "description": "A city.", "schema": WANTED},
     },
     "responses": {"type": "json_schema", "name": "City", "schema": WANTED},
     "tool": {"type": "function", "function": {"name": "City", "parameters": WANTED}},
-    "tool of responses": {"type": "function", "name": "City", "parameters": WANTED},
     "anthropic": {"name": "City", "input_schema": WANTED},
-    "named": {"name": "City", **WANTED},
 }
 
 
