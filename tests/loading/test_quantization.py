@@ -224,9 +224,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
         ({"load_in_8bit": True}, 8),
         ({"quant_method": "bitsandbytes"}, 4),  # as transformers loads it
         ({"quant_method": "gptq", "bits": 3}, 3),
-        ({"quant_method": "awq"}, 4),
         ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, 4),
-        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "A"}}}, None),
         (
             {
                 "quant_method": "torchao",
@@ -234,7 +232,6 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
             },
             8,
         ),
-        ({"quant_method": "quanto", "weights": "int2"}, 2),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, 4),
         (
             {
@@ -243,7 +240,6 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
             },
             4,
         ),
-        ({"quant_method": "fp8"}, 8),
         ({"quant_method": "mxfp4", "dequantize": True}, None),
     ],
 )

@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -67,31 +66,6 @@ def test_a_flag_that_raises_ends_only_its_own_request(looks: int, max_requests: 
 
 
 # Long queues -------------------------------------------------------------------------------
-
-
-def calls_per_request(count: int) -> float:
-    """Return the functions that the coordinator calls for each of many requests."""
-    calls = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call") and threading.current_thread().name == "adafuse"
-
-    runtime = RuntimeConfig(max_requests=4, drafting=False)
-    with AdaFuseEngine([FakeBackend("dots", dots)], runtime=runtime) as engine:
-        threading.setprofile(profile)
-        try:
-            prompts = [f"{number % 10}:" for number in range(count)]
-            engine.generate_batch(prompts, max_new_tokens=2, timeout=600)
-        finally:
-            threading.setprofile(None)
-    return calls / count
-
-
-def test_a_request_costs_the_same_behind_a_long_queue() -> None:
-    few, many = calls_per_request(100), calls_per_request(1000)
-    assert few > 100
-    assert many < 1.15 * few
 
 
 class Counted(threading.Event):
