@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -195,12 +194,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason in (REAL_NOT_RUN, REAL_MISSING):
         if real := sum(reason in str(report.longrepr) for report in skipped):
             terminalreporter.write_line(f"{real} tests of real members were not run: {reason}")
-    standard = Counter(
-        outcome
-        for outcome in ("passed", "skipped", "failed", "xfailed", "xpassed", "error")
-        for report in terminalreporter.getreports(outcome)
-        if re.search("langchain-adafuse/tests/.*test_standard", report.nodeid)
-    )
-    if standard:
-        counted = ", ".join(f"{count} {outcome}" for outcome, count in standard.items())
-        terminalreporter.write_line(f"LangChain's standard tests of chat models: {counted}")

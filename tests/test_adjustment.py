@@ -12,9 +12,8 @@ import torch
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
 from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment, changed
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.backends.huggingface.generation import advice, ignored_settings, own_adjustment
+from adafuse_llm.backends.huggingface.generation import ignored_settings, own_adjustment
 from adafuse_llm.backends.logits.adjust import adjusted
-from adafuse_llm.strategies.registry import NAMED
 from tests.reference_adjustment import processed, processors
 
 pytestmark = pytest.mark.quick
@@ -134,15 +133,6 @@ def test_a_grammar_wins_over_forbidden_tokens() -> None:
         assert result.text == "a a a "
 
 
-@pytest.mark.parametrize("strategy", NAMED)
-def test_every_strategy_takes_the_options(strategy: str) -> None:
-    with engine("wren", "heron", strategy=strategy) as ensemble:
-        given: dict[str, Any] = {"use": "wren"} if strategy == "single" else {}
-        biases = {"a ": -50, "c ": 9}
-        result = ensemble.generate("x", max_new_tokens=4, logit_bias=biases, **given)
-    assert result.text.startswith("c c ")
-
-
 def test_a_members_own_changes_hold_unless_a_request_sets_the_option() -> None:
     member = FakeBackend("wren", rule, WORDS)
     member.own_adjustment = Adjustment(no_repeat_ngram_size=1, repetition_penalty=1.2)
@@ -225,14 +215,6 @@ def test_settings_that_change_nothing_are_not_mentioned() -> None:
     assert own_adjustment(quiet, frozenset()) == NOTHING
     assert ignored_settings(quiet) == {}
     assert ignored_settings(model(temperature=0.7, length_penalty=2.0)) == {}
-
-
-def test_settings_that_are_not_followed_come_with_advice() -> None:
-    sampled = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
-    assert ignored_settings(model(**sampled, repetition_penalty=1.1)) == sampled
-    assert advice(sampled) == "To get the same, pass temperature=0.7, top_p=0.8, top_k=20."
-    assert advice({"do_sample": True}) == "To get the same, pass temperature=1.0."
-    assert advice({"num_beams": 4}) == "No option does the same."
 
 
 def test_lists_of_tokens_are_followed() -> None:

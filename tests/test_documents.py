@@ -10,6 +10,7 @@ import pytest
 from adafuse_llm import documents
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, MissingDependencyError
+from tests.support.documents import write_pdf
 
 pytestmark = pytest.mark.quick
 
@@ -73,21 +74,11 @@ def test_unusable_files_are_refused(
         read_documents([path])
 
 
-def pdf(folder: Path, name: str, text: str) -> Path:
-    from reportlab.pdfgen.canvas import Canvas  # type: ignore[import-untyped]
-
-    canvas = Canvas(str(folder / name))
-    canvas.drawString(72, 720, text)
-    canvas.showPage()
-    canvas.save()
-    return folder / name
-
-
 def test_a_pdf_is_read(tmp_path: Path) -> None:
-    path = pdf(tmp_path, "mill.pdf", "Ada Brook founded the mill.")
+    path = write_pdf(tmp_path / "mill.pdf", "Ada Brook founded the mill.")
     assert read_documents([path]) == [Passage("mill.pdf", "Ada Brook founded the mill.")]
     with pytest.raises(InvalidInputError, match="no text, perhaps because its pages are images"):
-        read_documents([pdf(tmp_path, "scan.pdf", "")])
+        read_documents([write_pdf(tmp_path / "scan.pdf", "")])
 
 
 def test_files_of_a_folder_that_cannot_be_read_are_skipped_with_a_message(
@@ -106,28 +97,6 @@ def test_files_of_a_folder_that_cannot_be_read_are_skipped_with_a_message(
     assert "broken.pdf: it is no readable PDF" in said[1]
     assert "latin.txt: it is not UTF-8 text" in said[2]
     assert len(said) == 3
-
-
-def test_without_pypdf_a_pdf_is_skipped_or_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = pdf(tmp_path, "mill.pdf", "text")
-    monkeypatch.setitem(sys.modules, "pypdf", None)
-    with pytest.raises(MissingDependencyError, match="PDF files need pypdf: pip install pypdf"):
-        read_documents([path])
-    with pytest.raises(InvalidInputError, match="empty or cannot be read"):
-        read_documents([tmp_path], on_skip=lambda _: None)
-
-
-def test_paths_without_documents_are_refused(tmp_path: Path) -> None:
-    for paths in ([], [tmp_path], [tmp_path / "nowhere"]):
-        with pytest.raises(InvalidInputError):
-            read_documents(paths)
-    write(tmp_path, "outside.txt", "outside")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "b.txt").symlink_to(tmp_path / "outside.txt")
-    with pytest.raises(InvalidInputError, match="--follow-links"):
-        read_documents([tmp_path / "docs"])
 
 
 PASSAGES = [

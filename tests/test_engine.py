@@ -74,17 +74,6 @@ def test_a_prompt_longer_than_a_window_names_member_window_and_tokens(
 
 
 @pytest.mark.quick
-def test_bad_batches_are_refused(pair: AdaFuseEngine) -> None:
-    for arguments in ({}, {"prompts": "x"}, {"prompts": ["x"], "messages": [[]]}):
-        with pytest.raises(InvalidInputError):
-            pair.generate_batch(**arguments)
-    with pytest.raises(InvalidInputError, match="empty"):
-        pair.generate_batch(["x", ""])
-    assert pair.generate_batch([]) == []
-    assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
-
-
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -116,15 +105,6 @@ def test_an_engine_needs_members_with_different_names() -> None:
         AdaFuseEngine([FakeBackend("one", always), FakeBackend("one", always)])
     with pytest.raises(InvalidOptionError, match="weights"):
         AdaFuseEngine([FakeBackend("one", always)], AdaFuseConfig(weights=(1.0, 1.0)))
-
-
-def test_weights_by_name_and_by_order_are_the_same() -> None:
-    members = (Recipe(seed=1), Recipe("gpt2", "sentencepiece", seed=2))
-    names = [member.name for member in members]
-    ensemble = engine(*members)
-    by_order = ensemble.generate("The", max_new_tokens=8, weights=[0.2, 1.0])
-    by_name = ensemble.generate("The", max_new_tokens=8, weights={names[1]: 1.0, names[0]: 0.2})
-    assert as_data(by_order)["rounds"] == approximately(as_data(by_name)["rounds"])
 
 
 @pytest.mark.quick
@@ -164,15 +144,6 @@ def test_a_wrong_cancel_is_refused_and_disturbs_no_other_request(cancel: Any) ->
 
 
 @pytest.mark.quick
-def test_errors_of_a_batch_name_the_input() -> None:
-    with AdaFuseEngine([FakeBackend("oak", lambda text: {" .": 1.0}, [" ."], 8)]) as engine:
-        with pytest.raises(InvalidInputError, match="input 1 of the batch: the prompt is empty"):
-            engine.generate_batch(["x", ""])
-        with pytest.raises(ContextWindowError, match="input 2 of the batch: the prompt has 20 tok"):
-            engine.generate_batch(["x", "y", "z" * 20])
-
-
-@pytest.mark.quick
 def test_a_prompt_without_room_names_all_members_that_it_fills() -> None:
     names = {"oak": 8, "elm": 90, "ash": 9}
     members = [FakeBackend(n, lambda text: {" .": 1.0}, [" ."], w) for n, w in names.items()]
@@ -181,12 +152,3 @@ def test_a_prompt_without_room_names_all_members_that_it_fills() -> None:
             engine.generate("z" * 20)
         with pytest.raises(ContextWindowError, match=r"Shorten the prompt\.$"):
             engine.generate("z" * 100)
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("timeout", ["x", -1, float("nan")])
-def test_a_wrong_timeout_of_close_is_refused(timeout: Any) -> None:
-    with AdaFuseEngine([FakeBackend("oak", lambda text: {" .": 1.0})]) as engine:
-        with pytest.raises(InvalidOptionError, match="number of seconds"):
-            engine.close(timeout)
-        assert not engine.closed

@@ -49,11 +49,6 @@ def test_member_errors_survive_pickling() -> None:
         assert (error.member, str(error)) == ("wren", "member 'wren' failed: it rained")
 
 
-@pytest.mark.parametrize("value", ["text", 5, -1.5, None, [1, "a"], {"b": (1, 2)}, 10**20])
-def test_short_values_are_shown_as_they_are(value: object) -> None:
-    assert short_repr(value) == repr(value)
-
-
 def test_long_values_are_shortened() -> None:
     endless: list[object] = []
     endless.append(endless)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import time
-import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -119,43 +115,6 @@ async def test_a_run_that_is_closed_or_forgotten_ends() -> None:
 
 
 @pytest.mark.quick
-def test_a_run_is_freed_without_the_garbage_collector() -> None:
-    engine = endless()
-    run = engine.open([ENDLESS])
-    read = engine.open([ENDLESS])
-    events = iter(read)
-    next(events)
-    freed = [weakref.ref(run), weakref.ref(read)]
-    gc.disable()
-    try:
-        del run, read, events
-        assert [each() for each in freed] == [None, None]
-    finally:
-        gc.enable()
-
-
-@pytest.mark.quick
-def test_any_thread_can_close_a_run_that_another_one_reads() -> None:
-    gate = threading.Event()
-
-    def wait(_: str) -> dict[str, float]:
-        assert gate.wait(10)
-        return {"a": 1.0}
-
-    with AdaFuseEngine([FakeBackend("one", wait)]) as engine, ThreadPoolExecutor() as pool:
-        run = engine.open([Request(prompt="x")])
-        done = pool.submit(run.results)
-        while not engine._scheduler.running:
-            time.sleep(0.001)
-        run.close()
-        with pytest.raises(RequestCancelledError, match="the run was closed"):
-            done.result(10)
-        gate.set()
-        with pytest.raises(RequestCancelledError, match="a second time"):
-            run.results()
-
-
-@pytest.mark.quick
 def test_a_cancelled_choice_is_an_error() -> None:
     cancel = threading.Event()
     cancel.set()
@@ -195,22 +154,6 @@ def test_encoded_prompts_have_the_tokens_that_usage_counts(embedded: AdaFuseEngi
     without = embedded.encode_prompt(messages=TURNS)
     assert all(len(with_tool[name]) > len(ids) for name, ids in without.items())
     assert {*embedded.encode_prompt("")} == {*embedded.members}  # an empty prompt is counted, too
-
-
-def test_a_view_with_another_strategy_decodes_as_an_engine_with_it(
-    embedded: AdaFuseEngine,
-) -> None:
-    view = embedded.with_strategy("single")
-    alone = AdaFuseEngine(embedded.backends, AdaFuseConfig(max_new_tokens=12), strategy="single")
-    assert plain([view.generate("The ferry", use="heron")]) == plain(
-        [alone.generate("The ferry", use="heron")]
-    )
-    assert embedded.strategy.name == "adafuse"
-    with pytest.raises(InvalidOptionError, match="strategy 'single' does not use it"):
-        view.generate("The ferry", use="heron", max_words=2)
-    with pytest.raises(InvalidOptionError, match="sngle"):
-        embedded.with_strategy("sngle")
-    alone.close()
 
 
 @pytest.mark.quick

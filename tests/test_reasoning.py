@@ -7,7 +7,7 @@ import json
 import pytest
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
-from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text, ToolCall
+from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.reasoning import open_reasoning, split_reasoning
 from adafuse_llm.text.chat import Tool
@@ -55,15 +55,6 @@ def test_only_reasoning_that_is_not_closed_is_open() -> None:
 
 
 @pytest.mark.quick
-def test_calls_after_reasoning_are_read() -> None:
-    parser = ReplyParser(tools=True, prefix="<think>\n")
-    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    parts = [*parser.feed(f"No {call}.</think>{call}"), *parser.close()]
-    assert parts[0] == Reasoning(f"No {call}.")
-    assert [part.name for part in parts if isinstance(part, ToolCall)] == ["f"]
-
-
-@pytest.mark.quick
 def test_reasoning_of_earlier_turns_is_kept_apart() -> None:
     turns: list[Turn] = [
         {"role": "user", "content": "a"},
@@ -89,16 +80,6 @@ async def test_a_reply_that_begins_in_reasoning_says_so() -> None:
     assert [each.reply_prefix for each in several.alternatives] == ["<think>\n"]
     plain = engine.generate("The capital? Answer:")
     assert plain.reply_prefix == plain.reasoning == ""
-
-
-def test_a_cancelled_response_tells_its_prefix() -> None:
-    import threading
-
-    cancel = threading.Event()
-    cancel.set()
-    generation = thinkers("deepseek").generate(messages=ASKED, cancel=cancel)
-    assert generation.finish_reason == "cancelled"
-    assert generation.reply_prefix == "<think>\n"
 
 
 def test_a_grammar_of_calls_goes_on_after_the_prefix() -> None:

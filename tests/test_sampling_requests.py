@@ -41,25 +41,6 @@ def test_several_responses_are_those_of_their_seeds() -> None:
         assert fewer.alternatives[0].text == first.alternatives[0].text
 
 
-def test_batches_and_asynchronous_calls_have_several_responses_too() -> None:
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 8, "n": 3}
-    with engine() as made:
-        alone = [made.generate(prompt, **options) for prompt in ("One", "Two")]
-        batch = made.generate_batch(["One", "Two"], **options)
-        waited = asyncio.run(made.agenerate("One", **options))
-
-        def texts(first: Any) -> list[str]:
-            return [each.text for each in (first, *first.alternatives)]
-
-        assert list(map(texts, batch)) == list(map(texts, alone))
-        assert texts(waited) == texts(alone[0])
-        events = list(made.stream_batch(["One", "Two"], **options))
-        by_index = {index: event.generation for index, event in events if event.generation}
-        assert [by_index[index].text for index in range(6)] == [
-            text for first in alone for text in texts(first)
-        ]
-
-
 def test_without_a_seed_every_response_has_a_seed_of_its_own() -> None:
     with engine() as made:
         seeds = {made.generate("Say", temperature=1, max_new_tokens=1).seed for _ in range(5)}
@@ -89,26 +70,10 @@ def test_several_responses_that_would_be_the_same_are_refused(
         made.generate("Say", n=2, **options)
 
 
-def test_choices_are_never_drawn() -> None:
-    with engine() as made:
-        chosen = [
-            made.generate("Say", choices=[" a", " b b"], temperature=9, seed=seed).text
-            for seed in range(5)
-        ]
-        assert chosen == [made.choose("Say", choices=[" a", " b b"]).text] * 5
-
-
 def test_a_score_draws_nothing() -> None:
     config = AdaFuseConfig(temperature=1, seed=1)
     with engine() as made, engine(config=config) as drawing:
         assert made.score("Say", [" a b"]).texts == drawing.score("Say", [" a b"]).texts
-
-
-@pytest.mark.parametrize("strategy", ["adafuse", "fixed-2", "mixture"])
-def test_strategies_that_grow_words_draw_them(strategy: str) -> None:
-    with engine(strategy=strategy) as made:
-        texts = {made.generate("Say", temperature=1, seed=seed).text for seed in range(8)}
-        assert len(texts) > 1
 
 
 class Undrawn(FakeBackend):

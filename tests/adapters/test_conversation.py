@@ -69,14 +69,6 @@ def test_a_call_and_its_results_as_members_read_them():
     ]
 
 
-def test_results_of_different_replies_stay_apart():
-    turn: Turn = {"role": "assistant", "content": None, "tool_calls": [called()]}
-    result: Turn = {"role": "tool", "content": "3", "tool_call_id": "1"}
-    messages = to_messages([{"role": "user", "content": "?"}, turn, result, turn, result])
-    assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant", "user"]
-    assert messages[2] == messages[4]
-
-
 @pytest.mark.parametrize("choice", ["auto", "required", "look_up"])
 def test_tools_and_instructions_end_the_system_message(choice):
     turns: list[Turn] = [
@@ -103,13 +95,6 @@ def test_a_system_message_is_made_where_the_conversation_does_not_begin_with_one
     ]
     messages = to_messages(turns, instructions="Answer in JSON.")
     assert messages == [{"role": "system", "content": "Answer in JSON."}, *turns]
-
-
-def test_the_example_call_is_well_formed():
-    (system, _) = to_messages([{"role": "user", "content": "?"}], tools=[ADD])
-    parser = ReplyParser(tools=True)
-    parts = [*parser.feed(system["content"]), *parser.close()]
-    assert sum(isinstance(part, ToolCall) for part in parts) == 1
 
 
 def test_earlier_reasoning_is_left_out():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 import threading
 
@@ -13,18 +12,14 @@ import pytest
 from adafuse_llm import (
     AdaFuseEngine,
     InvalidOptionError,
-    LoadError,
     MemberSpec,
     Round,
 )
-from adafuse_llm.adapters import ensembles
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import as_spec
 from adafuse_llm.report.styles import owner
 from adafuse_llm.summary import Summary, is_unanimous, record
-from tests.support.forks import in_child
 from tests.support.gguf_files import embedded_gguf
 
 # Ensembles ------------------------------------------------------------------------------------
@@ -64,36 +59,6 @@ def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
         assert ensemble.is_chat_model(["a"]) is True
         assert ensemble.is_chat_model(["a", "missing"]) is True
         assert ensemble.is_chat_model(["missing"]) is None
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_of_a_fork_does_not_wait_for_a_load_of_its_parent(monkeypatch):
-    monkeypatch.setattr(
-        Ensemble, "_load", lambda _: AdaFuseEngine([FakeBackend("m", lambda _: {"a": 1.0})])
-    )
-    ensemble = Ensemble.of(["some/model"])
-    with ensembles._LOADED.lock_of(ensemble._key):  # as while another thread loads
-        assert in_child(lambda: ensemble.engine().members == ("m",))
-    ensemble.unload()
-
-
-def test_an_ensemble_whose_engine_was_closed_loads_again():
-    ensemble = Ensemble.of()
-    with ensemble.engine() as engine:
-        assert not engine.closed
-    assert engine.closed
-    assert ensemble.engine() is not engine
-    assert ensemble.engine().generate("What is 2 + 3?", max_new_tokens=2).text
-    ensemble.unload()
-
-
-@pytest.mark.quick
-def test_what_cannot_be_loaded_is_said_and_can_be_tried_again(tmp_path):
-    ensemble = Ensemble.of([tmp_path])
-    for _ in range(2):
-        with pytest.raises(LoadError, match="not a model folder"):
-            ensemble.engine()
-    assert not ensemble.is_loaded
 
 
 @pytest.mark.quick
@@ -228,16 +193,6 @@ def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypa
         path.write_text(f"models: [a/one, a/two, a/three]\nuse: [one, two]\nweights: {weights}\n")
         with pytest.raises(InvalidOptionError, match=message):
             fields_from_config(path)
-
-
-def test_a_configuration_that_could_not_be_read_back_is_not_written(tmp_path) -> None:
-    path = tmp_path / "config.yaml"
-    write_config(path, {"max_words": 2}, comment="kept")
-    before = path.read_text()
-    for wrong in ({"max_words": 0}, {"max_word": 2}):
-        with pytest.raises(InvalidOptionError):
-            write_config(path, wrong)
-    assert path.read_text() == before
 
 
 def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) -> None:

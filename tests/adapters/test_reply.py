@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from typing import Any
 
@@ -72,14 +71,6 @@ def test_what_may_be_a_marker_is_held_back_and_nothing_else():
     assert parser.close() == []
 
 
-def test_reasoning_streams():
-    parser = ReplyParser()
-    assert parser.feed(" <thi") == [Text(" ")]
-    assert parser.feed("nk>a b") == [Reasoning("a b")]
-    assert parser.feed(" c</th") == [Reasoning(" c")]
-    assert parser.close() == [Reasoning("</th")]
-
-
 @pytest.mark.parametrize(
     ("text", "name", "error"),
     [
@@ -146,41 +137,3 @@ def test_the_parts_do_not_depend_on_how_a_reply_is_cut(reply, data, tools, reaso
     cuts = sorted(data.draw(st.lists(st.integers(0, len(reply)))))
     pieces = [reply[a:b] for a, b in zip([0, *cuts], [*cuts, len(reply)], strict=True)]
     assert parsed(*pieces, **options) == parsed(reply, **options)
-
-
-@given(replies, st.booleans(), st.booleans())
-def test_the_parts_are_those_of_a_whole_reply_matched_at_once(reply, tools, reasoning):
-    """Against regular expressions over the whole text; also, nothing is lost but markers."""
-    parts: list[Any] = []
-    rest = reply
-    while rest:
-        written = "".join(part.text for part in parts if type(part) is Text).strip()
-        match = re.match(r"(\s*)<think>(.*?)(?:</think>|\Z)", rest, re.DOTALL)
-        if reasoning and not written and match:
-            parts += [Text(match[1]), Reasoning(match[2])]
-            rest = rest[match.end() :]
-            continue
-        if tools and (match := re.match(r"<tool_call>(.*?)(</tool_call>|\Z)", rest, re.DOTALL)):
-            valid = match[1] == ADD and match[2]
-            invalid = InvalidToolCall(None, match[1], "")
-            parts.append(ToolCall("add", {"a": 1}, ADD) if valid else invalid)
-            rest = rest[match.end() :]
-            continue
-        parts.append(Text(rest[0]))
-        rest = rest[1:]
-
-    def joined(parts):
-        text: list[Any] = []
-        for part in parts:
-            kind = type(part)
-            if kind in (Text, Reasoning) and text and text[-1][0] is kind:
-                text[-1] = (kind, text[-1][1] + part.text)
-            elif part.text or kind not in (Text, Reasoning):
-                text.append((kind, part.text))
-        return text
-
-    found = parsed(reply, tools=tools, reasoning=reasoning)
-    assert joined(found) == joined(parts)
-    markers = [m for m, on in zip(MARKERS, (tools, tools, reasoning, reasoning), strict=True) if on]
-    kept = "".join(part.text for part in found)
-    assert len(kept) >= len(reply) - sum(reply.count(m) * len(m) for m in markers)

@@ -34,16 +34,6 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
 
 
 @pytest.mark.quick
-def test_a_terminal_gets_question_legend_and_colours(adafuse, fakes, docs):
-    env = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
-    shown = adafuse("ask", "Who founded the mill?", "--docs", docs, env=env).stdout
-    assert "\x1b[1mWho founded the mill?" in shown
-    assert "● wren" in shown
-    assert "■ heron" in shown
-    assert "\x1b[1m did" in shown
-
-
-@pytest.mark.quick
 def test_json_is_one_object(adafuse, fakes, docs):
     result = adafuse("ask", "Who founded the mill?", "--docs", docs, "--json", "--passages", 1)
     answer = json.loads(result.stdout)
@@ -72,18 +62,6 @@ def test_each_member_also_answers_alone(adafuse, fakes, docs, tmp_path):
     one = json.loads(adafuse(*asked, "--use", "wren", "--json").stdout)
     assert one["alone"] == {"wren": "Ada Brook did"}
     assert "alone" not in json.loads(adafuse(*asked[:-1], "--json").stdout)
-
-
-def test_an_html_page_holds_question_answer_and_sources(adafuse, fakes, docs, tmp_path):
-    path = tmp_path / "answer.html"
-    result = adafuse("ask", "Who founded the <mill>?", "--docs", docs, "--html", path)
-    assert result.exit_code == 0, result.output
-    shown = path.read_text()
-    for part in ("Who founded the &lt;mill&gt;?", "Brook", "mill.md", "■ heron", "Round 0"):
-        assert part in shown
-    missing = adafuse("ask", "x?", "--docs", docs, "--html", tmp_path / "no" / "x.html")
-    assert missing.exit_code == 2
-    assert f"the folder {tmp_path / 'no'} does not exist" in missing.output
 
 
 def test_documents_are_checked_before_anything_is_loaded(adafuse, fakes, tmp_path):

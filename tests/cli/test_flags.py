@@ -73,25 +73,6 @@ def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
     ]
 
 
-def test_sampling_and_template_options_reach_the_engine(adafuse, fakes, tmp_path):
-    variables = {"enable_thinking": False}
-    config = tmp_path / "ensemble.yaml"
-    config.write_text("temperature: 0.7\nseed: 5\nchat_template_kwargs: {x: 1}\ntop_k: 0\n")
-    typed = (
-        "--temperature", "0.5", "--top-p", "0.9", "--top-logprobs", 2, "--logprobs",
-        "--chat-template-kwargs", json.dumps(variables),
-    )  # fmt: skip
-    for flags in ((), typed):
-        result = adafuse("ask", "Who?", "--config", config, *flags)
-        assert result.exit_code in (0, 2), result.output  # the fakes have no chat templates
-    first, second = (call["config"] for call in fakes)
-    assert first == AdaFuseConfig(temperature=0.7, seed=5, chat_template_kwargs={"x": 1})
-    assert second == AdaFuseConfig(
-        temperature=0.5, top_p=0.9, seed=5, logprobs=True, top_logprobs=2,
-        chat_template_kwargs=variables,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "flags", "reason"),
     [

@@ -132,16 +132,6 @@ def test_a_page_shows_the_text_and_its_rounds(adafuse, fakes, tmp_path):
     assert f"the folder {tmp_path / 'no'} does not exist" in missing.stderr
 
 
-@pytest.mark.parametrize("prompt", ["\n", "word " * 1000])
-def test_the_heading_of_a_page_is_short_and_not_empty(adafuse, members, tmp_path, prompt):
-    path = tmp_path / "page.html"
-    flags = ["--html", path, "--max-new-tokens", 1]
-    result = adafuse("generate", prompt, *members, *flags)
-    assert result.exit_code == 0, result.output
-    (heading,) = re.findall("<h1[^>]*>(.*?)</h1>", path.read_text())
-    assert heading == (f"{'word ' * 19}…" if "word" in prompt else "Ensemble response")
-
-
 def test_a_choice_shows_the_probability_of_every_text(adafuse, fakes, tmp_path):
     flags = ["--choice", "Ada Brook did", "--choice", "Ada Stone"]
     assert adafuse("generate", "Founder:", *flags).stdout == "Ada Brook did\n"
@@ -154,19 +144,6 @@ def test_a_choice_shows_the_probability_of_every_text(adafuse, fakes, tmp_path):
     page = tmp_path / "page.html"
     adafuse("generate", "Founder:", *flags, "--html", page)
     assert "Probability of each option" in page.read_text()
-
-
-def test_forced_text_is_marked_in_traces(adafuse, members):
-    pytest.importorskip("llguidance", reason="needs the extra [grammar]")
-    flags = [*members, "--regex", "(yes|no), the mill stands at the river"]
-    result = adafuse("generate", "the mill:", *flags, "--trace", "--max-new-tokens", 60)
-    assert result.exit_code == 0, result.output
-    assert "forced by the grammar" in result.stdout.splitlines()[0]
-    assert result.stdout.count("forced by the grammar") > 1
-    lines = adafuse("generate", "the mill:", *flags, "--json", "--max-new-tokens", 60).stdout
-    *rounds, end = [json.loads(line) for line in lines.splitlines()]
-    assert [each["round"]["forced"] for each in rounds].count(True) >= 1
-    assert re.fullmatch("(yes|no), the mill stands at the river", end["generation"]["text"])
 
 
 DRAWN = ("generate", "Founder:", "--temperature", 2, "--seed", 7, "--n", 3)
@@ -191,17 +168,6 @@ def test_several_responses_are_shown_below_headings_with_their_seeds(adafuse, fa
     env = {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "200"}
     terminal = adafuse(*DRAWN, env=env).stdout
     assert terminal.count("forward passes") == 3
-
-
-def test_a_seed_draws_the_same_response_again(adafuse, fakes, tmp_path):
-    html = tmp_path / "page.html"
-    flags = ("--temperature", 2, "--top-k", 2, "--top-p", "0.99")
-    first = adafuse("generate", "Founder:", *flags, "--json", "--html", html)
-    generation = json.loads(first.stdout.splitlines()[-1])["generation"]
-    seed = generation["seed"]
-    assert f"seed {seed}" in html.read_text()
-    again = adafuse("generate", "Founder:", *flags, "--seed", seed)
-    assert again.stdout == f"{generation['text']}\n"
 
 
 def test_a_reply_can_be_begun(adafuse, fakes, monkeypatch):

@@ -42,21 +42,6 @@ def test_what_a_checkpoint_asks_for(adafuse, models, tmp_path):
     assert "temperature=0.7" in shown
 
 
-def test_json(adafuse, models):
-    report = json.loads(adafuse("info", *models, "--json").stdout)
-    assert report["can_work_together"] is True
-    assert report["is_chat_model"] is True
-    otter, badger = report["members"]
-    assert otter["format"] == badger["format"] == "transformers"
-    assert otter["chat_template"] is True
-    assert badger["chat_template"] is False
-    assert otter["vocabulary"] == 300
-    assert otter["context_window"] == 8192
-    assert otter["cache"] == "tree"
-    assert otter["dtype"] == "float32"
-    assert otter["parameters"] * 4 <= otter["memory_bytes"]
-
-
 def test_a_gguf_model_is_described_from_its_header_without_llama_cpp(adafuse, monkeypatch):
     def missing():
         raise MissingDependencyError("there is no llama.cpp")
@@ -77,15 +62,6 @@ def test_a_gguf_model_is_loaded_and_described(adafuse):
     assert (facts["architecture"], facts["dtype"], facts["cache"]) == ("olmo2", "Q8_0", "tree")
     assert (facts["end_tokens"], facts["chat_template"]) == (["[|done|]"], True)
     assert report["findings"] == []  # the file's vocabulary loses no character
-
-
-def test_a_member_of_any_other_kind_is_described(adafuse):
-    from adafuse_llm.backends import FakeBackend
-    from adafuse_llm.cli.facts import describe
-
-    facts = describe("somewhere", FakeBackend("fake", lambda text: {" a": 1.0}))
-    assert (facts["member"], facts["path"]) == ("fake", "somewhere")
-    assert facts["end_tokens"]
 
 
 def test_a_model_that_cannot_be_loaded(adafuse, models, tmp_path):
@@ -116,26 +92,6 @@ def test_a_tokenizer_that_loses_text(adafuse, models, tmp_path, alphabet, code):
     findings = [finding["text"] for finding in json.loads(report.stdout)["findings"]]
     assert any("loses emoji" in text for text in findings)
     assert any("loses plain text" in text for text in findings) == bool(code)
-
-
-def test_a_model_that_is_not_there_is_named_once(adafuse):
-    result = adafuse("info", "gpt-4")
-    assert result.exit_code == 1
-    problem, verdict = result.stdout.splitlines()
-    assert problem.startswith("problem: member 'gpt-4' cannot be loaded: ")
-    assert problem.count("gpt-4") == 1
-    assert "unset HF_HUB_OFFLINE" in problem
-    assert verdict == "This model cannot be used."
-
-
-def test_a_checkpoint_with_missing_tensors_cannot_work(adafuse, models, tmp_path):
-    folder = tmp_path / "otter"
-    shutil.copytree(models[0], folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
-    result = adafuse("info", folder)
-    assert result.exit_code == 1
-    assert "9 tensors (model.layers.1.input_layernorm.weight" in result.stdout
 
 
 def test_a_server_is_described(adafuse, tmp_path):

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from adafuse_llm import Generation
 from adafuse_llm.cli import COMMANDS
 from adafuse_llm.errors import install_command
-from adafuse_llm.evaluation.files import Results
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and terminals of POSIX")
@@ -198,25 +197,6 @@ def test_a_second_process_with_the_same_output_is_refused_at_once(
     assert adafuse(*flags).exit_code == 0  # to read the results needs no lock
 
 
-def test_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, monkeypatch):
-    flags, output = jobs
-    refused = []
-    real = AdaFuseEngine.generate
-
-    def generate(self, *arguments, **options):
-        with pytest.raises(InvalidInputError, match=f"in use: process {os.getpid()} on") as error:
-            Results(output).lock().__enter__()
-        refused.append(error)
-        return real(self, *arguments, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    for _ in range(2):
-        assert adafuse(*flags, "--overwrite").exit_code == 0
-    assert len(refused) == 8
-    with Results(output).lock():
-        pass
-
-
 def test_a_full_disk_is_one_line_with_the_name_of_the_file(adafuse, fakes, jobs):
     flags, output = jobs
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -244,21 +224,3 @@ def test_an_output_that_is_not_a_file_is_refused(adafuse, fakes, jobs, tmp_path)
         assert result.exit_code == 2
         assert str(path) in result.stderr
         assert len(result.stderr.splitlines()) == 1
-
-
-def test_a_shell_completes_commands_and_flags():
-    def complete(words):
-        environment = {
-            **os.environ,
-            "_ADAFUSE_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(len(words.split(" ")) - 1),
-        }
-        code = "from adafuse_llm.cli import main; main()"
-        call = [sys.executable, "-c", code]
-        return subprocess.run(
-            call, env=environment, capture_output=True, text=True, check=False
-        ).stdout.split()
-
-    assert complete("adafuse ge") == ["generate"]
-    assert complete("adafuse generate --strategy si") == ["single"]

@@ -6,7 +6,6 @@ import signal
 import pytest
 import yaml
 
-from adafuse_llm import AdaFuseEngine, MemberOutOfMemoryError
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.loading.config_file import read_config
 
@@ -63,51 +62,6 @@ def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
     assert found.models == ("org/wren", "org/heron")
     assert found.config.weights == {"wren": 0.5, "heron": 1.0}
     assert found.config.use is None
-
-
-@pytest.mark.parametrize(
-    ("weights", "kept"),
-    [("2,1", ["--keep-ensemble"]), ("wren=1,heron=1", ["--keep-ensemble"]), ("2,1", [])],
-)
-def test_weights_that_are_kept_are_written_as_the_chosen_setting_has_them(
-    adafuse, job, tmp_path, weights, kept
-):
-    models = ["--model", "org/wren", "--model", "org/heron", "--weights", weights]
-    result = adafuse(*job, *models, *kept)
-    assert result.exit_code == 0, result.output
-    found = read_config(tmp_path / "tuned.yaml")
-    told = {"wren": 1.0, "heron": 0.5} if kept and "2" in weights else None
-    assert found.config.weights == told
-    assert found.models == (("org/wren", "org/heron") if kept else ("org/wren",))
-
-
-def test_what_failed_of_the_run_is_told_and_asked_again(adafuse, job, tmp_path, monkeypatch):
-    real, asked = AdaFuseEngine.generate, []
-
-    def generate(self, prompt, **options):
-        asked.append(prompt)
-        if "mill 1?" in prompt and len(self.members) == 2 and failing:
-            raise MemberOutOfMemoryError("wren", "no memory")
-        return real(self, prompt, **options)
-
-    failing = [True]
-    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    result = adafuse(*job)
-    assert result.exit_code == 0, result.output
-    assert "failed" in result.stdout
-    assert "1 failed" in result.stdout or "so the run does not show" in " ".join(
-        result.stdout.split()
-    )
-    failing.clear()
-    asked.clear()
-    again = adafuse(*job)
-    assert again.exit_code == 0, again.output
-    assert asked
-    assert all("mill 1?" in prompt for prompt in asked)
-    assert "no difference between the ensemble and its best" in " ".join(again.stdout.split())
-    lines = (tmp_path / "tuned.yaml.trials.jsonl").read_text().splitlines()
-    assert [json.loads(line)["line"] for line in lines] == list(range(1, len(lines) + 1))
-    assert "MemberOutOfMemoryError" not in "".join(lines)
 
 
 def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, fakes, monkeypatch):

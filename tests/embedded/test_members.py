@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine
-from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
+from adafuse_llm.documents import Retriever, question_messages, read_documents
 from adafuse_llm.embedded import (
     MEMBERS,
     final_answer,
@@ -48,18 +48,6 @@ def tokenizer(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
-
-
-def answer(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    ids = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )["input_ids"]
-    with torch.no_grad():
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False
-        )
-    text: str = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-    return text
 
 
 @pytest.mark.quick
@@ -114,32 +102,6 @@ def test_the_end_of_a_turn_is_an_end_of_sequence(tokenizer: Any, model: Any) -> 
         assert end in (stops if isinstance(stops, list) else [stops])
     assert tokenizer.eos_token_id == end
     assert end in tokenizer.all_special_ids
-
-
-def test_templates_render_system_user_and_assistant_turns(tokenizer: Any) -> None:
-    messages = [
-        {"role": "system", "content": "Sys"},
-        {"role": "user", "content": "One"},
-        {"role": "assistant", "content": "Two"},
-        {"role": "user", "content": "Three"},
-    ]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    positions = [text.index(word) for word in ("Sys", "One", "Two", "Three")]
-    assert positions == sorted(positions)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text
-    assert text.endswith("\n")
-
-
-def test_a_member_answers_a_handbook_question(model: Any, tokenizer: Any) -> None:
-    right = 0
-    asked = [question for question in handbook_questions() if question.source][::6]
-    for question in asked:
-        assert question.source is not None
-        text = (handbook_path() / question.source).read_text(encoding="utf-8").strip()
-        messages = question_messages(question.question, [Passage(question.source, text)])
-        right += final_answer(answer(model, tokenizer, messages)) == question.answer
-    assert right >= 0.4 * len(asked)
 
 
 def test_the_ensemble_answers_questions_from_the_passages_it_retrieves() -> None:

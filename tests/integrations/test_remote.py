@@ -17,7 +17,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine, ServerError
+from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine
 from adafuse_llm.serving import create_app
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
 from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler
@@ -141,16 +141,6 @@ def test_errors_of_a_server_are_those_of_the_frameworks(remote: RemoteEngine) ->
         AdaFuseLLM(engine=remote).chat([ChatMessage("word " * 9000)])
     with pytest.raises(CallTimeoutError):
         ChatAdaFuse(engine=remote, timeout=1e-6).invoke("Hello", min_new_tokens=200)
-
-
-def test_a_server_that_is_gone_is_a_connection_error(local: AdaFuseEngine) -> None:
-    with served(create_app(local)) as url:
-        engine = RemoteEngine(url)
-        chat, llm = ChatAdaFuse(engine=engine), AdaFuseLLM(engine=engine)
-    for call in (lambda: chat.invoke("Hello"), lambda: llm.complete("Hello")):
-        with pytest.raises(ServerError, match="does not answer"):
-            call()
-    engine.close()
 
 
 @pytest.mark.quick

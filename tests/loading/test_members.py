@@ -69,9 +69,6 @@ def test_weights_of_members_become_weights_of_the_ensemble(saved: Path) -> None:
     assert load(saved).config.weights is None
 
 
-# Names ----------------------------------------------------------------------------------------
-
-
 # Memory ---------------------------------------------------------------------------------------
 
 
@@ -92,12 +89,6 @@ def test_members_placed_by_accelerate_decode(saved: Path) -> None:
 
 
 # Errors of loading -----------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-def test_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"nowhere.*does not exist"):
-        load(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("path", ["models/one/two", "./one", "~/one", "one/"])

@@ -1,4 +1,4 @@
-"""Quantized members: what loads, what is refused, what memory they are given, what they compute.
+"""Quantized members: what loads, what is refused, what memory they are given.
 
 The embedded members are quantized here. Methods whose package is absent are skipped.
 """
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +24,6 @@ from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import quantization
 from adafuse_llm.loading.huggingface import _bytes_of
 from adafuse_llm.loading.quantization import bits_per_weight, kept_modules, method
-from tests.reference import Options, ReferenceMember, decode
-from tests.support.compare import assert_same
 
 WREN, HERON, FINCH = member_paths()
 PROMPT = """Answer from the passages. If they do not say, answer: not stated.
@@ -54,19 +51,11 @@ class Case:
 
     Attributes:
         weight: type of a quantized weight.
-        tolerance: nats between a score and the same computed without a cache, for float32
-            weights. The last digits where only weights are narrow. Else a token's numbers move
-            with the shape of the pass it is in, because rounding its activations turns differences
-            of the last digit into steps: steps of bfloat16 in bitsandbytes' 4-bit kernel for CPUs
-            (0.02 nats seen), of 8-bit integers in its LLM.int8() and torchao's dynamic types
-            (0.14 nats seen). Unquantized bfloat16 members show 0.1.
     """
 
     package: str
     config: Callable[[], Any]
     weight: str
-    tolerance: float
-    saves: bool = True
 
 
 CASES = {
@@ -74,22 +63,11 @@ CASES = {
         "bitsandbytes",
         lambda: bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
         "Params4bit",
-        0.1,
     ),
     "bitsandbytes-8bit": Case(
-        "bitsandbytes", lambda: bitsandbytes(load_in_8bit=True), "Int8Params", 0.3
+        "bitsandbytes", lambda: bitsandbytes(load_in_8bit=True), "Int8Params"
     ),
-    "torchao-int8": Case("torchao", lambda: torchao("Int8WeightOnlyConfig"), "Int8Tensor", 1e-4),
-    "torchao-dynamic": Case(
-        "torchao", lambda: torchao("Int8DynamicActivationInt8WeightConfig"), "Int8Tensor", 0.3
-    ),
-    "quanto-int8": Case(
-        "optimum-quanto",
-        lambda: transformers.QuantoConfig(weights="int8"),
-        "WeightQBytesTensor",
-        1e-4,
-        saves=False,
-    ),
+    "torchao-int8": Case("torchao", lambda: torchao("Int8WeightOnlyConfig"), "Int8Tensor"),
 }
 
 
@@ -158,49 +136,6 @@ def test_a_quantized_member_with_wrong_numbers_is_not_taken_for_an_imprecise_one
         assert engine.backends[0].form == "path"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, "Question: When"])
-def test_scores_of_a_quantized_member_are_those_of_a_run_without_cache(
-    case: Case, prompt: str
-) -> None:
-    with load(quantized(WREN, case.config(), dtype="float32")) as engine:
-        member: Any = engine.backends[0]
-        plain = ReferenceMember(
-            "wren",
-            SinglePrecision(member.model),
-            member.tokenizer,
-            member.codec,
-            member.end_ids,
-            member.context_window,
-        )
-        expected = decode([plain], prompt, Options(max_new_tokens=16))
-        actual = engine.generate(prompt, max_new_tokens=16)
-    if prompt == PROMPT:
-        assert actual.text == expected.text == ANSWER
-    if case.tolerance < 1e-3:
-        assert_same(actual, expected, case.tolerance)
-        return
-    compared = 0
-    for got, want in zip(actual.rounds, expected.rounds, strict=False):
-        scores = {(c.text, c.stops): c.nll["wren"] for c in want.candidates}
-        for candidate in got.candidates:  # those hardly told apart may differ
-            if (key := (candidate.text, candidate.stops)) in scores:
-                assert candidate.nll["wren"] == pytest.approx(scores[key], abs=case.tolerance)
-                compared += 1
-        if got.text != want.text:
-            break
-    assert compared
-
-
-class SinglePrecision:
-    """A model whose logits come in float32, as numpy knows no bfloat16."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __call__(self, **inputs: Any) -> Any:
-        return SimpleNamespace(logits=self._model(**inputs).logits.float())
-
-
 def test_quantized_and_plain_members_decode_together(case: Case) -> None:
     with load(quantized(WREN, case.config()), HERON) as engine:
         assert weight_types(engine, 0) == {case.weight}
@@ -213,8 +148,6 @@ def test_quantized_and_plain_members_decode_together(case: Case) -> None:
 def test_a_checkpoint_that_is_quantized_already_needs_no_configuration(
     case: Case, tmp_path: Path
 ) -> None:
-    if not case.saves:
-        pytest.skip(f"transformers cannot save a model quantized by {case.package}")
     model = AutoModelForCausalLM.from_pretrained(
         WREN, dtype=torch.bfloat16, quantization_config=case.config()
     )
@@ -223,21 +156,6 @@ def test_a_checkpoint_that_is_quantized_already_needs_no_configuration(
     with load(tmp_path / "small", FINCH, device_map="auto") as engine:
         assert weight_types(engine) == {case.weight}
         assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
-
-
-def test_members_are_placed_by_accelerate_with_a_quantized_one_among_them(case: Case) -> None:
-    with load(quantized(WREN, case.config()), HERON, device_map="auto") as engine:
-        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
-    with load(quantized(WREN, case.config(), device="cpu")) as engine:
-        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
-
-
-def test_a_configuration_serves_several_members_and_is_not_changed(case: Case) -> None:
-    config = case.config()
-    before = str(config.to_dict())
-    with load(quantized(WREN, config), quantized(HERON, config)) as engine:
-        assert weight_types(engine, 0) == weight_types(engine, 1) == {case.weight}
-    assert str(config.to_dict()) == before
 
 
 # What cannot be loaded ------------------------------------------------------------------------
@@ -306,19 +224,14 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
         ({"load_in_8bit": True}, 8),
         ({"quant_method": "bitsandbytes"}, 4),  # as transformers loads it
         ({"quant_method": "gptq", "bits": 3}, 3),
-        ({"quant_method": "awq", "bits": 4}, 4),
-        ({"quant_method": "awq"}, 4),
         ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, 4),
-        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "A"}}}, None),
-        *(
-            ({"quant_method": "torchao", "quant_type": {"default": {"_type": name}}}, bits)
-            for name, bits in (
-                ("Int4WeightOnlyConfig", 4),
-                ("Int8WeightOnlyConfig", 8),
-                ("Int8DynamicActivationInt4WeightConfig", 4),
-            )
+        (
+            {
+                "quant_method": "torchao",
+                "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}},
+            },
+            8,
         ),
-        ({"quant_method": "quanto", "weights": "int2"}, 2),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, 4),
         (
             {
@@ -327,10 +240,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
             },
             4,
         ),
-        ({"quant_method": "fp8"}, 8),
-        ({"quant_method": "mxfp4"}, 4),
         ({"quant_method": "mxfp4", "dequantize": True}, None),
-        ({"quant_method": "higgs"}, None),
     ],
 )
 def test_bits_per_weight(config: dict[str, Any], bits: int | None) -> None:

@@ -66,7 +66,6 @@ def test_a_path_can_be_a_positional_argument() -> None:
     ("values", "says"),
     [
         ({"path": 5}, "path must be a folder, a GGUF file or a hub id; got 5"),
-        ({"path": "x" * 10_000}, "path must be a folder, a GGUF file or a hub id"),
         ({}, "needs a path"),
         ({"path": "x", "pth": 1}, "no setting 'pth'.*Did you mean 'path'"),
         ({"path": "x", "weight": "a"}, "weight must be a number from 0 to 1e.12; got 'a'"),
@@ -77,17 +76,12 @@ def test_a_path_can_be_a_positional_argument() -> None:
             {"path": "x", "threads": 10_000},
             rf"threads must be from 1 to {os.cpu_count()}, the number of CPU cores; got 10000",
         ),
-        ({"path": "x", "context": -1}, "context must be an integer of 1 or more"),
-        ({"path": "x", "gpu_layers": "all"}, "gpu_layers must be an integer of 0 or more"),
-        ({"path": "x", "flash_attention": "on"}, "flash_attention must be True, False or None"),
         ({"path": "x", "cache_type": "q5_0"}, "cache_type must be one of 'f32', 'f16', 'bf16'"),
         ({"path": "x", "cache_type": "q4_0", "flash_attention": False}, "needs flash attention"),
         ({"path": "x", "end_tokens": "</s>"}, "end_tokens must be a list of tokens"),
-        ({"path": "x", "repeatable": "no"}, "repeatable must be True, False or None"),
         ({"path": "x", "repeatable": True, "flash_attention": False}, "repeatable=True needs"),
         ({"path": "x", "file": "../y.gguf"}, "file must be the name of a GGUF file"),
         ({"path": "x.gguf", "file": "x.gguf"}, "path is a GGUF file already"),
-        ({"path": "x.gguf", "dtype": "auto"}, "dtype is not for GGUF members"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(values: dict[str, Any], says: str) -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 from adafuse_llm import Generation, Round
 from adafuse_llm.report.page import page
 from adafuse_llm.report.styles import owner
-from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous, record
 
 pytestmark = pytest.mark.quick
@@ -124,29 +123,6 @@ def test_a_terminal_shows_forced_text_as_such():
     assert "1.0 words per round" in shown
     without = printed(generation(*JSON.rounds[1:3]))
     assert "forced" not in without
-
-
-def test_a_trace_shows_forced_text_without_scores():
-    display = Display(MEMBERS, Console(file=io.StringIO()), forced=True)
-    shown = printed(display.trace(JSON.rounds[0]))
-    assert [line.strip() for line in shown.splitlines()[:2]] == ["round 0", "forced by the grammar"]
-    assert '> "{\\"name\\":"' in shown
-    assert "0.000" not in shown
-    assert "proposed by" not in shown
-    assert "proposed by" in printed(display.trace(JSON.rounds[1]))
-
-
-def test_a_terminal_shows_the_probability_of_every_option():
-    display = Display(MEMBERS, Console(file=io.StringIO()))
-    (decided,) = COLOR.rounds
-    shown = printed(display.trace(decided))
-    assert "proposed by" not in shown
-    rows = [line.split() for line in shown.splitlines()[1:]]
-    assert rows[0][-1] == "probability"
-    assert rows[1] == [">", '"blue"', "(end)", "1.000", "1.000", "1.000", "66.5", "%"]
-    whole = printed(COLOR)
-    assert '» chosen by score  "blue" (end)  1.000  66.5 % over "green" (end) 24.5 %' in whole
-    assert "all agreed" not in whole
 
 
 def test_a_page_shows_forced_text_as_such():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import subprocess
 import sys
@@ -37,7 +36,6 @@ MEMBERS = (
     Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
     Recipe("qwen3", "unigram", seed=33),
 )
-PATH_MEMBERS = (Recipe("lfm2", "unigram", seed=36), MEMBERS[0])
 PROMPTS = [
     "The ferry to Orrin leaves at nine.",
     "Who keeps the light?",
@@ -121,39 +119,6 @@ async def test_threads_tasks_and_batches_give_what_one_gives(
     batch = await asyncio.to_thread(ensemble.generate_batch, PROMPTS, **OPTIONS)
     for results in (threads, tasks, batch):
         assert [as_data(result) for result in results] == approximately(serial)
-
-
-def test_threads_and_batches_give_the_same_results_in_the_path_form() -> None:
-    options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 5}
-    expected = [as_data(engine(*PATH_MEMBERS).generate(prompt, **options)) for prompt in PROMPTS]
-    with AdaFuseEngine([backend(member) for member in PATH_MEMBERS]) as ensemble:
-        batch = ensemble.generate_batch(PROMPTS, **options)
-        with ThreadPoolExecutor(8) as pool:
-            threads = list(pool.map(lambda prompt: ensemble.generate(prompt, **options), PROMPTS))
-    assert [as_data(result) for result in batch] == approximately(expected)
-    assert [as_data(result) for result in threads] == approximately(expected)
-
-
-async def test_the_event_loop_stays_free_while_a_response_is_decoded(
-    ensemble: AdaFuseEngine,
-) -> None:
-    beats: list[float] = []
-
-    async def heart() -> None:
-        while True:
-            beats.append(time.perf_counter())
-            await asyncio.sleep(0.005)
-
-    def slow(call: int, queries: Sequence[NodeQuery]) -> None:
-        time.sleep(0.02)
-
-    member = Wrapped(endless_fake(), slow)
-    task = asyncio.create_task(heart())
-    with AdaFuseEngine([member]) as slow_ensemble:
-        await slow_ensemble.agenerate("x", max_new_tokens=40)
-    task.cancel()
-    assert member.calls >= 10
-    assert len(beats) >= member.calls  # several beats per pass, with a margin for a busy machine
 
 
 # Cancellation ---------------------------------------------------------------------------------
@@ -251,27 +216,6 @@ def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
-def test_a_request_that_is_cancelled_before_it_starts_computes_nothing(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
-) -> None:
-    cancel = threading.Event()
-    cancel.set()
-    generation = slow_ensemble.generate("x", cancel=cancel)
-    assert (generation.text, generation.rounds) == ("", ())
-    assert generation.finish_reason == "cancelled"
-    assert slow_member.calls <= one_round_of_passes()
-
-
-def test_cancelling_a_batch_ends_all_its_requests(slow_ensemble: AdaFuseEngine) -> None:
-    cancel = threading.Event()
-    threading.Timer(0.1, cancel.set).start()
-    generations = slow_ensemble.generate_batch(
-        ["x", "y", "z"], max_new_tokens=100_000, cancel=cancel
-    )
-    assert [g.finish_reason for g in generations] == ["cancelled"] * 3
-    assert all(g.text for g in generations)
-
-
 # Failures -------------------------------------------------------------------------------------
 
 
@@ -344,23 +288,6 @@ def test_a_failing_request_does_not_affect_simultaneous_requests(
         else:
             assert isinstance(result, Generation), (number, result)
             assert as_data(result) == approximately(expected)
-
-
-def test_nan_from_a_member_is_an_error_that_names_it() -> None:
-    recipe = Recipe("llama", "bytelevel", seed=90)
-    broken = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "broken")
-    head = model(recipe).get_output_embeddings()
-    weight = head.weight.detach().clone()
-    with AdaFuseEngine([backend(MEMBERS[0]), broken]) as ensemble:
-        before = as_data(ensemble.generate(PROMPTS[0], **OPTIONS))
-        with torch.no_grad():
-            head.weight.fill_(float("nan"))
-        with pytest.raises(MemberError, match=r"(?i)nan") as caught:
-            ensemble.generate(PROMPTS[0], **OPTIONS)
-        assert caught.value.member == "broken"
-        with torch.no_grad():
-            head.weight.copy_(weight)
-        assert as_data(ensemble.generate(PROMPTS[0], **OPTIONS)) == approximately(before)
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2"])
@@ -446,31 +373,6 @@ def test_a_closed_engine_takes_no_requests() -> None:
         list(ensemble.stream("x"))
 
 
-def test_closing_an_engine_ends_its_running_requests(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
-) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(slow_ensemble.generate, "x", max_new_tokens=100_000)
-        wait_until(lambda: slow_member.calls >= 3)
-        slow_ensemble.close()
-        with contextlib.suppress(EngineClosedError):
-            assert running.result(timeout=5).finish_reason == "cancelled"
-    assert passes_settle(lambda: slow_member.calls)
-
-
-def test_closing_an_engine_stops_its_thread() -> None:
-    before = set(threading.enumerate())
-    ensemble = AdaFuseEngine([endless_fake()])
-    ensemble.generate("x", max_new_tokens=2)
-    ensemble.close()
-    wait_until(lambda: not [t for t in set(threading.enumerate()) - before if t.is_alive()])
-
-
-FAKE = """
-from adafuse_llm import AdaFuseEngine
-from adafuse_llm.backends import FakeBackend
-ensemble = AdaFuseEngine([FakeBackend("dots", lambda text: {" .": 0.9, "!": 0.1})])
-"""
 REAL = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -479,25 +381,15 @@ from tests.support.models import Recipe, backend
 from adafuse_llm import AdaFuseEngine
 ensemble = AdaFuseEngine([backend(Recipe())])
 """
-SCRIPTS = (
-    FAKE + "print(next(ensemble.stream('The ferry')).text)",
+SCRIPT = (
     REAL + "import threading, time\n"
     "threading.Thread(target=ensemble.generate, args=('The ferry',),"
     " kwargs={'max_new_tokens': 100000}, daemon=True).start()\n"
-    "time.sleep(0.2)",
+    "time.sleep(0.2)"
 )
 
 
-def test_scripts_that_never_close_their_engine_end_cleanly() -> None:
-    """The scripts end in the middle of a stream, and while a decode is running."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for script in SCRIPTS
-    ]
-    ends = [(process.communicate(timeout=120)[1], process.returncode) for process in running]
-    assert [code for _, code in ends] == [0] * len(running), ends
+def test_a_script_that_ends_while_a_decode_is_running_ends_cleanly() -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import random
@@ -11,33 +10,28 @@ import time
 import weakref
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 from adafuse_llm import (
     AdaFuseEngine,
     CacheMemoryError,
     EngineClosedError,
     InvalidOptionError,
-    MemberError,
     QueueFullError,
     RequestTimeoutError,
     RuntimeConfig,
 )
 from adafuse_llm.backends import FakeBackend, NodeQuery
 from adafuse_llm.backends.fake import END
-from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
 from tests.support.forks import in_child
-from tests.support.models import Recipe, model, tokenizer
-from tests.support.waiting import PATIENCE, wait_until
+from tests.support.waiting import PATIENCE, background, wait_until
 
 
 def counting(text: str) -> dict[str, float]:
@@ -71,38 +65,6 @@ class Watched(FakeBackend):
         self.live.discard(id(tree))
 
 
-def background(call, *args, **options):
-    """Call a function in a new thread, and return a future of its result."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call, *args, **options)
-    pool.shutdown(wait=False)
-    return future
-
-
-@pytest.mark.quick
-def test_at_most_max_requests_run_at_the_same_time():
-    live: set[int] = set()
-    most = 0
-
-    class Watched(FakeBackend):
-        def evaluate(self, queries):
-            nonlocal most
-            live.update(id(query.tree) for query in queries)
-            most = max(most, len(live))
-            return super().evaluate(queries)
-
-        def release(self, tree):
-            live.discard(id(tree))
-
-    with AdaFuseEngine(
-        [Watched("dots", counting)], runtime=RuntimeConfig(max_requests=3)
-    ) as engine:
-        results = engine.generate_batch([f"{n}:" for n in range(12)], max_new_tokens=5)
-    assert [result.text.count(".") for result in results] == [5] * 12
-    assert most == 3
-    assert not live
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_does_not_wait_for_locks_of_its_parent():
     parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
@@ -122,37 +84,6 @@ def test_a_forked_child_does_not_wait_for_locks_of_its_parent():
             assert in_child(lambda: engine.generate("b:", max_new_tokens=3).text == " . . .")
         gate.set()
         assert running.result(PATIENCE).text == " . . ."
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_during_a_pass_leaves_the_model_usable_in_the_child(monkeypatch):
-    parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
-    recipe, prompt = Recipe("llama", seed=50), "The ferry to Orrin leaves at nine. " * 3
-    member = HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), "m")
-    layer = model(recipe).model.layers[1]
-    forward = layer.forward
-
-    def held(*args, **kwargs):
-        if os.getpid() == parent:
-            inside.set()
-            gate.wait(PATIENCE)
-        return forward(*args, **kwargs)
-
-    with AdaFuseEngine([member]) as engine:
-        expected = engine.generate(prompt, max_new_tokens=3).text
-        member.clear_prefix_cache()
-        monkeypatch.setattr(layer, "forward", held)
-
-        def same():
-            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-            return engine.generate(prompt, max_new_tokens=3).text == expected
-
-        running = background(engine.generate, prompt, max_new_tokens=3)
-        assert inside.wait(PATIENCE)
-        with member.codec._lock:
-            assert in_child(same)
-        gate.set()
-        assert running.result(PATIENCE).text == expected
 
 
 # Batches --------------------------------------------------------------------------------------
@@ -207,23 +138,6 @@ def test_a_query_that_has_waited_long_enough_is_next():
     questions = waiting(("a", 1), *[("b", 4)] * 9)
     assert scheduler.next_backend(questions, 4, 4).name == "b"
     assert scheduler.next_backend(questions, 5, 4).name == "a"
-
-
-def test_a_request_does_not_starve_when_others_always_outnumber_it():
-    """One request queries member b, while many query member a without end."""
-    seen = []
-    a = Watched("a", lambda text: {" x": 0.9} if "alone" in text else {"x": 0.9})
-    b = Watched("b", a._rule, before=lambda queries: seen.append(len(a.sizes)))
-    crowd = [f"{n}:" for n in range(15)]
-    with AdaFuseEngine([a, b]) as engine:
-        others = background(engine.generate_batch, crowd, max_word_tokens=256)
-        wait_until(lambda: len(a.live) == 15)
-        engine.generate("alone:", max_new_tokens=4, max_words=1)
-        assert not others.done()
-        engine.close()
-    assert isinstance(others.exception(PATIENCE), EngineClosedError)
-    assert len(seen) > 3
-    assert max(after - before for before, after in pairwise(seen)) < 12
 
 
 # Memory ---------------------------------------------------------------------------------------
@@ -423,29 +337,6 @@ def test_members_of_one_device_take_turns_on_its_thread():
         ["adafuse cuda:0"],
         ["adafuse cuda:1"],
     ]
-
-
-def test_a_failure_on_one_device_does_not_affect_another_device():
-    barrier = threading.Barrier(2)
-
-    def before_a(queries):
-        if any(len(query.tree.ids) == 3 for query in queries):
-            barrier.wait(PATIENCE)
-            raise RuntimeError("boom")
-
-    def before_b(queries):
-        if len(b.sizes) == 1:
-            barrier.wait(PATIENCE)
-
-    a, b = on_two_devices(before_a, before_b)
-    with AdaFuseEngine([a, b]) as engine:
-        good = background(engine.generate, "x", max_new_tokens=1)
-        wait_until(lambda: b.sizes)
-        with pytest.raises(MemberError, match="'a' failed: RuntimeError: boom"):
-            engine.generate("bad")
-        assert good.result(PATIENCE).text.startswith(" .")
-    assert not a.live
-    assert not b.live
 
 
 def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes():
@@ -714,19 +605,6 @@ def test_every_request_that_ends_leaves_the_queue(hanging, how):
         assert queued.exception(PATIENCE) or queued.result()
 
 
-async def test_abandoned_requests_leave_the_queue(hanging):
-    runtime = RuntimeConfig(max_requests=1, max_waiting=1)
-    with AdaFuseEngine([hanging], runtime=runtime) as engine:
-        tasks = [asyncio.create_task(engine.agenerate("hang")) for _ in range(2)]
-        await asyncio.to_thread(hanging.inside.wait, PATIENCE)
-        await asyncio.to_thread(wait_until, lambda: unfinished(engine) == 2)
-        for task in tasks:
-            task.cancel()
-        await asyncio.to_thread(wait_until, lambda: unfinished(engine) == 0)
-        hanging.gate.set()
-        assert (await engine.agenerate("z", max_new_tokens=1)).text
-
-
 # Slow requests --------------------------------------------------------------------------------
 
 SLOW = 20.0
@@ -745,11 +623,6 @@ class Slowness:
         self.started.set()
         self.end.wait(SLOW)
 
-    def template(self, engine):
-        codec: Any = self.members[0].codec
-        codec.encode_messages = lambda messages: self.wait() or [codec.token("x")]
-        engine.generate(messages=[{"role": "user", "content": "x"}], **FEW)
-
     def tokenizer(self, engine):
         codec: Any = self.members[0].codec
         encode = codec.encode_prompt
@@ -763,19 +636,9 @@ class Slowness:
     def observer(self, engine):
         engine.generate("slow", **FEW, on_round=self.wait)
 
-    def memory(self, engine):
-        """Another long request holds nearly all memory for as long as it is consumed."""
-        long: DecodeOptions = {**FEW, "max_new_tokens": 60}
-        self.members[0].before = lambda queries: self.end.wait(0.2)
-        first = background(engine.generate, "first", **long, use="a")
-        wait_until(lambda: self.members[0].sizes)
-        self.started.set()
-        engine.generate("second", **long, use="a")
-        first.result(PATIENCE)
-
 
 @pytest.mark.quick
-@pytest.mark.parametrize("part", ["template", "tokenizer", "consumer", "observer", "memory"])
+@pytest.mark.parametrize("part", ["tokenizer", "consumer", "observer"])
 def test_a_slow_request_delays_no_other_request(part):
     slow = Slowness()
     with AdaFuseEngine(slow.members, runtime=RuntimeConfig(cache_bytes=105)) as engine:

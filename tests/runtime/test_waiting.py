@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import FrameType
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from adafuse_llm import (
     AdaFuseEngine,
-    EngineClosedError,
     Request,
     RequestCancelledError,
     RuntimeConfig,
@@ -23,18 +20,11 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.waiting import CHECK_SECONDS, MAX_CHECKS, MIN_HEAP, WaitingJobs
-from tests.support.waiting import PATIENCE, wait_until
+from tests.support.waiting import PATIENCE, background, wait_until
 
 
 def dots(text: str) -> dict[str, float]:
     return {" .": 0.9, END: 0.1}
-
-
-def background(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call, *args, **options)
-    pool.shutdown(wait=False)
-    return future
 
 
 # Flags that raise --------------------------------------------------------------------------
@@ -78,31 +68,6 @@ def test_a_flag_that_raises_ends_only_its_own_request(looks: int, max_requests: 
 # Long queues -------------------------------------------------------------------------------
 
 
-def calls_per_request(count: int) -> float:
-    """Return the functions that the coordinator calls for each of many requests."""
-    calls = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call") and threading.current_thread().name == "adafuse"
-
-    runtime = RuntimeConfig(max_requests=4, drafting=False)
-    with AdaFuseEngine([FakeBackend("dots", dots)], runtime=runtime) as engine:
-        threading.setprofile(profile)
-        try:
-            prompts = [f"{number % 10}:" for number in range(count)]
-            engine.generate_batch(prompts, max_new_tokens=2, timeout=600)
-        finally:
-            threading.setprofile(None)
-    return calls / count
-
-
-def test_a_request_costs_the_same_behind_a_long_queue() -> None:
-    few, many = calls_per_request(100), calls_per_request(1000)
-    assert few > 100
-    assert many < 1.15 * few
-
-
 class Counted(threading.Event):
     """A flag that counts the looks at it."""
 
@@ -113,32 +78,6 @@ class Counted(threading.Event):
     def is_set(self) -> bool:
         self.looks += 1
         return super().is_set()
-
-
-def test_flags_of_waiting_requests_are_looked_at_at_a_limited_rate() -> None:
-    flag = Counted()
-    turns = 0
-
-    def slow(text: str) -> dict[str, float]:
-        nonlocal turns
-        turns += 1
-        time.sleep(0.001)
-        return dots(text)
-
-    with AdaFuseEngine([FakeBackend("dots", slow)], runtime=RuntimeConfig(max_requests=1)) as made:
-        first = background(made.generate, "x", max_new_tokens=100_000)
-        wait_until(lambda: turns)
-        others = background(made.generate_batch, ["y"] * 2000, cancel=flag)
-        wait_until(lambda: made.scheduler.waiting == 2000)
-        began, looks, before = time.monotonic(), flag.looks, turns
-        wait_until(lambda: turns > before + 100)
-        elapsed = time.monotonic() - began
-        assert flag.looks - looks <= MAX_CHECKS * (elapsed / CHECK_SECONDS + 2)
-        assert not first.done()
-        flag.set()
-        cancelled = others.result(PATIENCE)
-    assert {each.finish_reason for each in cancelled} == {"cancelled"}
-    assert isinstance(first.exception(PATIENCE), EngineClosedError)
 
 
 def job(**options: Any) -> Job:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
@@ -89,35 +86,3 @@ def test_llama_indexs_class_keeps_the_rounds(address, expected):
     llm.max_tokens = 200
     structured = llm.as_structured_llm(Answer).chat([ChatMessage(role="user", content=QUESTION)])
     assert isinstance(structured.raw, Answer)
-
-
-def test_langchains_class_for_the_responses_api(address, expected):
-    def look_up(name: str) -> str:
-        """Look up a name in the handbook."""
-        return name
-
-    chat = chat_model(address, use_responses_api=True, max_tokens=24)
-    message = chat.invoke(QUESTION)
-    assert message.text == expected.text
-    assert message.usage_metadata["output_tokens"] > 0
-    streamed = list(chat.stream(QUESTION))
-    assert "".join(chunk.text for chunk in streamed) == expected.text
-    again = [HumanMessage(QUESTION), message, HumanMessage("And six?")]
-    assert chat.invoke(again).text
-    caller = chat_model(address, use_responses_api=True)
-    bound = caller.bind_tools([look_up], tool_choice="look_up")
-    question = HumanMessage("Who was the architect of the Silesse Mill?")
-    called = bound.invoke([question])
-    (call,) = called.tool_calls
-    assert call["name"] == "look_up"
-    parts = [chunk.tool_call_chunks for chunk in bound.stream([question])]
-    assert "".join(part["args"] or "" for each in parts for part in each) == json.dumps(
-        call["args"]
-    )
-    result = ToolMessage("Javan Grenberg", tool_call_id=call["id"])
-    assert caller.invoke([question, called, result]).text
-    for method in ("json_schema", "function_calling"):
-        answers = caller.with_structured_output(Answer, method=method)
-        assert isinstance(answers.invoke(QUESTION), Answer)
-    with pytest.raises(ContextOverflowError):
-        chat.invoke("mill " * 9000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import logging
@@ -159,28 +158,6 @@ def test_a_full_queue_is_an_error_that_says_when_to_try_again():
     assert len({each.json()["choices"][0]["text"] for each in responses if each.is_success}) == 1
 
 
-def test_hundreds_of_requests_wait_and_are_answered():
-    body = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
-    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-
-    async def post(port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head.encode() + body)
-        answer = await reader.read()
-        writer.close()
-        status, _, text = answer.partition(b"\r\n")
-        return status, json.loads(text.partition(b"\r\n\r\n")[2])["choices"][0]["text"]
-
-    async def all_at_once(port):
-        return await asyncio.gather(*(post(port) for _ in range(300)))
-
-    with serve(Member(), runtime=RuntimeConfig(max_requests=64)) as url:
-        answers = asyncio.run(all_at_once(int(url.rpartition(":")[2])))
-    assert {status for status, _ in answers} == {b"HTTP/1.1 200 OK"}
-    assert len({text for _, text in answers}) == 1
-
-
 def test_the_end_of_the_server_completes_streams():
     service = Service(ServingConfig(drain_seconds=0.0))
     service.open(AdaFuseEngine([Member(slowly)]))
@@ -259,27 +236,6 @@ def test_a_body_that_is_no_request_is_refused(plain, status, content, kind):
 def plain():
     with serve(Member()) as url:
         yield url
-
-
-def test_deep_or_many_parts_of_a_chat_are_refused(plain):
-    def chat(**fields):
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **fields}
-        return httpx.post(plain + CHAT, json=body)
-
-    deep: dict[str, object] = {}
-    for _ in range(500):
-        deep = {"a": deep}
-    function = {"name": "f", "parameters": deep}
-    refused = [
-        chat(tools=[{"type": "function", "function": function}]),
-        chat(messages=[{"role": "usr" * 100_000, "content": "x"}]),
-        chat(
-            tools=[{"type": "function", "function": {"name": f"t{n}"}} for n in range(5000)],
-            tool_choice={"type": "function", "function": {"name": "f"}},
-        ),
-    ]
-    assert [each.status_code for each in refused] == [400] * 3
-    assert all(len(each.text) < 3000 for each in refused)
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():

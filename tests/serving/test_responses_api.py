@@ -137,14 +137,6 @@ def test_a_response_that_is_cut_is_incomplete(client):
     assert last.response.output_text == response.output_text
 
 
-def test_a_response_without_text_has_an_empty_message(client):
-    first = ask(client).output_text[0]
-    (message,) = ask(client, extra_body={"stop": first}).output
-    assert (message.type, message.content[0].text) == ("message", "")
-    *_, last = ask(client, extra_body={"stop": first}, stream=True)
-    assert last.response.output[0].content[0].text == ""
-
-
 def test_functions_are_called_and_their_results_are_read():
     def reply(prompt):
         return "It is 1364." if "1364" in prompt else f"Let me see.\n{CALL}"
@@ -287,20 +279,6 @@ def test_a_stream_that_fails_ends_with_the_event_for_it():
     assert last.type == "response.failed"
     assert last.response.status == "failed"
     assert "'one'" in last.response.error.message
-
-
-def test_log_probabilities_are_those_of_the_tokens(client):
-    response = ask(client, top_logprobs=2)
-    tokens = response.output[0].content[0].logprobs
-    assert "".join(each.token for each in tokens).strip() == response.output_text
-    assert all(len(each.top_logprobs) == 2 for each in tokens)
-    streamed = [
-        each.token
-        for event in ask(client, include=["message.output_text.logprobs"], stream=True)
-        if event.type == "response.output_text.delta"
-        for each in event.logprobs
-    ]
-    assert streamed == [each.token for each in tokens]
 
 
 @pytest.mark.parametrize("text", ["🙂" * 400, " a é 中文 🙂 b" * 40], ids=["emoji", "mixed"])

@@ -194,21 +194,6 @@ def test_a_busy_port_and_an_unknown_address_are_clear_errors() -> None:
         listen("no.such.host.invalid", 0)
 
 
-def test_an_ipv6_server_also_serves_ipv4_clients(caplog) -> None:
-    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
-    try:
-        listen("::", 0).close()
-    except InvalidInputError:
-        pytest.skip("this machine has no IPv6")
-    with running(host="::") as each:
-        port = each.listener.getsockname()[1]
-        assert each.url == f"http://[::]:{port}"
-        for host in ("127.0.0.1", "[::1]"):
-            assert httpx.post(f"http://{host}:{port}/size", content=b"x").json() == 1
-    clients = [message.split()[1] for message in caplog.messages]
-    assert clients == ["client=127.0.0.1", "client=::1"]
-
-
 @pytest.mark.parametrize(("proxies", "client"), [((), "127.0.0.1"), ("127.0.0.0/8", "192.0.2.7")])
 def test_only_trusted_proxies_name_the_client(caplog, proxies: Any, client: str) -> None:
     caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
@@ -238,7 +223,7 @@ def trickled(client: socket.socket, pause: float = 0.05) -> Iterator[None]:
     thread.join()
 
 
-def test_r3_v13_a_body_that_trickles_is_cut(caplog) -> None:
+def test_a_body_that_trickles_is_cut(caplog) -> None:
     caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
     with running(body_timeout=0.5) as each, connected(each.address, UPLOAD) as client:
         began = time.monotonic()
@@ -255,7 +240,7 @@ def test_r3_v13_a_body_that_trickles_is_cut(caplog) -> None:
     assert caplog.messages[0].endswith("outcome=timeout")
 
 
-def test_r3_v13_two_lengths_of_a_body_close_the_connection() -> None:
+def test_two_lengths_of_a_body_close_the_connection() -> None:
     head = b"POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
     chunks = b"\r\n3\r\nabc\r\n0\r\n\r\n"
     with running() as each:
@@ -279,16 +264,3 @@ def test_a_client_that_sends_more_than_the_limit_reads_the_error(caplog) -> None
         wait_for(lambda: caplog.messages)
         assert httpx.get(f"{each.url}/health").status_code == 200
     assert caplog.messages[0].endswith("outcome=refused")
-
-
-def test_a_client_that_pauses_between_requests_stays_connected() -> None:
-    with running(body_timeout=0.2) as each, httpx.Client(base_url=each.url) as client:
-        assert client.post("/size", content=b"abc").json() == 3
-        first = address_of(client.get("/health"))
-        time.sleep(0.4)
-        assert address_of(client.get("/health")) == first
-
-
-def address_of(response: httpx.Response) -> Any:
-    """The address of the client's side of a connection."""
-    return response.extensions["network_stream"].get_extra_info("client_addr")

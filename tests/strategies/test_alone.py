@@ -55,7 +55,7 @@ def written_alone(recipe: Recipe, ids: list[int], length: int) -> str:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompt", [*PROMPTS, None])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
-def test_r1_one_member_with_defaults_writes_what_its_own_generate_writes(
+def test_one_member_with_defaults_writes_what_its_own_generate_writes(
     recipe: Recipe, prompt: str | None
 ) -> None:
     given: dict[str, Any] = {"prompt": prompt} if prompt else {"messages": MESSAGES}
@@ -63,17 +63,18 @@ def test_r1_one_member_with_defaults_writes_what_its_own_generate_writes(
     ids = codec.encode_prompt(prompt) if prompt else codec.encode_messages(MESSAGES)
     with AdaFuseEngine([backend(recipe)]) as engine:
         alone = engine.generate(max_new_tokens=24, **given)
+        single = engine.with_strategy("single").generate(max_new_tokens=24, **given)
     with AdaFuseEngine([backend(each) for each in RECIPES]) as engine:
         chosen = engine.generate(max_new_tokens=24, use=recipe.name, **given)
     length = alone.usage.completion_tokens[recipe.name] + (alone.finish_reason == "stop")
     expected = written_alone(recipe, list(ids), length)
-    assert alone.text == chosen.text == (expected if prompt else expected.lstrip())
+    assert alone.text == single.text == chosen.text == (expected if prompt else expected.lstrip())
     options = {"prompt": None, **given, "options": Options(max_new_tokens=24)}
     assert_same(alone, decode([reference(recipe)], **options), TOLERANCE)
 
 
 @pytest.mark.quick
-def test_r1_one_member_proposes_alternatives_only_if_the_caller_asks_for_them() -> None:
+def test_one_member_proposes_alternatives_only_if_the_caller_asks_for_them() -> None:
     texts = [" The", " L", " capital", " city"]
 
     def follow(text: str) -> dict[str, float]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -29,7 +28,7 @@ from adafuse_llm.strategies import (
 from adafuse_llm.strategies.registry import NAMED
 from tests.reference import Options, decode
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
-from tests.support.models import Recipe, backend, model, reference
+from tests.support.models import Recipe, backend, reference
 
 PAIR = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -37,7 +36,6 @@ PAIR = (
 )
 TRIPLE = (*PAIR, Recipe("qwen3", "unigram", seed=33, spread=0.6))
 LOSSY = (Recipe("llama", "unknowns", seed=34), Recipe("qwen2", "bytelevel", seed=35))
-RECURRENT = (Recipe("llama", "sentencepiece", seed=37), Recipe("mamba", "bytelevel", seed=36))
 PROMPTS = (
     "The ferry to Orrin leaves at nine.",
     "Question: who keeps the light?\nAnswer:",
@@ -62,31 +60,6 @@ def run(
 
 
 # Words ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("prompt", PROMPTS[:-1])
-@pytest.mark.parametrize("recipe", TRIPLE, ids=lambda recipe: recipe.kind)
-def test_a_single_member_writes_what_its_own_generate_writes(recipe: Recipe, prompt: str) -> None:
-    for drafting in (False, True):
-        alone = run("single", [recipe], prompt, drafting=drafting, max_new_tokens=24)
-        codec = backend(recipe).codec
-        ids = codec.encode_prompt(prompt)
-        written = (
-            model(recipe)
-            .generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids)),
-                do_sample=False,
-                max_new_tokens=alone.usage.completion_tokens[recipe.name]
-                + (alone.finish_reason == "stop"),
-                pad_token_id=0,
-            )[0, len(ids) :]
-            .tolist()
-        )
-        if alone.finish_reason == "stop":
-            assert written.pop() in backend(recipe).end_ids
-        assert alone.text == codec.decode_continuation(ids, written)
 
 
 def test_a_single_member_is_chosen_among_those_of_an_engine() -> None:
@@ -125,21 +98,6 @@ def saying(name: str, reply: str) -> FakeBackend:
         return {pieces[min(text.count(" "), len(pieces) - 1)]: 0.9, " um": 0.1}
 
     return FakeBackend(name, rule, [*pieces[:-1], " um"])
-
-
-@pytest.mark.parametrize("name", [name for name in NAMED if name != "single"])
-def test_streams_batches_and_results_are_those_of_one_request(name: str) -> None:
-    members = [backend(recipe) for recipe in PAIR]
-    with AdaFuseEngine(members, strategy=name) as engine:
-        prompts = PROMPTS[:2]
-        alone = [engine.generate(prompt, max_new_tokens=8) for prompt in prompts]
-        together = engine.generate_batch(prompts, max_new_tokens=8)
-        assert [as_data(each) for each in together] == [approximately(as_data(a)) for a in alone]
-        events = list(engine.stream(PROMPTS[0], max_new_tokens=8))
-        assert "".join(event.text for event in events) == alone[0].text
-        assert len(events) == len(alone[0].rounds)
-        assert engine.strategy.name == name
-    assert Generation.model_validate_json(alone[0].model_dump_json()) == alone[0]
 
 
 @pytest.mark.quick

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, Literal
+from typing import Any
 
 from playwright import sync_api
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +19,6 @@ IMAGE = "<img src=x onerror=\"document.title='hurt'\">"
 SCRIPT = "<script>document.title='hurt'</script>"
 MEMBERS = ("wren", "heron", IMAGE)
 HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
-Scheme = Literal["light", "dark"]
 PATIENCE = 20
 """Seconds after which a member fails that waits for a test."""
 
@@ -56,7 +55,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "hebrew": (HEBREW, HEBREW, "1874 אחר"),
     "long": ("\n".join(f"line {number}" for number in range(12)),),
     "think": ("<think>\nSo it is</think>\n\nNow it is done",),
-    "m" * 200: ("n" * 200,),
     "bold": (
         "The **sum is `85` for** sure, [see](https://example.org/85) and\n\n> it is\n> 85 &amp; so",
         "The **sum is `90` for** sure, [see](https://example.org/85) and\n\n> it is\n> 90 &amp; so",
@@ -173,10 +171,9 @@ class Tab:
         page.on("console", lambda message: self.problems.append(message.text))
         page.on("request", self.note_request)
 
-    def open(self, address: str, width: int, height: int, scheme: Scheme) -> None:
+    def open(self, address: str) -> None:
         """Show the page as a new visitor sees it."""
-        self.page.set_viewport_size({"width": width, "height": height})
-        self.page.emulate_media(color_scheme=scheme)
+        self.page.set_viewport_size({"width": 1100, "height": 700})
         self.problems.clear()
         self.bodies.clear()
         self.addresses.clear()
@@ -233,10 +230,6 @@ class Tab:
     @property
     def focused(self) -> str:
         return self.page.evaluate("document.activeElement.textContent")
-
-    @property
-    def is_too_wide(self) -> bool:
-        return self.page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
 def generated(engine: AdaFuseEngine, question: str, **options: Any) -> Generation:

@@ -7,7 +7,6 @@ tiny random models with real tokenizers.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import math
@@ -79,11 +78,9 @@ KINDS: Mapping[str, int] = {
     "exact": 4,
     "reply": 3,
     "cap": 4,
-    "stream": 3,
     "stops": 3,
     "drafts": 2,
     "batch": 2,
-    "threads": 1,
     "cancel": 2,
     "faults": 3,
 }
@@ -92,11 +89,9 @@ KINDS: Mapping[str, int] = {
 ``exact``    members hold the prompt and the response; rounds agree with `score`
 ``reply``    a reply to messages shows no whitespace before its first character
 ``cap``      no member writes more tokens than `max_new_tokens`
-``stream``   a stream shows the text of its generation; spans joined are the text
 ``stops``    the text ends before the first stop sequence, and nothing of it is shown
 ``drafts``   drafting changes nothing
 ``batch``    requests of a batch give what they give alone
-``threads``  requests of several threads give what they give alone
 ``cancel``   a cancelled request gives a beginning of the text; the engine stays usable
 ``faults``   a faulty member is named in a `MemberError`; the next request is right
 """
@@ -489,7 +484,6 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
     """
     forget(engine.backends)
     full = engine.generate(prompt, **options, max_new_tokens=cap + 20)
-    ids = {each.name: the_record(each).tree.ids for each in engine.backends if _is_used(each)}
     forget(engine.backends)
     cut = engine.generate(prompt, **options, max_new_tokens=cap)
     most = max(cut.usage.completion_tokens.values())
@@ -505,7 +499,6 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
         assert full.text.startswith(cut.text), f"{cut.text!r} is no beginning of {full.text!r}"
         if cut.text != full.text:
             assert cut.finish_reason == "length", f"{_short(cut)} is {_short(full)}, cut"
-            _check_longest(engine, prompt, cap, cut, full, ids)
         if max(full.usage.completion_tokens.values()) < cap:
             same(cut, full)
     shown = "".join(event.text for event in engine.stream(prompt, **options, max_new_tokens=cap))
@@ -515,91 +508,6 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
 
 def _is_used(member: Backend) -> TypeGuard[RecordedFake | RecordedModel]:
     return isinstance(member, RecordedFake | RecordedModel) and bool(member.records)
-
-
-def _check_longest(
-    engine: AdaFuseEngine,
-    prompt: str,
-    cap: int,
-    cut: Generation,
-    full: Generation,
-    ids: Mapping[str, Sequence[int]],
-) -> None:
-    """Fail unless the winner is cut at a token of its proposer, and at the last that fits.
-
-    Compared for members without a model, whose tokens are all whole characters, for a winner with
-    one proposer, and for a prompt that does not end in spaces.
-
-    Args:
-        engine: the engine.
-        prompt: the prompt.
-        cap: the limit.
-        cut: what the limit gives.
-        full: what a higher limit gives.
-        ids: the tokens that each member held after `full`.
-    """
-    fakes = {each.name: each for each in engine.backends if isinstance(each, RecordedFake)}
-    if not ids.keys() <= fakes.keys() or trailing_spaces(prompt):
-        return
-    at = before = 0
-    while before + len(full.rounds[at].text) <= len(cut.text):
-        before += len(full.rounds[at].text)
-        at += 1
-    won = full.rounds[at].candidates[full.rounds[at].winner]
-    if len(won.proposers) != 1:
-        return
-    ends = {name: _ends(fakes[name], prompt, ids[name]) for name in ids}
-    if any(before not in each for each in ends.values()):
-        return  # members do not hold the text, which another check reports
-    (proposer,) = won.proposers
-    last = before + len(full.rounds[at].text)
-    places = [end for end in ends[proposer] if before <= end <= last]
-    assert len(cut.text) in places, f"{cut.text!r} ends inside a token of {proposer}"
-    longer = min(end for end in places if end > len(cut.text))
-    tokens = {proposer: ends[proposer][longer]}
-    for name in ids.keys() - {proposer}:
-        if longer == last:
-            tokens[name] = ends[name][last]
-        else:
-            text = full.text[before:longer]
-            tokens[name] = ends[name][before] + len(
-                fakes[name].codec.encode_continuation((), text)[0]
-            )
-    assert max(tokens.values()) > cap, f"{full.text[:longer]!r} fits {cap} tokens, too: {tokens}"
-
-
-def _ends(member: RecordedFake, prompt: str, ids: Sequence[int]) -> dict[int, int]:
-    """The ends of a member's tokens: number of tokens by number of characters of the response."""
-    ends: dict[int, int] = {}
-    size = -len(prompt)
-    written = 0
-    for token in ids:
-        size += len(member.codec.decode([token]))
-        written += size > 0
-        ends[size] = written
-    return ends
-
-
-def _check_stream(case: Case) -> None:
-    prompt = case.prompts[0]
-    with case.engine() as engine:
-        done = engine.generate(prompt, **case.options)
-        if case.chance.random() < 0.1:
-            events = asyncio.run(_events(engine, prompt, case.options))
-        else:
-            events = list(engine.stream(prompt, **case.options))
-    assert joined(done) == done.text, f"rounds give {joined(done)!r}, the text is {done.text!r}"
-    shown = "".join(event.text for event in events)
-    assert shown == done.text, f"the stream shows {shown!r}, not {done.text!r}"
-    assert all(event.generation is None for event in events[:-1])
-    last = events[-1].generation
-    assert last is not None
-    same(last, done)
-    assert tuple(event.round for event in events) == last.rounds
-
-
-async def _events(engine: AdaFuseEngine, prompt: str, options: Mapping[str, Any]) -> list[Any]:
-    return [event async for event in engine.astream(prompt, **options)]
 
 
 def _check_stops(case: Case) -> None:
@@ -645,29 +553,6 @@ def _check_batch(case: Case) -> None:
         alone = [engine.generate(prompt, **case.options) for prompt in case.prompts]
         batch = engine.generate_batch(list(case.prompts), **case.options)
     for one, two in zip(alone, batch, strict=True):
-        same(one, two)
-
-
-def _check_threads(case: Case) -> None:
-    with case.engine() as engine:
-        alone = [engine.generate(prompt, **case.options) for prompt in case.prompts]
-        results: list[Generation | BaseException | None] = [None] * len(case.prompts)
-
-        def run(index: int) -> None:
-            try:
-                results[index] = engine.generate(case.prompts[index], **case.options)
-            except BaseException as error:
-                results[index] = error
-
-        threads = [threading.Thread(target=run, args=(at,)) for at in range(len(case.prompts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for one, two in zip(alone, results, strict=True):
-        if isinstance(two, BaseException):
-            raise two
-        assert two is not None
         same(one, two)
 
 
@@ -730,11 +615,9 @@ _CHECKS: Mapping[str, Callable[[Case], None]] = {
     "exact": _check_exact,
     "reply": _check_reply,
     "cap": _check_cap,
-    "stream": _check_stream,
     "stops": _check_stops,
     "drafts": _check_drafts,
     "batch": _check_batch,
-    "threads": _check_threads,
     "cancel": _check_cancel,
     "faults": _check_faults,
 }

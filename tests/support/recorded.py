@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
@@ -39,25 +39,12 @@ class Record:
     seen: list[int] = field(default_factory=list)
 
 
-class Reader(Protocol):
-    """How a check reads a member's tokens, without the codec of the package."""
-
-    def text(self, ids: Sequence[int], prompt: int) -> str:
-        """The text of `ids`, without special tokens around the prompt's `prompt` tokens."""
-        ...
-
-    def is_own(self, text: str) -> bool:
-        """Whether the tokenizer gives `text` back after encoding and decoding it."""
-        ...
-
-    @property
-    def is_lossless(self) -> bool:
-        """Whether the tokenizer can write every text after another text."""
-        ...
-
-
 class FakeReader:
-    """Reads the tokens of a `FakeBackend`, whose tokens are texts."""
+    """Reads the tokens of a `FakeBackend`, whose tokens are texts.
+
+    Attributes:
+        is_lossless: whether the tokenizer can write every text after another text.
+    """
 
     is_lossless = True
 
@@ -65,9 +52,11 @@ class FakeReader:
         self._backend = backend
 
     def text(self, ids: Sequence[int], prompt: int) -> str:
+        """The text of `ids`, without special tokens around the prompt's `prompt` tokens."""
         return self._backend.codec.decode(ids)
 
     def is_own(self, text: str) -> bool:
+        """Whether the tokenizer gives `text` back after encoding and decoding it."""
         return True
 
 
@@ -104,6 +93,9 @@ class TokenizerReader:
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
+
+
+Reader = FakeReader | TokenizerReader
 
 
 class _Recording:

@@ -152,22 +152,6 @@ FAMILIES: dict[str, Family] = {
         system="raises",
         alternates=True,
     ),
-    "gemma3": Family(
-        LEADING_SYSTEM + "{{- bos_token }}{%- for m in turns %}" + ALTERNATING + ""
-        "{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
-        "{%- if loop.first and system %}{{- system + '\n\n' }}{% endif %}"
-        "{%- if m.content is string %}{{- m.content | trim }}{% else %}"
-        "{%- for part in m.content %}{{- part.text | trim }}{% endfor %}{% endif %}"
-        "{{- '<end_of_turn>\n' }}{% endfor %}"
-        "{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}",
-        bos="<bos>",
-        eos="<eos>",
-        control=("<start_of_turn>", "<end_of_turn>"),
-        writes_bos="once",
-        adds_bos=True,
-        system="first",
-        alternates=True,
-    ),
     "phi3": Family(
         "{%- for m in messages %}"
         "{%- if m.role == 'system' and m.content %}"
@@ -249,46 +233,6 @@ FAMILIES: dict[str, Family] = {
         system="first",
         alternates=True,
     ),
-    "granite": Family(
-        LEADING_SYSTEM + "{{- '<|start_of_role|>system<|end_of_role|>' }}"
-        "{{- (system or 'You are a helper.') + '<|end_of_text|>\n' }}"
-        "{%- for m in turns %}{%- set role = 'tool_response' if m.role == 'tool' else m.role %}"
-        "{{- '<|start_of_role|>' + role + '<|end_of_role|>' + m.content }}"
-        "{{- '<|end_of_text|>\n' }}{% endfor %}"
-        "{%- if add_generation_prompt %}"
-        "{{- '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}",
-        bos="<|end_of_text|>",
-        eos="<|end_of_text|>",
-        control=("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"),
-        tools=True,
-    ),
-    "olmo": Family(
-        "{{- bos_token }}{%- for m in messages %}"
-        "{%- if m.role == 'assistant' %}{{- '<|assistant|>\n' + m.content + eos_token + '\n' }}"
-        "{%- else %}{{- '<|' + m.role + '|>\n' + m.content + '\n' }}{% endif %}"
-        "{%- if loop.last and add_generation_prompt %}{{- '<|assistant|>\n' }}{% endif %}"
-        "{%- endfor %}",
-        bos="<|beginoftext|>",
-        eos="<|endoftext|>",
-        writes_bos="once",
-        tools=True,
-    ),
-    "glm": Family(
-        "{{- '[gMASK]<sop>' }}{%- for m in messages %}"
-        "{%- set role = 'observation' if m.role == 'tool' else m.role %}"
-        "{{- '<|' + role + '|>\n' + m.content }}{% endfor %}"
-        "{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{% endif %}",
-        eos="<|endoftext|>",
-        control=(
-            "[gMASK]",
-            "<sop>",
-            "<|system|>",
-            "<|user|>",
-            "<|assistant|>",
-            "<|observation|>",
-        ),
-        tools=True,
-    ),
     "falcon": Family(
         "{%- for m in messages %}{%- set text = m.content.strip().replace('\n\n', '\n') %}"
         "{%- if m.role == 'system' %}{%- if loop.first %}{{- text }}{% endif %}"
@@ -297,16 +241,6 @@ FAMILIES: dict[str, Family] = {
         "{%- endfor %}{%- if add_generation_prompt %}{{- '\n\nAssistant:' }}{% endif %}",
         eos="<|endoftext|>",
         system="lost",
-    ),
-    "openchat": Family(
-        "{{- bos_token }}{%- for m in messages %}"
-        "{{- 'Correct ' + m.role.title() + ': ' + m.content + '<|end_of_turn|>' }}{% endfor %}"
-        "{%- if add_generation_prompt %}{{- 'Correct Assistant:' }}{% endif %}",
-        bos="<s>",
-        eos="<|end_of_turn|>",
-        writes_bos="once",
-        adds_bos=True,
-        tools=True,
     ),
     "idefics": Family(
         "{{- bos_token }}{%- for m in messages %}{{- m.role.capitalize() + ': ' }}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing, closing
+from contextlib import aclosing
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, MemberError
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.instruction_follower import answer
@@ -30,15 +30,6 @@ class Slow(FakeBackend):
 
     def evaluate(self, asks):
         time.sleep(self.seconds)
-        return super().evaluate(asks)
-
-
-class Failing(Slow):
-    """A member that fails after some passes."""
-
-    def evaluate(self, asks):
-        if self.passes > 4:
-            raise RuntimeError("out of ink")
         return super().evaluate(asks)
 
 
@@ -89,18 +80,6 @@ async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path):
 
 
 @BOTH
-def test_leaving_a_stream_stops_the_decode(kind, slow):
-    engine, members = slow
-    model = kind(engine=engine, max_new_tokens=10_000)
-    for _ in model.stream("Hi"):
-        break
-    assert stands_still(members)
-    with closing(model.stream("Hi")) as chunks:
-        next(chunks)
-    assert stands_still(members)
-
-
-@BOTH
 async def test_leaving_or_cancelling_asynchronous_calls_stops_the_decode(kind, slow):
     engine, members = slow
     model = kind(engine=engine, max_new_tokens=10_000)
@@ -116,27 +95,6 @@ async def test_leaving_or_cancelling_asynchronous_calls_stops_the_decode(kind, s
         with pytest.raises(asyncio.CancelledError):
             await task
         assert stands_still(members)
-
-
-@BOTH
-async def test_what_goes_wrong_in_a_member_is_said_at_once(kind):
-    with AdaFuseEngine([Slow("fine"), Failing("broken")]) as engine:
-        model = kind(engine=engine, max_new_tokens=100_000)
-
-        async def astream():
-            return [chunk async for chunk in model.astream("Hi")]
-
-        ways = [
-            lambda: model.invoke("Hi"),
-            lambda: list(model.stream("Hi")),
-            lambda: model.batch(["Hi", "Hey"]),
-        ]
-        for way in ways:
-            with pytest.raises(MemberError, match="'broken'"):
-                way()
-        for away in (lambda: model.ainvoke("Hi"), astream, lambda: model.abatch(["Hi", "Hey"])):
-            with pytest.raises(MemberError, match="'broken'"):
-                await away()
 
 
 @BOTH

@@ -14,9 +14,9 @@ from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
-from adafuse_llm import GrammarError, InvalidOptionError, MissingDependencyError
+from adafuse_llm import GrammarError, MissingDependencyError
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import call
 from tests.support.scripted import scripted_engine
@@ -86,34 +86,9 @@ async def test_a_reply_fits_the_schema_whatever_the_members_write(method):
     assert "people" in str(free.invoke("Which city?")["parsing_error"])
 
 
-def test_a_validator_of_a_class_still_asks_for_a_correction():
-    class Large(City):
-        """A large city."""
-
-        @field_validator("people")
-        @classmethod
-        def _is_large(cls, people):
-            if people < 1000:
-                raise ValueError("too few people")
-            return people
-
-    def script(prompt):
-        people = 1200 if "too few people" in prompt else 12
-        return json.dumps({"name": "Orrin", "people": people})
-
-    assert chat_that(script).with_structured_output(Large).invoke("Which?").people == 1200
-
-
 # Tools ----------------------------------------------------------------------------------------
 
 WRONG_TYPES = '<tool_call>\n{"name": "multiply", "arguments": {"a": "two", "c": 3}}\n</tool_call>'
-
-
-def test_calls_are_valid_where_members_may_call():
-    message = chat_that(f"I look.\n{WRONG_TYPES}").bind_tools(TOOLS).invoke("Go")
-    assert len(check_calls(message)) >= 1
-    assert message.content == "I look.\n"
-    assert "<tool_call>" not in message.text
 
 
 async def test_a_call_can_be_required():
@@ -216,32 +191,3 @@ def test_without_the_extra_nothing_is_enforced(monkeypatch, caplog):
     assert not caplog.records
     with pytest.raises(MissingDependencyError, match=r"pip install .*\[grammar\]"):
         chat.bind_tools(TOOLS, enforce=True).invoke("Go")
-
-
-def test_the_profile_says_what_can_be_enforced(monkeypatch):
-    def claims(chat):
-        return {chat.profile[key] for key in ("structured_output", "tool_choice")}
-
-    chat = chat_that("Hello.")
-    assert claims(chat) == {True}
-    assert chat.profile["max_input_tokens"] == 8192
-    assert claims(ChatAdaFuse.from_embedded()) == {True}
-    assert claims(ChatAdaFuse.from_embedded(enforce=False)) == {False}
-    for backend in chat.engine.backends:
-        monkeypatch.setattr(type(backend), "follows_grammars", False)
-    chat.invoke("Hi")
-    assert claims(chat) == {False}
-    given = chat_that("Hello.", profile={"structured_output": True})
-    given.invoke("Hi")
-    assert given.profile["structured_output"]
-
-
-def test_two_forms_of_one_reply_are_refused():
-    chat = chat_that("Hello.", regex="Hello.")
-    assert chat.invoke("Hi").content == "Hello."
-    with pytest.raises(InvalidOptionError, match="regex cannot be combined with tools"):
-        chat.bind_tools(TOOLS).invoke("Hi")
-    with pytest.raises(InvalidOptionError, match="regex cannot be combined with response_format"):
-        chat.with_structured_output(City).invoke("Hi")
-    assert chat.invoke("Hi", choices=["Hello.", "Bye."]).content == "Hello."
-    assert City(**json.loads(chat.invoke("Hi", json_schema=City).text))

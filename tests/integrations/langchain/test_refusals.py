@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.exceptions import ContextOverflowError, OutputParserException
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
-from typing_extensions import TypedDict
 
 from adafuse_llm import ContextWindowError, InvalidInputError, InvalidOptionError
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
-from tests.support.scripted import scripted_engine
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -125,34 +123,3 @@ def test_a_prompt_that_is_too_long_is_langchains_error_for_it(llm):
     with pytest.raises(ContextOverflowError) as raised:
         llm.invoke("x " * 9000)
     assert isinstance(raised.value.__cause__, ContextWindowError)
-
-
-class Endless(TypedDict):
-    inner: Endless | None
-
-
-def test_a_typed_dict_that_contains_itself(chat):
-    with pytest.raises(InvalidInputError, match="Endless"):
-        chat.with_structured_output(Endless)
-
-
-@pytest.mark.parametrize(
-    ("reply", "method", "named"),
-    [
-        ("Orrin.", "json_schema", "JSON"),
-        ("Orrin.", "function_calling", "City"),
-        ('{"a": "x"}', "json_schema", "'a'"),
-        ('<tool_call>\n{"name": "City", "arguments": {"a": "x"}}\n</tool_call>', None, "'a'"),
-        ('<tool_call>\n{"name": "City", "arguments": {"a": 1', None, "</tool_call>"),
-    ],
-)
-def test_a_reply_that_does_not_fit_says_where(reply, method, named):
-    with scripted_engine(lambda prompt: reply) as engine:
-        chat = ChatAdaFuse(engine=engine, enforce=False)
-        structured = chat.with_structured_output(
-            {"title": "City", "type": "object", **A_NUMBER},
-            method=method or "function_calling",
-            max_repairs=0,
-        )
-        with pytest.raises(OutputParserException, match=named):
-            structured.invoke("Which?")

@@ -8,7 +8,7 @@ from operator import add
 from typing import Any, TypedDict
 
 import pytest
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.context import collect_runs
@@ -75,24 +75,6 @@ async def test_rounds_are_events_of_the_models_own_run(model, way):
     )
 
 
-async def test_handlers_of_the_model_and_asynchronous_ones_hear_of_rounds(model):
-    class Listening(AsyncCallbackHandler):
-        def __init__(self):
-            self.rounds = []
-
-        async def on_custom_event(self, name, data, *, run_id, **kwargs):
-            self.rounds.append(data)
-
-    own, passed = RoundCallbackHandler(), Listening()
-    model = model.model_copy(update={"callbacks": [own]})
-    async for _ in model.astream("Hi", {"callbacks": [passed]}):
-        pass
-    await model.ainvoke("Hi", {"callbacks": [passed]})
-    assert len(own.rounds) == len(passed.rounds) > 1
-    list(model.stream("Hi"))
-    assert len(own.rounds) > len(passed.rounds)
-
-
 @pytest.mark.quick
 def test_records_ride_on_chunks_and_merge_to_the_list(chat):
     with get_round_callback() as rounds:
@@ -157,18 +139,6 @@ def test_a_table_without_pandas_says_what_to_install(monkeypatch):
         RoundCallbackHandler().to_dataframe()
 
 
-def test_callbacks_of_blocks_hear_what_is_inside(chat):
-    with get_round_callback() as outer:
-        chat.invoke("Hi")
-        heard = len(outer.rounds)
-        with get_round_callback() as inner:
-            chat.invoke("Hi")
-    chat.invoke("Hi")
-    assert heard
-    assert len(inner.rounds) == heard
-    assert len(outer.rounds) == heard
-
-
 async def test_rounds_become_child_runs_where_that_is_asked(obliging):
     for kind in (AdaFuseLLM, ChatAdaFuse):
         model = kind(engine=obliging, trace_rounds=True)
@@ -185,24 +155,6 @@ async def test_rounds_become_child_runs_where_that_is_asked(obliging):
     with collect_runs() as runs:
         AdaFuseLLM(engine=obliging).invoke("Hi")
     assert not runs.traced_runs[0].child_runs
-
-
-def test_messages_carry_a_summary_and_events_the_rounds(chat):
-    with get_round_callback() as rounds:
-        message = chat.invoke("Hi")
-    assert "adafuse_rounds" not in message.additional_kwargs
-    summary = message.response_metadata["adafuse_summary"]
-    assert summary["rounds"] == len(rounds.rounds) > 1
-    backed = {"ink": len(rounds.rounds), "quill": len(rounds.rounds)}
-    assert summary["backed"] == rounds.summary().backed == backed
-    assert summary["agreement"] == rounds.summary().agreement
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    assert all({"candidates", "margins", "winner", "score"} <= {*each} for each in rounds.rounds)
-    *chunks, last = chat.stream("Hi")
-    assert all("adafuse_summary" not in chunk.response_metadata for chunk in chunks)
-    assert last.response_metadata["adafuse_summary"]["backed"] == summary["backed"]
-    merged = reduce(add, chunks) + last
-    assert merged.response_metadata["adafuse_summary"]["rounds"] == summary["rounds"]
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -66,18 +66,6 @@ async def test_a_seed_gives_the_same_response_everywhere(kind, engine):
     assert text(seeded.invoke("Go", top_k=1)).split() == ["on"] * 12
 
 
-@pytest.mark.quick
-@BOTH
-def test_a_random_seed_is_told(kind, engine):
-    model = kind(engine=engine, temperature=1)
-    found = [model.generate(many(kind, ["Go"])).generations[0][0] for _ in range(4)]
-    assert len({each.text for each in found}) > 1
-    for each in found:
-        assert text(model.invoke("Go", seed=info(each)["seed"])) == each.text
-    greedy = kind(engine=engine).generate(many(kind, ["Go"])).generations[0][0]
-    assert "seed" not in info(greedy)
-
-
 @BOTH
 async def test_n_responses_have_their_own_seeds_and_usage(kind, engine):
     model = kind(engine=engine, temperature=1, seed=5, n=3)
@@ -130,12 +118,6 @@ async def test_n_responses_are_cached_and_cannot_be_streamed(kind, engine):
         _ = [chunk async for chunk in model.astream("Go")]
     with pytest.raises(InvalidOptionError, match="n must be 1 when streaming"):
         kind(engine=engine, temperature=1, n=2, streaming=True)
-    for way in (model.invoke, model.ainvoke):
-        with pytest.raises(InvalidOptionError, match=r"option 'n'.*nothing is drawn"):
-            await way("Go", temperature=0)
-    engine_of_two = AdaFuseEngine(engine.backends, AdaFuseConfig(temperature=1, n=2))
-    with engine_of_two, pytest.raises(InvalidOptionError, match="n must be 1 when streaming"):
-        list(kind(engine=engine_of_two).stream("Go"))
 
 
 @pytest.mark.quick
@@ -171,21 +153,6 @@ def test_logprobs_have_openais_form_and_the_leading_members_tokens(engine):
         warnings.simplefilter("ignore")  # it is in beta
         stream = chat.stream_events("Go", version="v3")
         assert stream.output.response_metadata["logprobs"]["content"] == content
-
-
-@pytest.mark.quick
-async def test_logprobs_of_text_models(engine):
-    llm = AdaFuseLLM(engine=engine, logprobs=True)
-    result = llm.generate(["Go", "Come"])
-    for (generation,) in result.generations:
-        assert generation.generation_info is not None
-        content = generation.generation_info["logprobs"]["content"]
-        assert "".join(each["token"] for each in content) == generation.text
-    merged = reduce(add, llm._stream("Go"))
-    first = result.generations[0][0].generation_info
-    assert merged.generation_info is not None
-    assert first is not None
-    assert merged.generation_info["logprobs"] == first["logprobs"]
 
 
 def plain(metadata):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -75,22 +74,3 @@ async def test_all_ways_give_the_text_of_the_engine(engine, kind, reply, stop):
         if event["event"] == name
     ]
     assert "".join(getattr(chunk, "content", None) or chunk.text for chunk in streamed) == whole
-
-
-async def test_the_third_version_of_events(engine):
-    chat = ChatAdaFuse(engine=engine, round_detail="full")
-    whole = chat.invoke("Say words.").content
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is in beta
-        stream = chat.stream_events("Say words.", version="v3")
-        assert "".join(stream.text) == whole
-        astream = await chat.astream_events("Say words.", version="v3")
-        assert "".join([piece async for piece in astream.text]) == whole
-    message = stream.output
-    plain = chat.invoke("Say words.")
-    assert message.usage_metadata is not None
-    assert plain.usage_metadata is not None
-    assert message.usage_metadata["output_tokens"] == plain.usage_metadata["output_tokens"]
-    assert message.response_metadata["finish_reason"] == "stop"
-    kept = [each["text"] for each in message.additional_kwargs["adafuse_rounds"]]
-    assert kept == [each["text"] for each in plain.additional_kwargs["adafuse_rounds"]]

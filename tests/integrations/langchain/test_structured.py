@@ -141,22 +141,6 @@ async def test_what_does_not_fit_is_repaired_so_many_times(method, schema):
     assert "people" in str(whole["parsing_error"])
 
 
-def test_the_correction_asks_for_what_is_accepted():
-    requests = []
-
-    def script(prompt):
-        if "This reply cannot be used" not in prompt:
-            return call("City", name="Orrin", people="many")
-        requests.append(prompt)
-        asked = prompt.rpartition("This reply cannot be used")[2]
-        return call("City", **GOOD) if "a corrected call of the tool City" in asked else "{}"
-
-    structured = chat_that(script).with_structured_output(City, method="function_calling")
-    assert structured.invoke("Which city?") == City(**GOOD)
-    assert not any("JSON value" in prompt.rpartition("cannot be used")[2] for prompt in requests)
-    assert structured.invoke("Which city?") == City(**GOOD)
-
-
 @pytest.mark.parametrize("reply", ['[{"a": 1}, {"a": 2}]', 'So: [{"a": 1}, {"a": 2}] {}'])
 async def test_a_list_streams_as_a_list_from_the_first(reply):
     schema = {"title": "L", "type": "array", "items": {"type": "object"}}
@@ -224,16 +208,13 @@ WANTED = {
 }
 WRAPPED: dict[str, Any] = {
     "inner": {"name": "City", "schema": WANTED},
-    "strict": {"name": "City", "schema": {**WANTED, "title": "Town"}, "strict": True},
     "chat completions": {
         "type": "json_schema",
         "json_schema": {"name": "City", "description": "A city.", "schema": WANTED},
     },
     "responses": {"type": "json_schema", "name": "City", "schema": WANTED},
     "tool": {"type": "function", "function": {"name": "City", "parameters": WANTED}},
-    "tool of responses": {"type": "function", "name": "City", "parameters": WANTED},
     "anthropic": {"name": "City", "input_schema": WANTED},
-    "named": {"name": "City", **WANTED},
 }
 
 

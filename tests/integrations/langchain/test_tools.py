@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import reduce
 from operator import add
 from typing import Any
@@ -12,7 +11,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
-from langchain_adafuse import ChatAdaFuse, get_round_callback
+from langchain_adafuse import ChatAdaFuse
 from tests.support.instruction_follower import call
 from tests.support.scripted import scripted_engine
 
@@ -60,28 +59,6 @@ def test_every_member_reads_the_tools_and_the_choice(choice, told):
         assert told is None or told in read
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}',
-        '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>',
-        '<tool_call>\n{"name": "multiply", "arguments": [2, 3]}\n</tool_call>',
-    ],
-)
-async def test_a_malformed_call_is_never_repaired(reply):
-    chat = chat_that(lambda prompt: reply).bind_tools(TOOLS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        third = chat.stream_events("Go", version="v3").output
-    streamed = list(chat.stream("Go"))
-    assert all(not chunk.tool_calls for chunk in streamed)
-    text = reply.removeprefix("<tool_call>").removesuffix("</tool_call>")
-    for message in (chat.invoke("Go"), reduce(add, streamed), await chat.ainvoke("Go"), third):
-        assert not message.tool_calls
-        (invalid,) = message.invalid_tool_calls
-        assert invalid["args"].removeprefix("<tool_call>") == text
-
-
 MALFORMED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>'
 
 
@@ -116,14 +93,6 @@ async def test_a_malformed_call_has_its_reason_and_can_be_answered():
     assert chat.invoke([HumanMessage("Go"), streamed, answer]).content == "It is 6."
 
 
-def test_a_valid_and_a_malformed_call():
-    reply = call("multiply", a=2, b=3) + "\n" + MALFORMED
-    message = chat_that(lambda prompt: reply).bind_tools(TOOLS).invoke("Go")
-    assert [each["args"] for each in message.tool_calls] == [{"a": 2, "b": 3}]
-    assert "not JSON" in message.invalid_tool_calls[0]["error"]
-    assert message.response_metadata["finish_reason"] == "tool_calls"
-
-
 # Agents ---------------------------------------------------------------------------------------
 
 
@@ -133,25 +102,6 @@ def asks_in_turn(prompt):
     if '"content": "1200"' in prompt:
         return call("multiply", a=1200, b=2)
     return call("population", city="Orrin")
-
-
-def asks_at_once(prompt):
-    if '"content": "1200"' in prompt and '"content": "300"' in prompt:
-        return "Orrin has 1200, Vell has 300."
-    return call("population", city="Orrin") + "\n" + call("population", city="Vell")
-
-
-@pytest.mark.parametrize(
-    ("script", "answer", "calls"),
-    [(asks_in_turn, "Twice Orrin is 2400.", 3), (asks_at_once, "Orrin has 1200, Vell has 300.", 2)],
-)
-def test_agents_use_two_tools(script, answer, calls):
-    agent: Any = create_agent(chat_that(script), TOOLS)
-    with get_round_callback() as rounds:
-        state = agent.invoke({"messages": [HumanMessage("How many?")]})
-    assert state["messages"][-1].content == answer
-    assert sum(isinstance(each, AIMessage) for each in state["messages"]) == calls
-    assert len({each["run_id"] for each in rounds.rounds}) == calls
 
 
 async def test_agents_stream_messages_rounds_and_events():
@@ -211,16 +161,6 @@ def test_what_members_read_of_a_history():
         assert "tool_use" not in read
     tokens = chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
     assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
-
-
-@pytest.mark.quick
-async def test_reasoning_is_kept_apart():
-    chat = chat_that(lambda prompt: "<think>It is Orrin.</think>\n\nOrrin.")
-    streamed = reduce(add, list(chat.stream("Which?")))
-    for message in (chat.invoke("Which?"), streamed, await chat.ainvoke("Which?")):
-        assert message.content == "Orrin."
-        assert message.additional_kwargs["reasoning_content"] == "It is Orrin."
-        assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
 
 
 FOREIGN: dict[str, tuple[dict[str, Any], str | None]] = {

@@ -11,7 +11,7 @@ pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.serving import create_app
-from tests.support.chat_page import MEMBERS, Front, Scheme, Tab, Writer
+from tests.support.chat_page import MEMBERS, Front, Tab, Writer
 from tests.support.serving import served
 
 
@@ -50,8 +50,8 @@ def tab(browser) -> Tab:
 def visit(tab, site, front) -> Iterator[Callable[..., Tab]]:
     """Open the page; afterwards, it has reported no problem, and asked no other server."""
 
-    def opened(width: int = 1100, height: int = 700, scheme: Scheme = "light") -> Tab:
-        tab.open(site[1], width, height, scheme)
+    def opened() -> Tab:
+        tab.open(site[1])
         return tab
 
     yield opened

@@ -12,13 +12,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from adafuse_llm import Candidate, Round
-from adafuse_llm.report.styles import COLORS, looks, owner, shared
+from adafuse_llm.report.styles import looks
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.page import LIBRARY, STATIC, page, page_route
 from adafuse_llm.serving.service import Service
-from adafuse_llm.summary import choice_probabilities
 from tests.support.chat_page import (
     ANSWERS,
     IMAGE,
@@ -27,7 +25,6 @@ from tests.support.chat_page import (
     generated,
     mark_of,
 )
-from tests.support.colors import contrast
 
 # ---- Without a browser ----
 
@@ -243,61 +240,6 @@ def test_the_keyboard_reaches_every_round(visit) -> None:
     assert tab.focused == texts[-1]
 
 
-FORCED = Round(
-    index=0,
-    candidates=(Candidate(text=" }", stops=True, proposers=(), nll={}, score=None),),
-    winner=0,
-    text=" }",
-    margins=dict.fromkeys(MEMBERS, ()),
-    elapsed=0.1,
-    forced=True,
-)
-
-
-JOINT = Round(
-    index=0,
-    candidates=(
-        Candidate(
-            text=" so",
-            stops=False,
-            proposers=("heron", "wren"),
-            nll={"wren": 0.9, "heron": 0.2, IMAGE: 2.0},
-            score=1.0,
-        ),
-    ),
-    winner=0,
-    text=" so",
-    margins=dict.fromkeys(MEMBERS, (0.5,)),
-    elapsed=0.1,
-)
-
-
-def test_rounds_belong_to_the_same_members_as_in_reports(visit, engine) -> None:
-    tab = visit()
-    choice = generated(engine, "sum", choices=ANSWERS["sum"][:2])
-    every = [FORCED, JOINT, *choice.rounds]
-    every += [each for name in ANSWERS for each in generated(engine, name).rounds]
-    script = """rounds => rounds.map(e => {
-        const { mark, color } = lookOfRound(e);
-        return [sharedBy(e), ownerOf(e), probabilitiesOf(e), mark, color ?? null];
-    })"""
-    found = tab.page.evaluate(script, [each.model_dump(mode="json") for each in every])
-    names = {"all agree": "agreed", "forced by the grammar": "forced", "chosen by score": "chosen"}
-    assert {kind for kind, *_ in found} == {None, *names.values()}
-    assert found[1][3:] == ["●■", "var(--color-1)"], "heron is surer than wren"
-    for each, (kind, author, probabilities, mark, color) in zip(every, found, strict=True):
-        joint = shared(each)
-        assert kind == (names[joint.name] if joint else None)
-        if joint is None:
-            assert author == owner(each, MEMBERS)
-            assert color == f"var(--color-{MEMBERS.index(author)})"
-        assert mark == mark_of(each)
-        expected = choice_probabilities(each)
-        assert probabilities == (pytest.approx(list(expected)) if expected else None)
-    marks = tab.page.evaluate("names => names.map(name => lookOf(name).mark)", MEMBERS)
-    assert marks == [look.mark for look in looks(MEMBERS).values()]
-
-
 # ---- Text from models ----
 
 
@@ -331,57 +273,3 @@ def test_events_are_read_wherever_the_stream_is_cut(visit) -> None:
     page = visit().page
     for ends in ("\n", "\r\n"):
         assert set(page.evaluate(script, ends.join(lines))) == {"one|two\nthree"}
-
-
-# ---- Looks ----
-
-
-def test_a_narrow_screen_needs_no_horizontal_scrolling(visit) -> None:
-    tab = visit(390, 800)
-    assert not tab.is_too_wide
-    tab.say("m" * 200)
-    tab.say("nasty")
-    tab.press("Settings")
-    assert not tab.is_too_wide
-    tab.spans.nth(1).click()
-    assert not tab.is_too_wide
-    parts = "header, #members, #log, #form, #round, .candidate, .answer, .question"
-    cut = "e => e.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.id || e.className)"
-    assert tab.page.locator(parts).evaluate_all(cut) == []
-    span, panel = tab.spans.nth(1).bounding_box(), tab.round.bounding_box()
-    assert span["y"] + span["height"] <= panel["y"] + 1, "the panel hides the span"
-
-
-def blended(color: str, paper: str = "#000000") -> str:
-    """A color as the browser computes it, such as ``color(srgb 1 0 0 / 0.1)``, on paper."""
-    numbers = [float(n) for n in re.findall(r"[\d.]+(?:e-\d+)?", color.removeprefix("color(srgb"))]
-    scale = 1 if color.startswith("color(") else 255
-    alpha = numbers[3] if len(numbers) > 3 else 1.0
-    under = [int(paper[at : at + 2], 16) for at in (1, 3, 5)]
-    channels = [
-        alpha * n * 255 / scale + (1 - alpha) * u for n, u in zip(numbers[:3], under, strict=True)
-    ]
-    return "#" + "".join(f"{round(each):02x}" for each in channels)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_spans_have_contrast(visit, scheme) -> None:
-    page = visit(scheme=scheme).page
-    script = """count => Array.from({ length: 2 * count }, (_, number) => {
-        const element = find("log").appendChild(make("span", { "data-mark": "●" }, "text"));
-        element.style.setProperty("--member", `var(--color-${number % count})`);
-        element.className = number < count ? "span" : "span open";
-        const style = getComputedStyle(element);
-        const mark = getComputedStyle(element, "::before").color;
-        return [style.color, style.backgroundColor, style.borderBottomColor, mark];
-    })"""
-    paper = blended(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert paper == {"light": "#ffffff", "dark": "#15181c"}[scheme]
-    seen = page.evaluate(script, len(COLORS))
-    assert len({line for _, _, line, _ in seen}) == len(COLORS)
-    for text, tint, line, mark in seen:
-        background = blended(tint, paper)
-        assert background != paper
-        assert contrast(blended(text), background) >= 7
-        assert contrast(blended(line), paper) >= 3
-        assert contrast(blended(mark), background) >= 3

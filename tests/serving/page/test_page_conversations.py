@@ -88,26 +88,6 @@ def test_conversations_can_be_deleted(visit) -> None:
     assert entries(tab) == {}
 
 
-def test_other_tabs_follow(visit, site) -> None:
-    tab = visit()
-    tab.say("sum")
-    other = Tab(tab.page.context.new_page())
-    other.open(site[1], 1100, 700, "light")
-    open_list(other)
-    other.page.get_by_role("button", name="sum").first.click()
-    tab.say("long")
-    other.page.locator(".question", has_text="long").wait_for()
-    open_list(tab)
-    other.press("Delete all")
-    confirm(other, "Delete")
-    tab.page.get_by_text("There are no conversations yet.").wait_for()
-    assert questions(tab) == []
-    other.page.close()
-    tab.page.reload()
-    assert entries(tab) == {}, "no tab keeps it again"
-    assert other.problems == []
-
-
 def test_another_conversation_stops_what_runs(visit, members, engine) -> None:
     tab = visit()
     tab.say("sum")
@@ -126,41 +106,6 @@ def test_another_conversation_stops_what_runs(visit, members, engine) -> None:
     tab.press("Send again")
     tab.finish()
     assert tab.answer == generated(engine, "long").text
-
-
-def test_where_there_is_no_room_rounds_of_old_conversations_go(visit) -> None:
-    tab = visit()
-    tab.say("sum")
-    tab.press("New conversation")
-    tab.say("long")
-    size = tab.page.evaluate("JSON.stringify(localStorage).length")
-    tab.page.evaluate(
-        """size => {
-            const set = kept.set, room = size;
-            kept.set = (name, value) => {
-                const names = Object.keys(localStorage).filter(each => each !== kept.full(name));
-                const texts = [...names.map(each => localStorage[each]), JSON.stringify(value)];
-                return JSON.stringify(texts).length <= room && set(name, value);
-            };
-        }""",
-        size * 3 // 2,
-    )
-    tab.press("New conversation")
-    tab.say("markdown")
-    rounds = [
-        sum(len(turn["rounds"]) for turn in content["turns"])
-        for name, content in sorted(entries(tab).items())
-        if name.startswith("adafuse.talk.")
-    ]
-    assert rounds[0] == 0, "the oldest one has lost its rounds"
-    open_list(tab)
-    assert titles(tab) == ["markdown", "long", "sum"]
-    tab.page.get_by_role("button", name="sum").first.click()
-    assert questions(tab) == ["sum"]
-    assert tab.page.locator(".answer[role=group]").inner_text()
-    tab.page.evaluate("kept.set = () => false")
-    tab.say("long")
-    assert tab.page.get_by_text("The browser has no room").is_visible()
 
 
 def test_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.support.chat_page import HOSTILE, generated, mark_of
 
 ANSWER = ".answer[role=group]"
@@ -106,45 +104,3 @@ def test_texts_with_formatting_keep_the_marks_of_their_members(visit, engine) ->
     place = int(tab.page.locator("strong .span").last.get_attribute("data-round") or -1)
     assert tab.page.get_by_role("dialog", name=f"Round {place}").is_visible()
     assert not tab.page.locator("a .span[role], a .span[tabindex]").count(), "a link is a link"
-
-
-def test_code_and_answers_can_be_copied_over_plain_http(visit, engine) -> None:
-    tab = visit()
-    without = "Object.defineProperty(navigator, 'clipboard', { value: undefined })"
-    tab.page.evaluate(without)  # as browsers have it there
-    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    tab.say("markdown")
-    for button, text in (
-        (tab.page.locator(".code .copy"), "if a < b:\n    print(a)"),
-        (tab.page.locator(".foot .copy"), generated(engine, "markdown").text),
-    ):
-        button.focus()
-        tab.page.keyboard.press("Enter")
-        button.get_by_text("Copied").wait_for()
-        assert tab.page.locator("#said[role=status]").text_content() == "Copied"
-        assert button.evaluate("e => e === document.activeElement")
-        tab.page.locator("#text").fill("")
-        tab.page.locator("#text").press("Control+v")
-        assert tab.page.input_value("#text") == text
-    button.get_by_text("Copy", exact=True).wait_for()
-
-
-CHANGE = """([before, after]) => {
-  const [old, wanted] = [before, after].map(texts => make("p", {}, ...texts.map(
-    text => text.startsWith("#") ? document.createTextNode(text) : make("span", {}, text))));
-  morph(old, wanted);
-  return [...old.childNodes].map(node => node.textContent);
-}"""
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (["a", "b", "c", "d"], ["a", "#b", "c", "e", "f", "g"]),
-        (["a", "b", "c"], ["#a", "b", "d"]),
-        (["a", "b", "c"], ["#b"]),
-        ([], ["a", "#b"]),
-    ],
-)
-def test_a_changed_paragraph_keeps_every_piece(visit, before, after) -> None:
-    assert visit().page.evaluate(CHANGE, [before, after]) == after

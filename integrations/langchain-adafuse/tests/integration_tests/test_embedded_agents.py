@@ -41,11 +41,3 @@ def test_the_members_call_the_tools_that_lead_to_the_answer(embedded, question, 
     made = [call for each in state["messages"] for call in getattr(each, "tool_calls", [])]
     assert [(call["name"], call["args"]) for call in made] == calls
     assert state["messages"][-1].text == answer
-
-
-def test_the_members_know_what_was_said_before(embedded):
-    agent: Any = create_agent(embedded, TOOLS)
-    state = agent.invoke({"messages": [("user", "Who is the director of the Silesse Mill?")]})
-    again = agent.invoke({"messages": [*state["messages"], ("user", "What is 417 * 38?")]})
-    assert again["messages"][-1].text == "15846"
-    assert again["messages"][: len(state["messages"])] == state["messages"]

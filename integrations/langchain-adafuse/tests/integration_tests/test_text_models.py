@@ -7,9 +7,6 @@ import json
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd
-from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from langchain_core.runnables import ConfigurableField
 
 from adafuse_llm.embedded import member_paths
 from langchain_adafuse import AdaFuseLLM
@@ -20,7 +17,6 @@ PROMPT = """The Silesse Mill was founded by Jenbert Zalwyn and opens at 8:45.
 
 Question: Who founded the Silesse Mill?
 Answer:"""
-OTHER = PROMPT.replace("Jenbert Zalwyn", "Hilas Monek")
 
 
 class Recorder(BaseCallbackHandler):
@@ -73,26 +69,6 @@ def test_what_tracers_and_stores_read(model):
     assert model.get_input_jsonschema()
 
 
-async def test_batches_keep_their_order_and_their_errors(model, whole):
-    other = model.invoke(OTHER)
-    assert other != whole
-    assert model.batch([PROMPT, OTHER]) == await model.abatch([PROMPT, OTHER]) == [whole, other]
-    assert model.batch([]) == await model.abatch([]) == []
-    assert dict(model.batch_as_completed([PROMPT, OTHER])) == {0: whole, 1: other}
-    replies = model.batch(["", PROMPT], return_exceptions=True)
-    assert all(isinstance(each, ValueError) for each in replies)
-
-
-async def test_messages_and_chains(model, whole):
-    assert model.invoke([SystemMessage("Be kind."), HumanMessage("Hello")])
-    chain = ChatPromptTemplate.from_messages([("user", "{text}")]) | model
-    assert chain.invoke({"text": "Hello"})
-    chain = PromptTemplate.from_template("{text}\nAnswer:") | model
-    asked = {"text": PROMPT.removesuffix("\nAnswer:")}
-    assert "".join([piece async for piece in chain.astream(asked)]) == whole
-    assert model.with_fallbacks([model]).with_retry(stop_after_attempt=2).invoke(PROMPT) == whole
-
-
 def test_stop_sequences_of_a_call_replace_those_of_the_model(model, whole):
     stopped = model.invoke(PROMPT, stop=[" by"])
     assert whole.startswith(stopped)
@@ -102,19 +78,6 @@ def test_stop_sequences_of_a_call_replace_those_of_the_model(model, whole):
     own = model.model_copy(update={"stop": (" by",)})
     assert own.invoke(PROMPT) == stopped
     assert own.invoke(PROMPT, stop=[]) == whole
-
-
-async def test_usage(model):
-    for result in (model.generate([PROMPT, PROMPT]), await model.agenerate([PROMPT, PROMPT])):
-        assert result.llm_output is not None
-        total = result.llm_output["token_usage"]
-        assert total["total_tokens"] == total["prompt_tokens"] + total["completion_tokens"]
-        for (generation,) in result.generations:
-            info = generation.generation_info
-            assert info is not None
-            assert info["finish_reason"] == "stop"
-            assert info["usage_metadata"]["output_tokens"] > 0
-            assert set(info["usage_by_member"]["wren"]) >= {"forward_passes", "cached_tokens"}
 
 
 async def test_callbacks(model, whole):
@@ -133,10 +96,3 @@ async def test_callbacks(model, whole):
     assert prompts == [PROMPT]
     assert (told["tags"], told["metadata"]["b"], told["name"]) == (["a"], 1, "c")
     assert told["invocation_params"]["options"]["max_new_tokens"] == 100
-
-
-def test_configurable_fields(model, whole):
-    chosen = model.configurable_fields(max_new_tokens=ConfigurableField(id="length"))
-    short = chosen.invoke(PROMPT, {"configurable": {"length": 1}})
-    assert whole.startswith(short)
-    assert chosen.invoke(PROMPT) == whole != short

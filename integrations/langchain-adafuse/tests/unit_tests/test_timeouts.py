@@ -111,23 +111,3 @@ async def test_a_batch_keeps_all_texts(slow, is_async):
     with pytest.raises(CallTimeoutError) as caught:
         await chat.ainvoke("Go") if is_async else chat.invoke("Go")
     assert len({text(each) for each in caught.value.partials}) == 2
-
-
-@pytest.mark.usefixtures("slow")
-def test_a_partial_message_has_the_calls_that_are_complete():
-    call = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
-
-    def rule(prompt):
-        return Timer.word(prompt) if call in prompt else {call: 1.0}
-
-    add = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
-    with AdaFuseEngine([FakeBackend("slow", rule, [call, " on", " off"])]) as engine:
-        chat = ChatAdaFuse(engine=engine, timeout=0.15, max_tokens=100_000, enforce=False)
-        tools = chat.bind_tools([{"type": "function", "function": add}])
-        with pytest.raises(CallTimeoutError) as caught:
-            tools.invoke("1 + 1?")
-    partial = caught.value.partial
-    assert isinstance(partial, AIMessage)
-    assert [(each["name"], each["args"]) for each in partial.tool_calls] == [("add", {"a": 1})]
-    assert partial.text.startswith("on on")
-    assert partial.response_metadata["finish_reason"] == "cancelled"
