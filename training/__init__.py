@@ -2,13 +2,12 @@
 
 world          the generated world: names, facts, passages, questions
 dialogues      an agent's tools, messages and replies, in the two forms that the members know
-recipes        the architecture, vocabulary, chat template and emphasis of each member
-tokenizers     trains, saves and copies the tokenizers of the members
-models         a freshly initialized model of a recipe, and the optimizer of its matrices
+recipes        what each member learns: the emphasis of each part of its training
 layouts        where the passages and the question stand in a prompt
 packing        packs: the tokens of one prompt and of many questions that branch off it
 batches        packs as tensors
 schedule       the steps, learning rates and difficulty of the parts of training
+muon           the optimizer of the weight matrices
 trainer        trains one member
 train          the command: ``python -m training.train``
 """

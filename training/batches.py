@@ -19,7 +19,6 @@ from training.packing import LearnedSkill, Pack, Packer
 from training.schedule import SHORT_SHARE, Stage, long_stage, stage_at
 from training.world.agent_cases import NEEDS, draw_agent_case
 from training.world.names import Names
-from training.world.words import Split
 
 AGENT_LENGTH: Final = 640  # tokens in a row of a batch of agents' turns
 IGNORED: Final = -100
@@ -169,25 +168,21 @@ def assemble(
     )
 
 
-def draw_batch(
-    packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
-) -> Batch:
+def draw_batch(packer: Packer, seed: int, step: int, progress: float, tokens: int) -> Batch:
     """Draw the batch of one step. Equal arguments give equal batches."""
-    rng = random.Random(f"{split} {seed} {packer.recipe.name} {step}")
+    rng = random.Random(f"train {seed} {packer.recipe.name} {step}")
     stage = stage_at(progress, rng)
     if stage.drills == 1.0:
         tokens //= 2
     n_rows = max(1, tokens // stage.length)
-    rows = draw_packs(packer, Names(rng, split), stage, n_rows)
+    rows = draw_packs(packer, Names(rng, "train"), stage, n_rows)
     return assemble(rows, stage.length, rng, context_weight=0.1)
 
 
-def draw_long_batch(
-    packer: Packer, seed: int, step: int, tokens: int, split: Split = "train"
-) -> Batch:
+def draw_long_batch(packer: Packer, seed: int, step: int, tokens: int) -> Batch:
     """Draw questions with long answers. Equal arguments give equal batches."""
-    rng = random.Random(f"{split} long {seed} {packer.recipe.name} {step}")
-    names = Names(rng, split)
+    rng = random.Random(f"train long {seed} {packer.recipe.name} {step}")
+    names = Names(rng, "train")
     stage = long_stage(rng)
     rows = Rows(max(1, tokens // stage.length), stage.length)
     too_long = 0
@@ -196,9 +191,7 @@ def draw_long_batch(
     return assemble(rows.packs, stage.length, rng, context_weight=0.1)
 
 
-def draw_agent_batch(
-    packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
-) -> Batch:
+def draw_agent_batch(packer: Packer, seed: int, step: int, progress: float, tokens: int) -> Batch:
     """Draw turns of agents that all have the same tools. Equal arguments give equal batches.
 
     At first, prompts only name the tools, and most cases end with the first turn after their
@@ -206,8 +199,8 @@ def draw_agent_batch(
     prompts describe the tools, and most cases continue to their answer, so that more of them
     include a tool's result.
     """
-    rng = random.Random(f"{split} tools {seed} {packer.recipe.name} {step}")
-    names = Names(rng, split)
+    rng = random.Random(f"train tools {seed} {packer.recipe.name} {step}")
+    names = Names(rng, "train")
     form = rng.choice(FORMS)
     is_short = progress < SHORT_SHARE
     tools = [] if is_short else draw_tools(rng)

@@ -12,7 +12,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from adafuse_llm.adapters.conversation import Call, Turn, to_messages
 from adafuse_llm.embedded.tools import CALCULATE, LOOK_UP, REACT_HEADER
@@ -20,7 +20,7 @@ from adafuse_llm.text.chat import Message, Tool
 from training.world.agent_cases import AgentCase, ToolUse
 
 Form = Literal["tool calls", "ReAct"]
-FORMS: Final[tuple[Form, ...]] = ("tool calls", "ReAct")
+FORMS: Final[tuple[Form, ...]] = get_args(Form)
 
 ARGUMENTS: Final = {"look_up": "query", "calculate": "expression"}
 THOUGHTS: Final = {"look_up": "I need to look this up.", "calculate": "I need to calculate this."}
@@ -57,7 +57,7 @@ def turns_of(
 
 
 def _tool_turns(
-    case: AgentCase, tools: Sequence[Tool], system: str = ""
+    case: AgentCase, tools: Sequence[Tool], system: str
 ) -> list[tuple[list[Message], str]]:
     turns: list[Turn] = [{"role": "system", "content": system}] if system else []
     for each in (*case.earlier, case):

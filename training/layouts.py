@@ -96,8 +96,6 @@ def draw_layout(rng: random.Random, passages: Sequence[Passage]) -> Layout:
     if chance < 0.6:
         content = question_messages("{q}", passages)[0]["content"]
         before, after = content[: -len("Question: {q}")], "Question: {q}"
-        if not passages:
-            before = ""
         system = rng.choice(SYSTEMS) if rng.random() < 0.1 else ""
         return Layout(before, after, system)
     text = _join(rng, passages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 from typing import Any, Literal
 
@@ -57,9 +57,9 @@ class Packer:
         self.emphasis = emphasis
         self._tokenizer = tokenizer
         self._encoder = tokenizer.backend_tokenizer
-        self._end = tokenizer.convert_tokens_to_ids(recipe.end)
-        self._eos = tokenizer.convert_tokens_to_ids(recipe.eos)
-        self._bos = [] if recipe.bos is None else [tokenizer.convert_tokens_to_ids(recipe.bos)]
+        self._end = tokenizer.eos_token_id
+        self._text_end = tokenizer.convert_tokens_to_ids(recipe.text_end)
+        self._bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self._newline = len(self.encode("\n"))
 
     def encode(self, text: str) -> list[int]:
@@ -107,7 +107,7 @@ class Packer:
         for case in cases:
             question = self._branch_ids(rest.replace("{q}", case.question), bool(shared))
             if layout.plain:
-                answer = [*self._encode_after_letter(" " + case.answer), self._eos]
+                answer = [*self._encode_after_letter(" " + case.answer), self._text_end]
             else:
                 answer = [*self._encode_after_newline(case.answer), self._end]
             branches.append(Branch(question + answer, len(answer), case.skill))
@@ -122,11 +122,8 @@ class Packer:
     def draw_reading(self, names: Names, stage: Stage) -> Pack:
         """Draw passages and questions about them, with the member's mix of skills."""
         rng = names.rng
-        n_passages = rng.choice(stage.passages)
-        scene = draw_scene(names, n_passages, stage.facts, stage.same_kind)
+        scene = draw_scene(names, rng.choice(stage.passages), stage.facts, stage.same_kind)
         layout = self._layout(rng, scene.passages)
-        if layout.history and n_passages == 0:
-            layout = replace(layout, history=None)
         skills, weights = zip(*self.emphasis.mix.items(), strict=True)
         wanted = 2 if not layout.before and not layout.system else stage.questions
         cases: list[Case] = []
@@ -238,7 +235,7 @@ class Packer:
         replies = [text for _, text in turns]
         for prompt, text, follows in zip_longest(prompts, replies, prompts[1:], fillvalue=""):
             answer = [*self._encode_after_newline(text), self._end]
-            whole = f"{prompt}{text}{self.recipe.end}"
+            whole = f"{prompt}{text}{self._tokenizer.eos_token}"
             if follows and not follows.startswith(whole):
                 cut = _shared_lines([prompt, follows])
                 parent, after_line = add(prompt[at:cut], []), True

@@ -1,17 +1,12 @@
-"""The recipes of the three embedded members: architecture, vocabulary, template, emphasis."""
+"""The recipes of the three embedded members: what each of them learns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from training.world.cases import SKILLS, LongTask, Skill
-
-CONTEXT: Final = 4096
-VOCABULARY: Final = 1536
-
-Architecture = Literal["qwen3", "stablelm", "olmo2"]
 
 
 @dataclass(frozen=True)
@@ -44,33 +39,21 @@ def mix(*percents: int) -> dict[Skill, float]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe of a member: its architecture, vocabulary, chat template and emphasis.
+    """The recipe of a member. Its architecture and tokenizer are those of the shipped member.
 
     Attributes:
-        end: token that closes a turn.
-        eos: token that closes a plain text.
+        name: name of the member.
+        text_end: token that closes a plain text. The tokenizer's ``eos_token`` closes a turn.
         emphasis: emphasis of the main part of training.
         finish: emphasis of the second part of training; None if the member has no second part.
         long: emphasis of the last part, which adds long answers.
     """
 
     name: str
-    architecture: Architecture
-    vocabulary: Literal["byte-level BPE", "SentencePiece BPE", "Unigram"]
-    template: str
-    control: tuple[str, ...]
-    bos: str | None
-    eos: str
-    end: str
-    pad: str
+    text_end: str
     emphasis: Emphasis
     finish: Emphasis | None
     long: Emphasis
-    layers: int = 5
-    width: int = 192
-    inner: int = 320
-    heads: int = 6
-    kv_heads: int = 6
 
 
 RECIPES: Final[Mapping[str, Recipe]] = {
@@ -78,19 +61,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     for recipe in (
         Recipe(
             name="wren",
-            architecture="qwen3",
-            vocabulary="byte-level BPE",
-            template=(
-                "{% for message in messages %}"
-                "<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n"
-                "{% endfor %}"
-                "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-            ),
-            control=("<|endoftext|>", "<|start|>", "<|end|>", "<|pad|>"),
-            bos=None,
-            eos="<|endoftext|>",
-            end="<|end|>",
-            pad="<|pad|>",
+            text_end="<|endoftext|>",
             emphasis=Emphasis(mix=mix(40, 32, 8, 8, 12), arithmetic=0.06),
             finish=None,
             long=Emphasis(
@@ -103,26 +74,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         ),
         Recipe(
             name="heron",
-            architecture="stablelm",
-            vocabulary="SentencePiece BPE",
-            template=(
-                "{{ bos_token }}{% set ns = namespace(system='') %}"
-                "{% for message in messages %}"
-                "{% if message['role'] == 'system' %}"
-                "{% set ns.system = message['content'] + '\n\n' %}"
-                "{% elif message['role'] == 'assistant' %}"
-                "<model>\n{{ message['content'] }}<end>\n"
-                "{% else %}"
-                "<user>\n{{ ns.system + message['content'] }}<end>\n{% set ns.system = '' %}"
-                "{% endif %}"
-                "{% endfor %}"
-                "{% if add_generation_prompt %}<model>\n{% endif %}"
-            ),
-            control=("<unk>", "<s>", "</s>", "<pad>", "<user>", "<model>", "<end>"),
-            bos="<s>",
-            eos="</s>",
-            end="<end>",
-            pad="<pad>",
+            text_end="</s>",
             emphasis=Emphasis(mix=mix(10, 10, 34, 34, 12), arithmetic=0.08),
             finish=Emphasis(mix=mix(10, 10, 30, 30, 20), arithmetic=0.06),
             long=Emphasis(
@@ -135,20 +87,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         ),
         Recipe(
             name="finch",
-            architecture="olmo2",
-            vocabulary="Unigram",
-            template=(
-                "{% for message in messages %}"
-                "[|{{ message['role'] }}|]\n{{ message['content'] }}"
-                "{% if message['role'] == 'assistant' %}[|done|]{% endif %}{{ '\\n' }}"
-                "{% endfor %}"
-                "{% if add_generation_prompt %}[|assistant|]\n{% endif %}"
-            ),
-            control=("[|unk|]", "[|done|]", "[|pad|]", "[|system|]", "[|user|]", "[|assistant|]"),
-            bos=None,
-            eos="[|done|]",
-            end="[|done|]",
-            pad="[|pad|]",
+            text_end="[|done|]",
             emphasis=Emphasis(mix=mix(14, 14, 14, 14, 44), arithmetic=0.30),
             finish=Emphasis(mix=mix(13, 13, 13, 13, 48), arithmetic=0.50, sum_lists=0.35),
             long=Emphasis(

@@ -6,8 +6,6 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from training.recipes import Recipe
-
 STEPS: Final = 2200
 MAIN_SHARE: Final = 9 / 11  # of the steps of the first two parts
 FINISH_PEAK: Final = 0.6  # peak learning rate of the later parts, relative to the main part's
@@ -16,7 +14,7 @@ LONG_STEPS: Final = 1100
 SHORT_SHARE: Final = 0.3  # until this share of the tools part, prompts only name the tools
 
 
-def learning_rate_factor(step: int, main: int, steps: int, tools: int = 0, end: int = 0) -> float:
+def learning_rate_factor(step: int, main: int, steps: int, tools: int, end: int) -> float:
     """Return the factor that scales the learning rate at a step.
 
     In the main part, up to step ``main``, the factor rises, stays constant until a third of the
@@ -32,16 +30,6 @@ def learning_rate_factor(step: int, main: int, steps: int, tools: int = 0, end: 
     first, last = (steps, tools) if step < tools else (tools, end)
     falling = (last - step) / ((last - first) * 0.67)
     return FINISH_PEAK * min((step - first + 1) / 20, 1.0, falling)
-
-
-def main_steps(steps: int) -> int:
-    """Return the number of steps in the main part, given the number in the first two parts."""
-    return round(steps * MAIN_SHARE)
-
-
-def last_step(recipe: Recipe, steps: int) -> int:
-    """Return the step that ends the second part, or the main part if there is no second one."""
-    return main_steps(steps) if recipe.finish is None else steps
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ def train(args: argparse.Namespace, name: str) -> None:
         agent_steps=args.agent_steps,
         long_steps=args.long_steps,
         seed=args.seed,
-        tokenizer_scenes=300 if args.smoke else 3000,
     )
     trainer.resume()
     while trainer.step < trainer.last:

@@ -7,13 +7,14 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from adafuse_llm.embedded import member_paths
 from training.batches import Batch, draw_agent_batch, draw_batch, draw_long_batch
-from training.models import Muon, build_model
+from training.muon import Muon
 from training.packing import Packer
 from training.recipes import Recipe
-from training.schedule import SHORT_SHARE, last_step, learning_rate_factor, main_steps
-from training.tokenizers import build_tokenizer, copy_tokenizer
+from training.schedule import MAIN_SHARE, SHORT_SHARE, learning_rate_factor
 
 MUON_RATE: Final = 0.02
 ADAM_RATE: Final = 3e-3
@@ -28,7 +29,11 @@ LONG_TOKENS: Final = (1536, 1280, 2048)
 
 
 class Trainer:
-    """One member in training, with its model, optimizers, step count and checkpoint."""
+    """One member in training, with its model, optimizers, step count and checkpoint.
+
+    The model has the architecture of the shipped member, but random weights. The tokenizer is that
+    of the shipped member.
+    """
 
     def __init__(
         self,
@@ -37,25 +42,23 @@ class Trainer:
         *,
         steps: int,
         seed: int,
-        agent_steps: int = 0,
-        long_steps: int = 0,
+        agent_steps: int,
+        long_steps: int,
         tokens_per_step: int = TOKENS_PER_STEP,
-        tokenizer_scenes: int = 3000,
     ) -> None:
         self.recipe, self.steps, self.seed, self.tokens = recipe, steps, seed, tokens_per_step
-        self.folder = work / recipe.name
-        if (self.folder / "tokenizer_config.json").exists():
-            from transformers import AutoTokenizer
-
-            self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        else:
-            self.tokenizer = build_tokenizer(recipe, self.folder, seed, tokenizer_scenes)
-        self.model = build_model(recipe, self.tokenizer, seed)
-        self.main = main_steps(steps)
+        self.checkpoint = work / recipe.name / "checkpoint.pt"
+        (self.shipped,) = (path for path in member_paths() if path.name == recipe.name)
+        self.tokenizer = AutoTokenizer.from_pretrained(self.shipped)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            config = AutoConfig.from_pretrained(self.shipped)
+            self.model = AutoModelForCausalLM.from_config(config)
+        self.main = round(steps * MAIN_SHARE)
         self.packer = Packer(recipe, self.tokenizer, recipe.emphasis)
         self.finish_packer = Packer(recipe, self.tokenizer, recipe.finish or recipe.emphasis)
         self.long_packer = Packer(recipe, self.tokenizer, recipe.long)
-        self.tools_start = last_step(recipe, steps)
+        self.tools_start = steps if recipe.finish else self.main
         self.long_start = self.tools_start + agent_steps
         self.last = self.long_start + long_steps
         self.optimizers = self._new_optimizers()
@@ -73,11 +76,6 @@ class Trainer:
             ),
         ]
 
-    @property
-    def checkpoint(self) -> Path:
-        """The file that holds the state of this member's training."""
-        return self.folder / "checkpoint.pt"
-
     def save(self) -> None:
         """Write the checkpoint atomically."""
         state = {
@@ -88,6 +86,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
         }
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         part = self.checkpoint.with_suffix(".part")
         torch.save(state, part)
         part.replace(self.checkpoint)
@@ -179,5 +178,6 @@ class Trainer:
     def export(self, out: Path) -> None:
         """Write the member to ``out/<name>`` in the Hugging Face format (float32 safetensors)."""
         folder = out / self.recipe.name
-        copy_tokenizer(self.folder, folder)
         self.model.save_pretrained(folder)
+        for file in self.shipped.glob("tokenizer*"):
+            (folder / file.name).write_bytes(file.read_bytes())

@@ -16,7 +16,7 @@ from training.world.cases import NOT_STATED, SKILLS, Case
 from training.world.long_cases import ask_parts, ask_summary, draw_long_problem, draw_long_scene
 from training.world.names import Names
 from training.world.problems import draw_problem, draw_sum
-from training.world.words import ENDINGS, STARTS, Split, made_up_words, mark_syllables
+from training.world.words import ENDINGS, STARTS, Split, made_up_words
 
 WORDS = {
     split: {w for c in ENDINGS for w in made_up_words(c, split)} for split in ("train", "heldout")
@@ -138,10 +138,3 @@ def test_an_agents_case_uses_the_tools_it_needs_and_its_answer_follows() -> None
             assert case.answer.split()[0] in case.uses[-1].result
         elif case.need == "none" and case.question.startswith(("What is my", "Where do I")):
             assert any(case.answer in each.question for each in case.earlier)
-
-
-def test_mark_syllables_marks_capitalized_words_and_their_syllables() -> None:
-    word = made_up_words("last", "train")[0]
-    start = next(s for s in sorted(STARTS, key=len, reverse=True) if word.startswith(s))
-    marked = f"|{start}|{word[len(start) :]}"
-    assert mark_syllables(f"The {word}, of A Street.", "|") == f"|The {marked}, of |A |Street."

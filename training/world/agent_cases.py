@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from adafuse_llm.documents import Passage
 from adafuse_llm.embedded.tools import calculate, one_line
@@ -16,8 +16,7 @@ from training.world.relations import KINDS, RELATIONS
 from training.world.words import split_of_value
 
 Need = Literal["look_up", "calculate", "both", "none"]
-
-NEEDS: Final[tuple[Need, ...]] = ("look_up", "calculate", "both", "none")
+NEEDS: Final[tuple[Need, ...]] = get_args(Need)
 
 # Relations with an amount, the operation that a question needs, and the question.
 _AMOUNTS: Final = [

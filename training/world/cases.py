@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from adafuse_llm.documents import Passage
 
 Skill = Literal["people", "places_products", "numbers", "dates", "arithmetic", "not_stated"]
 
-SKILLS: Final[tuple[Skill, ...]] = (
-    "people",
-    "places_products",
-    "numbers",
-    "dates",
-    "arithmetic",
-    "not_stated",
-)
+SKILLS: Final[tuple[Skill, ...]] = get_args(Skill)
 NOT_STATED: Final = "not stated"
 
 LongTask = Literal["parts", "summary", "reasoning"]
-
-LONG_TASKS: Final[tuple[LongTask, ...]] = ("parts", "summary", "reasoning")
+LONG_TASKS: Final[tuple[LongTask, ...]] = get_args(LongTask)
 
 
 @dataclass(frozen=True)

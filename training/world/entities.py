@@ -76,7 +76,6 @@ def draw_entity(
     kind: Kind,
     n_facts: int,
     people: Sequence[str] = (),
-    name: str | None = None,
     small_amounts: float = 0.0,
 ) -> Entity:
     """Draw an entity with ``n_facts`` facts, or all facts of its kind if there are fewer.
@@ -84,18 +83,7 @@ def draw_entity(
     ``small_amounts`` is the probability that a price or a number is a whole number below 49.
     """
     rng = names.rng
-    if name is None:
-        match kind:
-            case "institution":
-                name = names.institution()
-            case "person":
-                name = names.person()
-            case "product":
-                name = names.product()
-            case "place":
-                name = names.place()
-            case "event":
-                name = names.event()
+    name = cast("str", getattr(names, kind)())
     relations = rng.sample(RELATIONS[kind], min(n_facts, len(RELATIONS[kind])))
     others = [person for person in people if person != name]
     facts = tuple(
@@ -121,14 +109,11 @@ def _sentence(rng: random.Random, entity: Entity, fact: Fact, first: bool) -> st
     return _upper_first(pattern.format(S=start, s=full, A=fact.answer))
 
 
-def render_passage(rng: random.Random, entity: Entity, style: float | None = None) -> str:
-    """Write the entity's facts in random order, as a list, as prose or as both.
-
-    ``style`` in [0, 1) chooses the form. By default, the form is random.
-    """
+def render_passage(rng: random.Random, entity: Entity) -> str:
+    """Write the entity's facts in random order, as a list, as prose or as both."""
     facts = list(entity.facts)
     rng.shuffle(facts)
-    style = rng.random() if style is None else style
+    style = rng.random()
     if style < 0.2:
         mark = rng.choice(("- ", "* ", "- ", ""))
         head = rng.choice(("# {}\n", "## {}\n", "{}:\n", "# {}\n\n", "**{}**\n"))

@@ -182,17 +182,12 @@ def _statement(pattern: str, fact: Fact) -> str:
     return "".join(values.get(part, re.escape(part)) for part in parts).replace("In ", "[Ii]n ")
 
 
-def draw_long_problem(names: Names, steps: tuple[int, int] = (3, 5)) -> Case:
-    """Draw a word problem of several steps; all its numbers and results are below 100.
-
-    Args:
-        names: source of names and numbers.
-        steps: lowest and highest number of steps.
-    """
+def draw_long_problem(names: Names) -> Case:
+    """Draw a word problem of three to five steps; all its numbers and results are below 100."""
     names.forget()
     rng = names.rng
     while True:
-        n_steps = rng.randint(*steps)
+        n_steps = rng.randint(3, 5)
         ops = [rng.choice(("+", "+", "-", "-", "*"))]
         ops += rng.choices(("+", "-"), k=n_steps - 1)
         a = rng.randint(2, 9 if ops[0] == "*" else 97)

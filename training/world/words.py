@@ -6,7 +6,6 @@ held out. Every start and every ending occurs in both splits.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Final, Literal
@@ -58,27 +57,6 @@ def made_up_words(category: str, split: Split) -> tuple[str, ...]:
         for j, ending in enumerate(endings)
         if ((i + i // len(_RIMES) + 2 * j) % _ONE_IN == 2) == (split == "heldout")
     )
-
-
-@cache
-def _syllables() -> dict[str, tuple[str, str]]:
-    return {s + e: (s, e) for endings in ENDINGS.values() for s in STARTS for e in endings}
-
-
-def mark_syllables(text: str, boundary: str) -> str:
-    """Put ``boundary`` before each capitalized word, and between the syllables of made-up words.
-
-    Tokenizers are trained on such texts. So no token contains two syllables, or a syllable together
-    with the space before it.
-    """
-    table = _syllables()
-
-    def mark(match: re.Match[str]) -> str:
-        word = match.group()
-        parts = table.get(word, (word,))
-        return boundary + boundary.join(parts)
-
-    return re.sub(r"[A-Z][a-z]*", mark, text)
 
 
 def split_of_value(kind: str, value: int) -> Split:
