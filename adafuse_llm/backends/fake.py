@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -116,8 +115,10 @@ class FakeBackend:
 
     def _evaluate_one(self, query: NodeQuery) -> NodeResult:
         self.passes += len(query.evaluate)
-        after = functools.partial(self._after, query.tree)
-        return answered(query, after, self._codec.texts, self.end_ids)
+        parents = [node.parent for node in query.score if node.parent is not None]
+        # all of them first, because each can add tokens to the vocabulary
+        known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
+        return answered(query, known.__getitem__, self._codec.texts, self.end_ids)
 
     def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
         """Return the log-probabilities after a node by token id, in descending order."""

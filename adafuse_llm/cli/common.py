@@ -41,7 +41,7 @@ from adafuse_llm.loading.config_file import (
 )
 from adafuse_llm.loading.specs import MemberSpec, as_spec
 from adafuse_llm.serving_config import ServerConfig
-from adafuse_llm.strategies.registry import AUTO, strategy_names
+from adafuse_llm.strategies.registry import AUTO, NAMED
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes other than 0. The docstring of `adafuse_llm.cli` explains them."""
@@ -304,7 +304,7 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
     """Yield a flag for the strategy and for every option that `AdaFuseConfig` declares."""
-    names = strategy_names()
+    names = AUTO, *NAMED
     text = (
         f"Strategy that chooses the next piece of text: {', '.join(names)}, or the place of your "
         "own, such as mypackage.mymodule:MyStrategy."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -155,6 +156,43 @@ def test_an_argument_can_contain_the_closing_marker():
         assert isinstance(second, ToolCall)
         assert first.arguments == arguments
         assert second.arguments == {"a": 1, "b": -2}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "add"])
+def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
+    """Walks prefer the bytes of a call; each ends where the grammar accepts."""
+    rng = random.Random(choice)
+    names = {tool.name: tool for tool in TOOLS}
+    found = 0
+    for _ in range(20):
+        follower = matcher(tool_grammar(TOOLS, choice=choice))
+        reply = b""
+        if choice == "auto":
+            reply = b"Hi <tool_call>"
+            assert follower.try_consume_tokens(list(reply)) == len(reply)
+        while not (follower.is_accepting() and rng.random() < 0.5) and len(reply) < 5000:
+            mask = follower.compute_bitmask()
+            allowed = [byte for byte in range(256) if mask[byte // 8] >> (byte % 8) & 1]
+            if not allowed:
+                break
+            likely = [byte for byte in allowed if byte in b'"}]0123456789'] or allowed
+            byte = rng.choice(likely if rng.random() < 0.8 else allowed)
+            assert follower.consume_token(byte)
+            reply += bytes([byte])
+        assert follower.is_accepting()
+        calls = parsed(reply.decode())
+        if choice == "auto":
+            assert calls.pop(0) == Text("Hi ")
+        assert len(calls) == 1 or choice != "add"
+        for call in calls:
+            assert isinstance(call, ToolCall), reply
+            properties = names[call.name].parameters.get("properties", {})
+            assert set(call.arguments) == set(properties)
+            kinds = {"integer": int, "string": str}
+            for name, value in call.arguments.items():
+                assert isinstance(value, kinds[properties[name]["type"]])
+            found += 1
+    assert found >= 20
 
 
 @pytest.mark.parametrize(

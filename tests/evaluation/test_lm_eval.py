@@ -184,9 +184,9 @@ def test_generation_options_of_the_harness(given, options):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_beams": 4}, "'num_beams' is not supported: members .*; got 4"),
-        ({"do_sample": True, "typical_p": 0.1}, "'typical_p' is not supported: it"),
-        ({"x": 1}, "'x' does not exist here; got 1. Allowed: until, do_sample, temperature"),
+        ({"num_beams": 4}, "num_beams"),
+        ({"do_sample": True, "typical_p": 0.1}, "typical_p"),
+        ({"x": 1}, "temperature"),
     ],
 )
 def test_unsupported_generation_options_are_errors(given, message):

@@ -155,6 +155,28 @@ def test_names_without_the_prefix_of_the_base_model_load(tmp_path: Path) -> None
 # Files ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("form", ["quantized while loading", "quantized checkpoint"])
+def test_a_quantized_member_with_missing_tensors_is_refused(form: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    quantization = transformers.BitsAndBytesConfig(load_in_4bit=True)
+    folder = tmp_path / "quantized"
+    shutil.copytree(member_paths()[0], folder)
+    spec = MemberSpec(path=str(folder), quantization_config=quantization)
+    if form == "quantized checkpoint":
+        made = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=quantization
+        )
+        made.save_pretrained(folder)
+        spec = MemberSpec(path=str(folder))
+    load(spec).close()
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_weights(folder, lambda weights: {n: w for n, w in weights.items() if name not in n})
+    # transformers fails on quantized tensors that it cannot fill, before it reports them
+    named = name.replace(".", r"\.") if form == "quantized while loading" else "'quantized'"
+    with pytest.raises(LoadError, match=named):
+        load(spec)
+
+
 def sharded(
     folder: Path, file: object = SHARD, index: str = "model.safetensors.index.json"
 ) -> None:

@@ -35,7 +35,7 @@ OFF = "<think>\n\n</think>\n\n"
 @pytest.mark.parametrize(
     ("template", "variables", "knows"),
     [
-        (QWEN, {"enable_thinking"}, True),
+        (QWEN, {"enable_thinking", "said", "thought"}, True),
         (DEEPSEEK, set(), True),
         (SMOL, {"enable_thinking"}, True),
         (GRANITE, {"thinking"}, True),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, attention, tree_form
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, attention, executor, tree_form
 from adafuse_llm.backends.huggingface.passes import PackedPasses
 from tests.support.compare import check
 from tests.support.models import Recipe, backend, engine, model, tokenizer
@@ -17,7 +17,8 @@ PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the po
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2"])
 def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
-    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 7)
+    for module in (tree_form, executor):
+        monkeypatch.setattr(module, "PREFILL_TOKENS", 7)
     monkeypatch.setattr(attention, "BLOCK_TOKENS", 3)
     backend(Recipe(arch)).clear_prefix_cache()
     options: dict[str, Any] = {"max_new_tokens": 12, "margin_threshold": 0.2}
