@@ -295,7 +295,7 @@ def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
     assert torch.equal(plain(ids).logits, usual)
 
 
-class ChangedKeys(transformers.LlamaForCausalLM):  # type: ignore[misc]
+class ChangedKeys(transformers.LlamaForCausalLM):
     """Attends to other keys than it caches, as models that repeat their keys do."""
 
     def forward(
