@@ -56,7 +56,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the new rows, [1, k, T, d], to those of their requests, and return them."""
-        new = (torch.split(states, self._sizes, 2) for states in (key_states, value_states))
+        new = (states.split_with_sizes(self._sizes, dim=2) for states in (key_states, value_states))
         rows = [
             cache.update(keys, values, layer_idx)
             for cache, keys, values in zip(self._caches, *new, strict=True)
@@ -93,7 +93,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         outputs = [
             attention(part, keys, values, window, scaling).transpose(1, 2)
             for attention, part, (keys, values) in zip(
-                self._attentions, torch.split(query, self._sizes, 2), rows, strict=True
+                self._attentions, query.split_with_sizes(self._sizes, dim=2), rows, strict=True
             )
         ]
         return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, dim=1)
