@@ -79,9 +79,9 @@ HISTORIES |= {
 PAIRS = [
     (name, (*HISTORIES, *HISTORIES)[number + shift])
     for number, name in enumerate(FAMILIES)
-    for shift in (0, 11)
+    for shift in (0, 10, 20)
 ]
-"""Two conversations for each family, so that each conversation occurs."""
+"""Three conversations for each family, so that each conversation occurs."""
 
 
 def test_each_conversation_occurs() -> None:
