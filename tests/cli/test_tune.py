@@ -61,24 +61,8 @@ def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
     assert "describes the ensemble." in result.stdout
     found = read_config(tmp_path / "tuned.yaml")
     assert found.models == ("org/wren", "org/heron")
-    assert found.config.weights == {"wren": 0.5, "heron": 1.0}
+    assert found.config.weights == (1.0, 2.0)
     assert found.config.use is None
-
-
-@pytest.mark.parametrize(
-    ("weights", "kept"),
-    [("2,1", ["--keep-ensemble"]), ("wren=1,heron=1", ["--keep-ensemble"]), ("2,1", [])],
-)
-def test_weights_that_are_kept_are_written_as_the_chosen_setting_has_them(
-    adafuse, job, tmp_path, weights, kept
-):
-    models = ["--model", "org/wren", "--model", "org/heron", "--weights", weights]
-    result = adafuse(*job, *models, *kept)
-    assert result.exit_code == 0, result.output
-    found = read_config(tmp_path / "tuned.yaml")
-    told = {"wren": 1.0, "heron": 0.5} if kept and "2" in weights else None
-    assert found.config.weights == told
-    assert found.models == (("org/wren", "org/heron") if kept else ("org/wren",))
 
 
 def test_what_failed_of_the_run_is_told_and_asked_again(adafuse, job, tmp_path, monkeypatch):
@@ -98,12 +82,14 @@ def test_what_failed_of_the_run_is_told_and_asked_again(adafuse, job, tmp_path, 
     assert "1 failed" in result.stdout or "so the run does not show" in " ".join(
         result.stdout.split()
     )
+    before = len(asked)
     failing.clear()
     asked.clear()
     again = adafuse(*job)
     assert again.exit_code == 0, again.output
-    assert asked
-    assert all("mill 1?" in prompt for prompt in asked)
+    assert any("mill 1?" in prompt for prompt in asked)
+    assert len(asked) % 10 == 0
+    assert len(asked) < before
     assert "no difference between the ensemble and its best" in " ".join(again.stdout.split())
     lines = (tmp_path / "tuned.yaml.trials.jsonl").read_text().splitlines()
     assert [json.loads(line)["line"] for line in lines] == list(range(1, len(lines) + 1))
@@ -123,26 +109,24 @@ def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, f
     assert adafuse(*job, "--chat").exit_code == 2
 
 
-def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatch):
+def test_an_interrupted_search_is_resumed(adafuse, job, tmp_path, monkeypatch):
     real = tuning.in_order  # type: ignore[attr-defined]
     calls = []
 
     def in_order(*arguments):
         calls.append(1)
-        if len(calls) in (2, 5):  # at the second member; then at the second setting
+        if len(calls) == 4:  # at the second setting
             signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
     monkeypatch.setattr(tuning, "in_order", in_order)
     early = adafuse(*job)
     assert early.exit_code == 130, early.output
-    assert "nothing was found; run the same command again to resume" in early.stderr
+    assert "interrupted: run the same command again to resume" in early.stderr
     assert not (tmp_path / "tuned.yaml").exists()
-    result = adafuse(*job)
-    assert result.exit_code == 130, result.output
-    assert "interrupted before the held-out questions" in (tmp_path / "tuned.yaml").read_text()
-    monkeypatch.setattr(tuning, "in_order", real)
+    calls[:] = [1] * 4
     assert adafuse(*job).exit_code == 0
+    assert len(calls) < 4 + 7
 
 
 def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
