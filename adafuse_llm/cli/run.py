@@ -29,10 +29,10 @@ from adafuse_llm.evaluation.files import (
     is_lost,
     prompt_form,
     put,
-    question_seed,
     read_lines,
 )
 from adafuse_llm.evaluation.parallel import in_order
+from adafuse_llm.sampling import derived_seed
 
 DEFAULTS: dict[str, Any] = {"stop": (r"\nQuestion:",)}
 """Default options. A base model often writes a question after its answer, so stop there."""
@@ -106,7 +106,7 @@ def run(
         _refuse_conversations(lines, form_flags[0])
     _check_options(setup.config, lines, rounds=rounds)
     results = Results(output)
-    if any(path is not None and results.is_at(path) for path in (test_set, prompts)):
+    if output.exists() and any(output.samefile(path) for path in (test_set, prompts) if path):
         raise InvalidInputError(f"--output {output} is also an input file; choose another output")
     setup = dataclasses.replace(setup, config=results.seeded(setup.config, overwrite=overwrite))
     identity = {
@@ -215,7 +215,10 @@ def _answer(
     if line.problem is not None:
         return {**record, "error": one_line(line.problem)}
     seed = engine.config.seed
-    options: dict[str, Any] = {} if seed is None else {"seed": question_seed(seed, line.number)}
+    # with one seed for all lines, the answers would depend on each other
+    options: dict[str, Any] = {}
+    if seed is not None:
+        options["seed"] = derived_seed(seed, f"question {line.number}")
     request = _request(line, form, chat=chat)
     try:
         generation = engine.generate(**request, cancel=cancel, **options)

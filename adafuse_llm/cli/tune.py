@@ -16,8 +16,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import AdaFuseConfig, InvalidInputError, __version__
-from adafuse_llm.cli.common import FILE, INTERRUPTED, Setup
+from adafuse_llm import AdaFuseConfig, InvalidInputError, RequestCancelledError, __version__
+from adafuse_llm.cli.common import FILE, INTERRUPTED, RESUMABLE, Setup
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
@@ -34,8 +34,8 @@ from adafuse_llm.evaluation.tuning import (
     Question,
     Trial,
     Tuning,
+    best,
     candidates,
-    cheapest,
     divide,
     embedded_questions,
     optimizer,
@@ -47,15 +47,12 @@ from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
 OPEN: dict[str, Any] = dict.fromkeys(
-    (*tuning.SEARCHED, "max_word_tokens", "max_word_letters", "max_new_tokens", "stop")
+    (*tuning.CHOICES, "weights", "max_word_tokens", "max_word_letters", "max_new_tokens", "stop")
 )
 """Options that the search sets unless a flag sets them. The file then leaves them out."""
 
 STOP = ("\nQuestion:",)
 """Where answers stop unless a flag sets it. Base models write a question after their answer."""
-
-MISSED = 0.2
-"""Share of answers in sentences from which a warning about exact match appears."""
 
 REFUSED = {
     **dict.fromkeys(
@@ -112,13 +109,6 @@ def tune(
     held_out: Annotated[
         float, typer.Option(help="Fraction of the questions to hold out from the search.")
     ] = 0.5,
-    within: Annotated[
-        float,
-        typer.Option(
-            help="Maximum distance from the best score, in points. Of the settings within it, the "
-            "one that processes the fewest tokens is chosen."
-        ),
-    ] = 0.0,
     keep_ensemble: Annotated[
         bool,
         typer.Option(
@@ -141,7 +131,7 @@ def tune(
     with another command, pass --config OUTPUT. Options that you set are not searched.
 
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
-    again. An interrupted command writes the best setting found so far to OUTPUT.
+    again.
 
     Exit codes: 0 success; 2 nothing could be run; 130 interrupted.
     """
@@ -183,8 +173,8 @@ def tune(
         cancel = stack.enter_context(cancel_on_interrupt())
         progress = stack.enter_context(progress_bar())
         results.begin(identity, afresh=not known)
-        members = len(engine.config.use or engine.members)
-        watch = _Watch(progress, (members + trials) * searched + 2 * tested, searched, within)
+        settings = len(engine.config.use or engine.members) + trials
+        watch = _Watch(progress, settings * searched + 2 * tested, searched)
         try:
             found = tuning.tune(
                 engine,
@@ -193,7 +183,6 @@ def tune(
                 trials=trials,
                 seed=seed,
                 held_out=held_out,
-                within=within,
                 fixed=setup.options,
                 known=known,
                 log=results.append,
@@ -201,20 +190,9 @@ def tune(
                 on_answer=watch.answer,
                 on_trial=watch.trial,
             )
-        except InvalidInputError as error:
-            if not cancel.is_set():
-                raise
-            typer.echo(f"{error}; run the same command again to resume", err=True)
+        except RequestCancelledError:
+            typer.echo(RESUMABLE, err=True)
             return INTERRUPTED
-        results.tidy()
-    for name, trial in found.alone.items():
-        if metric == "exact_match" and trial.missed >= MISSED * searched:
-            typer.echo(
-                f"warning: {name} alone: {trial.missed} of {searched} answers contain an accepted "
-                "answer but are not equal to it, so exact_match counts them as wrong. If they are "
-                "sentences, pass --metric contains, or ask for short answers.",
-                err=True,
-            )
     options = found.ensemble if keep_ensemble else found.options
     with naming(output):
         write_config(
@@ -225,23 +203,24 @@ def tune(
         print_json({**found.model_dump(mode="json"), **chosen})
     else:
         stdout_console().print(_shown(found, options, output))
-    return 0 if found.comparison is not None else INTERRUPTED
+    return 0
 
 
 class _Watch:
     """A progress display that also prints a setting if it is better than all earlier ones."""
 
-    def __init__(self, progress: Progress, total: int, searched: int, within: float) -> None:
-        self._progress, self._searched, self._within = progress, searched, within
+    def __init__(self, progress: Progress, total: int, searched: int) -> None:
+        self._progress, self._searched = progress, searched
         self._bar = progress.add_task("answers", total=total)
+        self._seen = 0
         self._tried: list[Trial] = []
 
     def trial(self, trial: Trial) -> None:
-        if trial.known:
-            self._progress.advance(self._bar, self._searched)
+        self._seen += 1
+        self._progress.update(self._bar, completed=self._seen * self._searched)
         if len(trial.options["use"]) > 1:
             self._tried.append(trial)
-            if cheapest(self._tried, self._within) is trial:
+            if best(self._tried) is trial:
                 line = f"trial {len(self._tried)}: {_line(trial)}"
                 self._progress.console.print(line, soft_wrap=True)
 
@@ -266,35 +245,27 @@ def _questions(setup: Setup, file: Path | None, form: str, *, chat: bool) -> lis
 def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[str, Any]:
     """Return the contents of the configuration file.
 
-    The file lists only the models that decode. It contains the weights of the chosen setting,
-    relative to the largest weight. One model answers greedily, so no searched option is kept.
+    The file lists only the models that decode. One model answers greedily, so the file then has
+    no option of the search and no weights.
     """
-    found = tuning.SEARCHED if len(options["use"]) == 1 else ("weights",)
-    typed = {name: value for name, value in setup.options.items() if name not in found}
-    options = {**typed, **options}
-    loading: dict[str, Any] = {"strategy": strategy}
+    dropped = {*tuning.CHOICES, "weights"} if len(options["use"]) == 1 else {}
+    typed = {name: value for name, value in setup.options.items() if name not in dropped}
+    found = {"strategy": strategy, **typed, **options}
     if setup.models:
         names = member_names([as_spec(model) for model in setup.models])
-        chosen = [
-            (name, model)
-            for name, model in zip(names, setup.models, strict=True)
-            if name in options["use"]
-        ]
-        models = [_from_anywhere(model) for _, model in chosen]
-        renamed = dict(
-            zip([n for n, _ in chosen], member_names([as_spec(m) for m in models]), strict=True)
-        )
-        loading["models"] = models
-        del options["use"]
-        if "weights" in options:
-            options["weights"] = {renamed[n]: w for n, w in options["weights"].items()}
-        loading |= {
+        chosen = found.pop("use")
+        models = dict(zip(names, setup.models, strict=True))
+        found["models"] = [_from_anywhere(models[name]) for name in chosen]
+        if found.get("weights") is not None:
+            weights = setup.config.member_weights(names)
+            found["weights"] = [weights[name] for name in chosen]
+        found |= {
             "dtype": setup.dtype,
             "device_map": setup.device_map,
             "revision": setup.revision,
         }
-    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-    return {k: v for k, v in {**loading, **plain}.items() if v is not None}
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+    return {k: v for k, v in plain.items() if v is not None}
 
 
 def _from_anywhere(model: str | Mapping[str, Any]) -> str | dict[str, Any]:
@@ -327,8 +298,7 @@ def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
     for trial in _best(found):
         table.add_row("ensemble", *_cells(trial))
     parts: list[Any] = [title, table, ""]
-    if found.tested is not None:
-        parts += [Text(f"{found.held_out} held-out questions", "bold"), _tested(found), ""]
+    parts += [Text(f"{found.held_out} held-out questions", "bold"), _tested(found), ""]
     alone = len(options["use"]) == 1
     written = f"{options['use'][0]} alone" if alone else "the ensemble"
     parts.append(Text(printable(f"{found.verdict}\n{output} describes {written}.")))
@@ -345,7 +315,7 @@ def _tested(found: Tuning) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", found.metric, "tokens"):
         table.add_column(column, justify="right" if column else "left")
-    for name, trial in (found.tested or {}).items():
+    for name, trial in found.tested.items():
         table.add_row(printable(name), *_cells(trial)[:-1])
     return table
 

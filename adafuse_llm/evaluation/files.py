@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import lock_descriptor
+from filelock import FileLock, Timeout
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError
-from adafuse_llm.sampling import derived_seed
+from adafuse_llm.errors import (
+    CacheMemoryError,
+    ContextWindowError,
+    InvalidInputError,
+    short_repr,
+)
 
 LASTING = (ContextWindowError.__name__, CacheMemoryError.__name__)
 """Errors that occur again whenever the same members answer the question."""
-
-_LONG = ("test set", "prompts", "json_schema", "grammar")
-"""Settings of a run whose values are too long for an error message."""
 
 QUESTION_FORM = "Question: {question}\nAnswer:"
 """The default template of a question."""
@@ -147,19 +145,6 @@ def _read_conversation(number: int, item: dict[str, Any]) -> Line:
     return Line(number, question, item["answer"], messages=messages)
 
 
-def question_seed(seed: int, question: int) -> int:
-    """Return the seed of one question's response, which is derived from the seed of a run.
-
-    Responses with the same seed share what is drawn as long as their texts are equal, and all texts
-    begin empty. With one seed for all questions, the answers would depend on each other.
-
-    Args:
-        seed: the seed of the run.
-        question: number of the question.
-    """
-    return derived_seed(seed, f"question {question}")
-
-
 def is_lost(error: str | None) -> bool:
     """Return whether an error is due to the run and not to the question.
 
@@ -192,57 +177,38 @@ class Results:
     Args:
         path: path of the output file.
         remedy: advice at the end of the error message if the file belongs to another run.
-
-    Raises:
-        InvalidInputError: the path exists and is not a regular file.
     """
 
     def __init__(
         self, path: Path, remedy: str = "Pass --overwrite to start again, or another --output."
     ) -> None:
-        if path.exists() and not path.is_file():
-            raise InvalidInputError(
-                f"{path} is not a regular file. Results need one, because a run reads them again "
-                "to resume. Choose another output."
-            )
-        # all names of a file share one lock, and `tidy` must not replace a link
-        self.path = path.resolve() if path.is_symlink() else path
+        self.path = path
         self._remedy = remedy
-        self._identity = self.path.with_name(f"{self.path.name}.run.json")
-        self._lock = self.path.with_name(f"{self.path.name}.lock")
-
-    def is_at(self, path: Path) -> bool:
-        """Return whether the output file exists and is the same file as `path`."""
-        return self.path.exists() and self.path.samefile(path)
+        self._identity = path.with_name(f"{path.name}.run.json")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from writing results to this file during the ``with`` block.
 
         The lock belongs to the operating system, which releases it when the process ends for any
-        reason. The file ``OUTPUT.lock`` names the process that holds the lock; otherwise it is
-        empty. It is not removed, because another process may just have opened it.
+        reason.
 
         Raises:
             InvalidInputError: another process holds the lock.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("a+b", buffering=0) as file:
-            if not lock_descriptor(file.fileno(), blocking=False):
-                file.seek(0)
-                holder = file.read().decode() or "another process"
-                raise InvalidInputError(
-                    f"{self.path} is in use: {holder} is writing to it. Wait until it ends, or "
-                    "choose another output."
-                )
-            now = datetime.now().astimezone().isoformat(" ", "seconds")
-            with naming(self._lock):
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}".encode())
-            try:
-                yield
-            finally:
-                file.truncate(0)
+        lock = FileLock(self.path.with_name(f"{self.path.name}.lock"), blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise InvalidInputError(
+                f"{self.path} is in use: another process is writing to it. Wait until it ends, or "
+                "choose another output."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def done(self, identity: dict[str, Any], numbers: Container[int]) -> list[dict[str, Any]]:
         """Return the results that the file already has, in order, without changing the file.
@@ -254,19 +220,26 @@ class Results:
         Raises:
             InvalidInputError: the results belong to another run.
         """
-        content = self.path.read_bytes() if self.path.exists() else b""
-        if not content:
+        lines = self._lines()
+        if not lines and not (self.path.exists() and self.path.stat().st_size):
             return []
-        self._check(identity)
         try:
-            records = [json.loads(line) for line in content.split(b"\n")[:-1]]
-            last = {record["line"]: record for record in records}
-            done = sorted(last)
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._error("has lines that are not results") from error
-        if not all(number in numbers for number in done):
-            raise self._error("has other lines than this run would write")
-        return [last[number] for number in done]
+            theirs = json.loads(self._identity.read_text(encoding="utf-8"))
+            last = {record["line"]: record for record in map(json.loads, lines)}
+            if not all(number in numbers for number in last):
+                raise ValueError("it has other lines")
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InvalidInputError(
+                f"{self.path} was not written by this command ({error}). {self._remedy}"
+            ) from error
+        for key in {**identity, **theirs}:
+            left, right = theirs.get(key), identity.get(key)
+            if json.dumps(left) != json.dumps(right):
+                raise InvalidInputError(
+                    f"{self.path} belongs to another run: {key} {short_repr(left)}, not "
+                    f"{short_repr(right)}. {self._remedy}"
+                )
+        return [last[number] for number in sorted(last)]
 
     def seeded(self, config: AdaFuseConfig, *, overwrite: bool) -> AdaFuseConfig:
         """Return options with a seed if they draw responses and have none.
@@ -285,16 +258,15 @@ class Results:
     def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
         """Prepare the file for appending: drop an incomplete line, or all lines if `afresh`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = b"" if afresh or not self.path.exists() else self.path.read_bytes()
         with naming(self.path), self.path.open("ab") as file:
-            file.truncate(content.rfind(b"\n") + 1)
+            file.truncate(0 if afresh else sum(map(len, self._lines())))
         if afresh:
             with naming(self._identity):
                 self._identity.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
 
     def tidy(self) -> None:
         """Sort the lines, and keep only the last result of each question."""
-        lines = [line + b"\n" for line in self.path.read_bytes().split(b"\n")[:-1]]
+        lines = self._lines()
         last = {json.loads(line)["line"]: line for line in lines}
         ordered = [last[number] for number in sorted(last)]
         if ordered != lines:
@@ -308,21 +280,7 @@ class Results:
         with naming(self.path), self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
-    def _check(self, identity: dict[str, Any]) -> None:
-        try:
-            theirs = json.loads(self._identity.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise self._error(
-                f"was not written by this command (cannot read {self._identity})"
-            ) from error
-        ours = json.loads(json.dumps(identity))
-        for key in {**ours, **theirs}:
-            left, right = theirs.get(key), ours.get(key)
-            if key == "json_schema":  # a response has the properties in the schema's order
-                left, right = json.dumps(left), json.dumps(right)
-            if left != right:
-                what = f"different {key}" if key in _LONG else f"{key} {left!r}, not {right!r}"
-                raise self._error(f"belongs to another run: {what}")
-
-    def _error(self, reason: str) -> InvalidInputError:
-        return InvalidInputError(f"{self.path} {reason}. {self._remedy}")
+    def _lines(self) -> list[bytes]:
+        """Return the complete lines of the file, with their newlines."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return [line + b"\n" for line in content.split(b"\n")[:-1]]

@@ -40,20 +40,19 @@ import json
 import logging
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
-from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     InvalidInputError,
-    InvalidOptionError,
     MissingDependencyError,
     install_command,
-    short_repr,
 )
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.loading.config_file import ConfigFile, read_config
@@ -64,6 +63,7 @@ __all__ = ["AdaFuseLM"]
 try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
 except ImportError as missing:
     raise MissingDependencyError(
         f"this module needs lm-evaluation-harness: {install_command('eval')}"
@@ -73,15 +73,6 @@ logger = logging.getLogger(__name__)
 
 CONVERSATION = "\x02adafuse messages\x03"
 """Prefix that marks a prompt as a conversation in JSON. The harness passes prompts as text."""
-
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names that the harness uses for `max_new_tokens`."""
-
-OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
-"""Options of the harness and of `AdaFuseConfig` that determine what is drawn."""
-
-ONLY_SAMPLING = ("typical_p",)
-"""Sampling options that AdaFuse lacks. They change nothing if nothing is drawn."""
 
 AUTOMATIC = 16
 """Default number of simultaneous requests if the batch size is "auto"."""
@@ -100,15 +91,14 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         strategy: name of the decoding strategy, not used if `engine` is given. It does not affect
             likelihoods.
         batch_size: number of simultaneous requests, which share forward passes. "auto" stands for
-            `max_batch_size`, or for 16 if that is not given.
-        max_batch_size: number of simultaneous requests if `batch_size` is "auto".
+            16.
         device_map, dtype, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         device: the device that the harness passes ("cuda:0" by default). All members are placed
             on this device, unless there is a `device_map` or torch cannot use the device.
         check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
             If False, `is_greedy` is always False. Multiple-choice tasks do not use `is_greedy`.
         **options: options of `AdaFuseConfig`. In the text of ``use`` or ``weights``, ";" separates
-            the values. The text of ``chat_template_kwargs`` is JSON. ``n`` must be 1.
+            the values.
 
     Raises:
         InvalidOptionError: an option is unknown or cannot be used.
@@ -123,7 +113,6 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         config: str | None = None,
         strategy: str | None = None,
         batch_size: int | str = 1,
-        max_batch_size: int | None = None,
         device: str | None = None,
         device_map: str | None = None,
         dtype: str | None = None,
@@ -133,27 +122,25 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__()
-        options = {name: _typed(name, value) for name, value in options.items()}
-        if str(batch_size).startswith("auto"):
-            batch_size = max_batch_size or AUTOMATIC
-        self.requests = int(batch_size)
+        for name in ("use", "weights"):
+            if isinstance(options.get(name), str):
+                options[name] = tuple(options[name].split(";"))
+        self.requests = AUTOMATIC if str(batch_size).startswith("auto") else int(batch_size)
         self.check_greedy = check_greedy
         if engine is not None:
             if models or config:
                 raise InvalidInputError("pass either a loaded engine, or models and configuration")
-            _check(engine.config.override(options))
+            engine.config.override(options)  # an unknown option is an error at once
             self.engine, self.options = engine, options
             return
         file = ConfigFile() if config is None else read_config(config)
         if models:
             paths = models.split(";") if isinstance(models, str) else models
             file = file.model_copy(update={"models": tuple(paths)})
-        settled = AdaFuseConfig(**{**file.options, **options})
-        _check(settled)
         self.options = {}
         self.engine = AdaFuseEngine.from_pretrained(
             file.members,
-            config=settled,
+            config=AdaFuseConfig(**{**file.options, **options}),
             strategy=strategy or file.strategy,
             runtime=file.runtime.model_copy(update={"max_requests": self.requests}),
             dtype=dtype or file.dtype,
@@ -306,15 +293,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         if self._fits(context, room):
             return context
         starts = [match.start() for match in re.finditer(r"\S+", context)]
-        # find the first start that fits; one always exists, because an empty text fits
-        low, high = 0, len(starts)
-        while low < high:
-            middle = (low + high) // 2
-            if self._fits(context[starts[middle] :], room):
-                high = middle
-            else:
-                low = middle + 1
-        kept = context[starts[low] :] if low < len(starts) else ""
+        first = bisect_left(starts, True, key=lambda start: self._fits(context[start:], room))
+        kept = context[starts[first] :] if first < len(starts) else ""
         logger.warning(
             "a context of %d characters is too long; only the last %d are used",
             len(context),
@@ -353,49 +333,18 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert generation options of the harness to options of `AdaFuseConfig`.
 
-    The rules are those of the harness's own model of Hugging Face. ``do_sample=False`` or
-    ``temperature=0`` turns sampling off, and the other sampling options then have no effect. With
-    ``do_sample=True``, the default temperature is 1. Without both options, the ensemble's own
-    options apply.
-
-    Raises:
-        InvalidOptionError: AdaFuse does not have one of the options.
+    The rules are those of the harness's own model of Hugging Face: nothing is drawn without
+    ``do_sample=True`` or a temperature above 0. The default temperature is then 1.
     """
-    rest = dict(given)
-    until = rest.pop("until", None) or ()
-    options: dict[str, Any] = {
-        "stop": tuple(each for each in ([until] if isinstance(until, str) else until) if each)
-    }
-    lengths = [rest.pop(name, None) for name in LENGTHS]
-    length = next((each for each in lengths if each is not None), None)
-    if length is not None:
-        options["max_new_tokens"] = int(length)
-    options |= {name: rest.pop(name) for name in ADJUSTMENTS if name in rest}
-    draws = rest.pop("do_sample", None)
-    given_sampling = {name: rest.pop(name, None) for name in OF_SAMPLING}
-    sampling = {name: value for name, value in given_sampling.items() if value is not None}
-    if draws:
-        sampling.setdefault("temperature", 1.0)
-    if draws is False or sampling.get("temperature") == 0:
-        sampling = {"temperature": 0.0}
-        rest = {name: value for name, value in rest.items() if name not in ONLY_SAMPLING}
-    for name, value in rest.items():
-        if value is not None and (name, value) != ("num_beams", 1):
-            raise InvalidOptionError(
-                f"generation option {name!r} does not exist here; got {short_repr(value)}. "
-                f"Allowed: until, "
-                f"do_sample, {', '.join((*OF_SAMPLING, *ADJUSTMENTS, *LENGTHS))}."
-            )
-    return options | sampling
-
-
-def _check(config: AdaFuseConfig) -> None:
-    """Raise an error if the options have a value that the harness cannot use."""
-    if config.n > 1:
-        raise InvalidOptionError(
-            f"option 'n': the harness takes one response to each request; got {config.n}. For "
-            "several, set the field repeats of the task."
-        )
+    named = {name: value for name, value in given.items() if value is not None}
+    rest: dict[str, Any] = dict(normalize_gen_kwargs(named, default_max_gen_toks=0))
+    options: dict[str, Any] = {"stop": tuple(filter(None, rest.pop("until")))}
+    if length := rest.pop("max_gen_toks"):
+        options["max_new_tokens"] = length
+    if rest.get("num_beams") == 1:
+        del rest["num_beams"]
+    temperature = rest.pop("temperature", 1.0)
+    return {**options, "temperature": temperature if rest.pop("do_sample") else 0.0, **rest}
 
 
 def _seed(config: AdaFuseConfig, context: str, repeat: int) -> int:
@@ -418,22 +367,6 @@ def _available(device: str | None) -> str | None:
     if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
         return None
     return device
-
-
-def _typed(name: str, value: Any) -> Any:
-    """Convert a value that ``--model_args`` of the harness passes as text."""
-    if isinstance(value, str) and name == "chat_template_kwargs":
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise InvalidOptionError(
-                f"option 'chat_template_kwargs': the text is not JSON ({error}); got "
-                f"{short_repr(value)}"
-            ) from None
-    if not isinstance(value, str) or name not in ("use", "weights"):
-        return value
-    parts = value.split(";")
-    return tuple(parts) if name == "use" else tuple(map(float, parts))
 
 
 def _begins(text: str, beginning: str) -> bool:

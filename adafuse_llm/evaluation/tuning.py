@@ -13,7 +13,6 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
@@ -28,11 +27,12 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     MissingDependencyError,
+    RequestCancelledError,
     install_command,
 )
 from adafuse_llm.evaluation.comparison import Comparison, compare
 from adafuse_llm.evaluation.files import is_lost, put, read_lines
-from adafuse_llm.evaluation.metrics import Metric, contains, load_metric
+from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.report.page import count
 from adafuse_llm.strategies.base import Strategy
@@ -50,14 +50,8 @@ CHOICES: Final[Mapping[str, Sequence[float]]] = {
     "max_words": (1, 2, 3, 4),
     "branching_factor": (1, 2, 3, 4, 5),
 }
-"""Values that the search tries for each option."""
-
-WEIGHTS: Final = (0.25, 0.5, 1.0)
-"""Values that the search tries for the weight of a member."""
-
-SEARCHED: Final = (*CHOICES, "weights")
-"""Options that the search varies if the strategy uses them, unless they are fixed. It always varies
-which members decode."""
+"""Values that the search tries for each option, if the strategy uses it and it is not fixed. The
+search also varies which members decode."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +147,6 @@ class Trial(BaseModel):
         failed: number of answers with an error; they count as wrong.
         lost: number of answers that failed due to the run and not the question, such as lack of
             memory.
-        missed: number of wrong answers that have an accepted answer in them.
-        known: whether the answers come from an earlier decode of the same setting.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -164,8 +156,6 @@ class Trial(BaseModel):
     tokens: float
     failed: int = 0
     lost: int = 0
-    missed: int = 0
-    known: bool = False
 
 
 class Tuning(BaseModel):
@@ -178,10 +168,9 @@ class Tuning(BaseModel):
         trials: settings of the ensemble, in the order in which they were tried.
         best_member: name of the best single member on the search part. If several have the same
             score, it is the one with the fewest tokens.
-        ensemble: the options that the search selected for the ensemble.
-        tested: results of the ensemble and the best member on the held-out part. None if the run
-            was interrupted before they were complete.
-        comparison: paired comparison of these two results. None if ``tested`` is None.
+        ensemble: the options of the best setting on the search part.
+        tested: results of the ensemble and the best member on the held-out part.
+        comparison: paired comparison of these two results.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -194,14 +183,13 @@ class Tuning(BaseModel):
     trials: tuple[Trial, ...]
     best_member: str
     ensemble: dict[str, Any]
-    tested: dict[str, Trial] | None = None
-    comparison: Comparison | None = None
+    tested: dict[str, Trial]
+    comparison: Comparison
 
     @property
     def pays(self) -> bool:
         """Whether the ensemble beats the best member on held-out questions, at p < 0.05."""
-        comparison = self.comparison
-        return comparison is not None and comparison.verdict == "above" and not self.lost
+        return self.comparison.verdict == "above" and not self.lost
 
     @property
     def lost(self) -> int:
@@ -209,34 +197,17 @@ class Tuning(BaseModel):
 
         If there are any, no conclusion is valid.
         """
-        return sum(trial.lost for trial in (self.tested or {}).values())
+        return sum(trial.lost for trial in self.tested.values())
 
     @property
     def options(self) -> dict[str, Any]:
-        """The recommended options: those of the ensemble if it pays, else of the best member.
-
-        If the run was interrupted before the comparison on the held-out part, the scores on the
-        search part decide.
-        """
-        if self.comparison is None:
-            ahead = cheapest(self.trials).score > self.alone[self.best_member].score
-            return self.ensemble if ahead else self.single
-        return self.ensemble if self.pays else self.single
-
-    @property
-    def single(self) -> dict[str, Any]:
-        """The options with which the best member answers alone and greedily."""
-        return {"use": [self.best_member]}
+        """The recommended options: those of the ensemble if it pays, else the best member alone."""
+        return self.ensemble if self.pays else {"use": [self.best_member]}
 
     @property
     def verdict(self) -> str:
         """The conclusion from the held-out questions, as a sentence."""
-        comparison = self.comparison
-        if comparison is None:
-            return (
-                "The run was interrupted before the held-out questions, so it does not show "
-                f"whether the ensemble beats {self.best_member} alone."
-            )
+        found = self.comparison
         if self.lost:
             return (
                 f"{count(self.lost, 'answer')} to held-out questions failed, so the run does not "
@@ -244,24 +215,17 @@ class Tuning(BaseModel):
                 "again to answer them."
             )
         figures = (
-            f"({comparison.ours:.1f} against {comparison.theirs:.1f} % {comparison.metric} on "
-            f"{comparison.questions} held-out questions, difference "
-            f"{comparison.difference.shown('+')}, {comparison.chance})"
+            f"({found.ours:.1f} against {found.theirs:.1f} % {found.metric} on {found.questions} "
+            f"held-out questions, difference {found.difference.shown('+')}, {found.chance})"
         )
-        if self.pays:
-            return f"The ensemble beats its best member, {self.best_member} {figures}."
-        if comparison.verdict == "below":
-            return f"The ensemble does NOT beat its best member, {self.best_member} {figures}."
-        needed = comparison.needed
+        if found.verdict != "not shown":
+            beats = "beats" if self.pays else "does NOT beat"
+            return f"The ensemble {beats} its best member, {self.best_member} {figures}."
+        needed = f" About {found.needed} would be needed to show one this large."
         return (
-            f"These {comparison.questions} questions show no difference between the ensemble and "
-            f"its best member, {self.best_member} {figures}."
-            + (f" About {needed} would be needed to show one this large." if needed else "")
+            f"These {found.questions} questions show no difference between the ensemble and "
+            f"its best member, {self.best_member} {figures}.{needed if found.needed else ''}"
         )
-
-
-class _Stopped(Exception):  # noqa: N818
-    """Raised if the search is cancelled."""
 
 
 def tune(
@@ -272,7 +236,6 @@ def tune(
     trials: int = 30,
     seed: int = 1,
     held_out: float = 0.5,
-    within: float = 0.0,
     fixed: Mapping[str, Any] | None = None,
     known: Iterable[Mapping[str, Any]] = (),
     log: Callable[[dict[str, Any]], None] | None = None,
@@ -286,24 +249,20 @@ def tune(
 
     Args:
         engine: an engine with at least two members, and a strategy that uses an option of
-            `SEARCHED`. The search ignores the engine's values of searched options. To keep a value,
+            `CHOICES`. The search ignores the engine's values of these options. To keep a value,
             pass it as `fixed`.
         questions: labeled questions, at least `FEWEST` for each part.
         metric: name of the metric to maximize, in `METRICS`.
-        trials: number of ensemble settings to try. A setting that decodes like an earlier one
-            counts as a trial, but is not decoded again.
+        trials: number of ensemble settings to try. A setting that was tried before counts as a
+            trial, but is not decoded again.
         seed: seed of the division into two parts and of the search.
         held_out: share of the questions to keep from the search, for the test.
-        within: maximum distance from the best score, in percentage points. Of the settings within
-            this distance, the one that processes the fewest tokens is selected. With 0, this is the
-            best setting, or the cheapest of several that are equally good.
         fixed: options of `AdaFuseConfig` that are not searched. ``use`` names the members that may
             take part.
-        known: data that `log` received in an earlier call. These answers are not decoded again,
-            except those that failed due to the earlier run.
-        log: called with the answers of every decoded setting, as JSON-safe data.
-        cancel: an event that any thread can set to stop the search. The result is then based on the
-            trials so far.
+        known: data that `log` received in an earlier call. These answers are not decoded again.
+        log: called with the answers of every decoded setting, as JSON-safe data, unless one of them
+            failed due to the run.
+        cancel: an event that any thread can set to stop the search.
         on_answer: called for every new answer, with the names of the members and the answer.
         on_trial: called with every result on the search part, starting with single members.
 
@@ -312,54 +271,54 @@ def tune(
             strategy has no options to search, or the metric is unknown; nothing was computed.
         InvalidOptionError: an option is unknown or out of range.
         MissingDependencyError: optuna is not installed.
+        RequestCancelledError: `cancel` was set before the end.
     """
-    fixed = _by_name(engine, fixed or {})
-    if (temperature := engine.config.override(fixed).temperature) > 0:
+    fixed = dict(fixed or {})
+    config = engine.config.override(fixed)
+    if config.temperature > 0:
         raise InvalidOptionError(
             "option 'temperature': the search compares settings without sampling, so it must be 0; "
-            f"got {temperature:g}"
+            f"got {config.temperature:g}"
         )
-    members = candidates(engine.members, fixed.get("use") or engine.config.use, engine.strategy)
-    measure = load_metric(metric)
-    search, test = divide(questions, held_out, seed)
     if trials < 1:
         raise InvalidOptionError(f"trials must be 1 or more; got {trials}")
-    if not 0 <= within <= 100:
-        raise InvalidOptionError(f"option 'within' must be between 0 and 100 points; got {within}")
+    members = candidates(engine.members, fixed.pop("use", None) or config.use, engine.strategy)
+    sets = {
+        "+".join(chosen): list(chosen)
+        for size in range(len(members), 1, -1)
+        for chosen in itertools.combinations(members, size)
+    }
+    for chosen in sets.values():
+        config.override({"use": chosen}).member_weights(engine.members)
+    measure = load_metric(metric)
+    search, test = divide(questions, held_out, seed)
     study = optimizer(seed)
-    space = _SearchSpace(members, fixed, engine)
-    answers = _Answers(engine, measure, known=known, log=log, cancel=cancel, on_answer=on_answer)
-    report = on_trial or (lambda _trial: None)
-    alone: dict[str, Trial] = {}
-    tried: list[Trial] = []
-    try:
-        for member in members:
-            alone[member] = answers.trial(search, {"use": [member]})
-            report(alone[member])
-        ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
-        for start in space.starts(ranked):
-            study.enqueue_trial(start, skip_if_exists=True)
-        for _ in range(trials):
-            suggestion = study.ask()
-            trial = answers.trial(search, space.setting(suggestion))
-            report(trial)
-            study.tell(suggestion, trial.score)
-            tried.append(trial)
-        ensemble, single = cheapest(tried, within).options, {"use": [ranked[0]]}
-        tested = {
-            "ensemble": answers.trial(test, ensemble),
-            f"{ranked[0]} alone": answers.trial(test, single),
-        }
-        rights = [
-            [answer.is_right for answer in answers.of(test, each)] for each in (ensemble, single)
-        ]
-        ends: dict[str, Any] = {"tested": tested, "comparison": compare(metric, *rights)}
-    except _Stopped:
-        if not tried:
-            raise InvalidInputError(
-                "interrupted before any setting of the ensemble was tried; nothing was found"
-            ) from None
-        ends = {}
+    answers = _Answers(engine, measure, known, log, cancel or threading.Event(), on_answer)
+
+    def trial(options: dict[str, Any]) -> Trial:
+        result = answers.trial(search, options)
+        if on_trial is not None:
+            on_trial(result)
+        return result
+
+    alone = {member: trial({"use": [member]}) for member in members}
+    ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
+    best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
+    for branches, names in itertools.product((AdaFuseConfig().branches, 1), (members, best_two)):
+        start = {**_DEFAULTS, "use": "+".join(names), "branching_factor": branches}
+        study.enqueue_trial(start, skip_if_exists=True)
+    varied = CHOICES.keys() & engine.strategy.options - fixed.keys()
+    choices = {name: values for name, values in CHOICES.items() if name in varied}
+    tried = []
+    for _ in range(trials):
+        asked = study.ask()
+        options: dict[str, Any] = {"use": sets[asked.suggest_categorical("use", list(sets))]}
+        options |= {name: asked.suggest_categorical(name, each) for name, each in choices.items()}
+        tried.append(trial({**options, **fixed}))
+        study.tell(asked, tried[-1].score)
+    settings = {"ensemble": best(tried).options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
+    tested = {name: answers.trial(test, each) for name, each in settings.items()}
+    rights = [[a.is_right for a in answers.of(test, each)] for each in settings.values()]
     return Tuning(
         metric=metric,
         seed=seed,
@@ -368,8 +327,9 @@ def tune(
         alone=alone,
         trials=tuple(tried),
         best_member=ranked[0],
-        ensemble=cheapest(tried, within).options,
-        **ends,
+        ensemble=settings["ensemble"],
+        tested=tested,
+        comparison=compare(metric, *rights),
     )
 
 
@@ -400,69 +360,9 @@ def divide(
     return search, test
 
 
-def cheapest(trials: Iterable[Trial], within: float = 0.0) -> Trial:
-    """Return the trial with the fewest tokens among those at most `within` points below the best.
-
-    If several have the same number of tokens, return the one with the highest score. If their
-    scores are equal too, return the earliest one.
-    """
-    trials = list(trials)
-    lowest = max(trial.score for trial in trials) - within - 1e-9
-    return min(
-        (trial for trial in trials if trial.score >= lowest),
-        key=lambda trial: (trial.tokens, -trial.score),
-    )
-
-
-def canonical(options: Mapping[str, Any], *, equal_by_default: bool = True) -> dict[str, Any]:
-    """Return the form of a setting that is equal for all settings that decode alike.
-
-    Weights are divided by the largest one. Options that have no effect together with the other
-    options are left out.
-
-    Args:
-        options: the setting.
-        equal_by_default: whether the members have equal weights if a setting has no weights. Equal
-            weights are then left out.
-    """
-    kept = dict(options)
-    weights = kept.pop("weights", None)
-    if weights:
-        largest = max(weights.values())
-        relative = {name: weight / largest for name, weight in weights.items()}
-        if not equal_by_default or set(relative.values()) != {1.0}:
-            kept["weights"] = relative
-    if kept.get("margin_threshold") == 0:  # every margin reaches the threshold
-        kept.pop("branching_factor", None)
-    if kept.get("max_words") == kept.get("branching_factor") == 1:  # each span is one word
-        kept.pop("margin_threshold", None)
-    return kept
-
-
-def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fixed options, with weights as a mapping from member names.
-
-    Raises:
-        InvalidOptionError: an option is out of range, a member that may take part has no weight, or
-            all of them have weight 0.
-    """
-    weights = engine.config.override(fixed).weights
-    if weights is None or "weights" not in fixed:
-        return dict(fixed)
-    if isinstance(weights, tuple) and len(weights) == len(engine.members):
-        weights = dict(zip(engine.members, weights, strict=True))
-    taking_part = fixed.get("use") or engine.config.use or engine.members
-    if isinstance(weights, tuple) or any(name not in weights for name in taking_part):
-        raise InvalidOptionError(
-            f"fixed weights must include {', '.join(taking_part)}. Pass a mapping from names to "
-            "numbers, or one number per member of the ensemble, in order; got "
-            f"{fixed['weights']!r}"
-        )
-    if not any(weights[name] for name in taking_part):
-        raise InvalidOptionError(
-            f"all members that may take part ({', '.join(taking_part)}) have weight 0"
-        )
-    return {**fixed, "weights": weights}
+def best(trials: Iterable[Trial]) -> Trial:
+    """Return the trial with the highest score; of several, the first with the fewest tokens."""
+    return min(trials, key=lambda trial: (-trial.score, trial.tokens))
 
 
 def candidates(
@@ -474,10 +374,10 @@ def candidates(
         InvalidInputError: fewer than two members may take part, or the strategy has no options to
             search.
     """
-    if not strategy.options & set(SEARCHED):
+    if not strategy.options & CHOICES.keys():
         raise InvalidInputError(
             f"strategy {strategy.name!r} has no options to tune. Choose one that uses "
-            f"{', '.join(SEARCHED[:-1])} or {SEARCHED[-1]}, such as 'adafuse' or 'mixture'."
+            f"{' or '.join(CHOICES)}, such as 'adafuse' or 'mixture'."
         )
     names = tuple(name for name in members if name in (allowed or members))
     if len(names) < 2:
@@ -497,202 +397,99 @@ def optimizer(seed: int) -> optuna.Study:
         import optuna
     except ImportError as missing:
         raise MissingDependencyError(f"tuning needs optuna: {install_command('tune')}") from missing
-    with _warnings_only(optuna):
-        sampler = optuna.samplers.TPESampler(seed=seed)
-        return optuna.create_study(direction="maximize", sampler=sampler)
-
-
-@contextmanager
-def _warnings_only(optuna: Any) -> Iterator[None]:
     verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(verbosity)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would log the new study
+    sampler = optuna.samplers.TPESampler(seed=seed)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    optuna.logging.set_verbosity(verbosity)
+    return study
 
 
-OWN_WEIGHTS: Final = "weights of the strategy"
-"""Name of the optimizer's parameter that decides whether the strategy sets the weights."""
-
-
-class _SearchSpace:
-    """The settings from which the search selects.
-
-    Args:
-        members: names of the members that may take part.
-        fixed: options that are not searched.
-        engine: the engine, for the options and the weights of its strategy.
-    """
-
-    def __init__(
-        self, members: Sequence[str], fixed: Mapping[str, Any], engine: AdaFuseEngine
-    ) -> None:
-        strategy = engine.strategy
-        weights = fixed.get("weights")
-        self._equal_by_default = len(set(strategy.weights(engine.backends))) == 1
-        self._searches_weights = weights is None and "weights" in strategy.options
-        self._choices = {
-            name: values
-            for name, values in CHOICES.items()
-            if name in strategy.options and name not in fixed
-        }
-        self._sets = {
-            "+".join(chosen): chosen
-            for size in range(len(members), 1, -1)
-            for chosen in itertools.combinations(members, size)
-            if weights is None or any(weights[name] for name in chosen)
-        }
-        self._fixed = {name: value for name, value in fixed.items() if name != "use"}
-
-    def starts(self, ranked: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the first settings to try.
-
-        They have the default options, first unchanged and then with a branching factor of 1. Each
-        is tried with all members and with the best two (the paper's Top-2).
-        """
-        defaults = AdaFuseConfig()
-        best = set(ranked[:2])
-        for branches in (defaults.branches, 1):
-            for name, chosen in self._sets.items():
-                if len(chosen) == len(ranked) or set(chosen) == best:
-                    yield {
-                        "use": name,
-                        "margin_threshold": defaults.margin_threshold,
-                        "max_words": defaults.max_words,
-                        "branching_factor": branches,
-                        OWN_WEIGHTS: True,
-                        **{f"weight of {member}": 1.0 for member in chosen},
-                    }
-
-    def setting(self, suggestion: optuna.Trial) -> dict[str, Any]:
-        """Return the options that the optimizer suggests."""
-        chosen = self._sets[suggestion.suggest_categorical("use", list(self._sets))]
-        options: dict[str, Any] = {"use": list(chosen)}
-        for name, values in self._choices.items():
-            options[name] = suggestion.suggest_categorical(name, values)
-        options |= self._fixed
-        if "weights" in self._fixed:
-            options["weights"] = {member: self._fixed["weights"][member] for member in chosen}
-        elif self._searches_weights and not self._has_own_weights(suggestion):
-            options["weights"] = {
-                member: suggestion.suggest_categorical(f"weight of {member}", WEIGHTS)
-                for member in chosen
-            }
-        return canonical(options, equal_by_default=self._equal_by_default)
-
-    def _has_own_weights(self, suggestion: optuna.Trial) -> bool:
-        """Return whether the strategy sets the weights. Equal ones are a case of the searched."""
-        return not self._equal_by_default and suggestion.suggest_categorical(
-            OWN_WEIGHTS, (True, False)
-        )
-
-
+@dataclass
 class _Answers:
     """The answers of every setting. Each setting is decoded only once.
 
-    Args:
+    Attributes:
         engine: the ensemble.
         metric: the metric that reads and judges answers.
         known, log, cancel, on_answer: as for `tune`.
     """
 
-    def __init__(
-        self,
-        engine: AdaFuseEngine,
-        metric: Metric,
-        *,
-        known: Iterable[Mapping[str, Any]],
-        log: Callable[[dict[str, Any]], None] | None,
-        cancel: threading.Event | None,
-        on_answer: Callable[[str, Answer], None] | None,
-    ) -> None:
-        self._engine, self._single = engine, engine.with_strategy("single")
-        self._metric, self._log, self._on_answer = metric, log, on_answer
-        self._cancel = cancel or threading.Event()
-        self._known: dict[str, list[Answer]] = {}
-        self._lines: dict[str, int] = {}
-        self._fresh: set[str] = set()
-        for line in known:
-            self._lines[line["key"]] = line["line"]
-            self._known[line["key"]] = [Answer(**fields) for fields in line["answers"]]
+    engine: AdaFuseEngine
+    metric: Metric
+    known: Iterable[Mapping[str, Any]]
+    log: Callable[[dict[str, Any]], None] | None
+    cancel: threading.Event
+    on_answer: Callable[[str, Answer], None] | None
+
+    def __post_init__(self) -> None:
+        self._single = self.engine.with_strategy("single")
+        self._done = {
+            line["key"]: [Answer(**fields) for fields in line["answers"]] for line in self.known
+        }
+        self._logged = len(self._done)
 
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
         """Return the result of a setting.
 
         Raises:
-            _Stopped: the search was cancelled before all questions were answered.
+            RequestCancelledError: the search was cancelled before all questions were answered.
         """
-        before = len(self._fresh)
         answers = self.of(questions, options)
         counts = [answer.tokens for answer in answers if answer.tokens is not None]
-        accepted = {question.number: question.accepted for question in questions}
         return Trial(
             options=options,
             score=100 * fmean(answer.is_right for answer in answers),
             tokens=fmean(counts) if counts else 0.0,
             failed=sum(answer.error is not None for answer in answers),
             lost=sum(is_lost(answer.error) for answer in answers),
-            missed=sum(
-                not each.is_right and contains(each.text, accepted[each.line]) for each in answers
-            ),
-            known=before == len(self._fresh),
         )
 
     def of(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Answer]:
-        """Return the answers of a setting. Those that failed due to an earlier run are decoded."""
+        """Return the answers of a setting."""
         key = json.dumps([[question.number for question in questions], options], sort_keys=True)
-        done = {each.line: each for each in self._known.get(key, ())}
-        if key in self._fresh:
-            return list(done.values())
-        kept = {line: each for line, each in done.items() if not is_lost(each.error)}
-        missing = [question for question in questions if question.number not in kept]
-        if missing:
-            new = {answer.line: answer for answer in self._decode(missing, options)}
-            done = {question.number: (kept | new)[question.number] for question in questions}
-            self._known[key] = list(done.values())
-            self._fresh.add(key)
-            line = self._lines.setdefault(key, len(self._lines) + 1)
-            data = [each.model_dump(mode="json", exclude_none=True) for each in done.values()]
-            if self._log is not None:
-                self._log({"line": line, "key": key, "answers": data})
-        return self._known[key]
+        if key not in self._done:
+            answers = self._done[key] = list(self._decode(questions, options))
+            if self.log is not None and not any(is_lost(answer.error) for answer in answers):
+                self._logged += 1
+                data = [each.model_dump(mode="json", exclude_none=True) for each in answers]
+                self.log({"line": self._logged, "key": key, "answers": data})
+        return self._done[key]
 
     def _decode(
         self, questions: Sequence[Question], options: Mapping[str, Any]
     ) -> Iterator[Answer]:
         is_single = len(options["use"]) == 1
-        engine = self._single if is_single else self._engine
-        options = options if is_single else {**_DEFAULTS, **options}
-        engine.config.override(options)  # a wrong option is an error here, not in every answer
+        engine = self._single if is_single else self.engine
+        given = options if is_single else {**_DEFAULTS, **options}
 
         def ask(question: Question) -> Answer | None:
             try:
-                done = engine.generate(**question.request, **options, cancel=self._cancel)
+                done = engine.generate(**question.request, **given, cancel=self.cancel)
             except Exception as error:  # an error in one question must not stop the others
                 problem = " ".join(f"{type(error).__name__}: {error}".split())
                 return Answer(line=question.number, error=problem)
             if done.finish_reason == "cancelled":
                 return None
-            text, usage = self._metric.read(done.answer), done.usage
+            text, usage = self.metric.read(done.answer), done.usage
             return Answer(
                 line=question.number,
                 text=text,
-                is_right=self._metric.is_right(text, question.accepted),
+                is_right=self.metric.is_right(text, question.accepted),
                 tokens=sum(usage.tokens_processed.values()) + sum(usage.cached_tokens.values()),
             )
 
         try:
             for answer in in_order(ask, questions, engine.runtime.max_requests):
                 if answer is None:
-                    raise _Stopped
-                if self._on_answer is not None:
-                    self._on_answer("+".join(options["use"]), answer)
+                    raise RequestCancelledError("the search was cancelled before its end")
+                if self.on_answer is not None:
+                    self.on_answer("+".join(options["use"]), answer)
                 yield answer
         except BaseException:  # cancel the running requests, because their results are not needed
-            self._cancel.set()
+            self.cancel.set()
             raise
 
 
-_DEFAULTS = AdaFuseConfig().model_dump(include={*SEARCHED})
+_DEFAULTS = AdaFuseConfig().model_dump(include={*CHOICES})
 """Defaults of the searched options. They replace the engine's values in every ensemble setting."""

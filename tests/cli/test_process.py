@@ -176,18 +176,13 @@ def jobs(tmp_path):
     return ["run", "--test-set", test_set, "--output", output], output
 
 
-def test_a_second_process_with_the_same_output_is_refused_at_once(
-    adafuse, fakes, hold, jobs, tmp_path
-):
+def test_a_second_process_with_the_same_output_is_refused_at_once(adafuse, fakes, hold, jobs):
     flags, output = jobs
     first = hold(output)
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(output)
-    for other in ([], ["--overwrite", "--max-words", 1], ["--output", link]):
+    for other in ([], ["--overwrite", "--max-words", 1]):
         refused = adafuse(*flags, *other)
         assert refused.exit_code == 2
-        assert f"{output} is in use: process {first.pid} on " in refused.stderr
-        assert " since 20" in refused.stderr
+        assert f"{output} is in use: another process" in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
     assert not fakes  # nothing was loaded
     assert not output.exists()

@@ -138,9 +138,9 @@ def test_another_run_is_not_resumed_and_nothing_of_it_is_touched(adafuse, job, t
     assert adafuse(*job, "--output", output, "--overwrite", "--model", tmp_path).exit_code == 2
     assert output.read_bytes() == before  # the models could not be loaded
     job[4].write_text("Other.\n")
-    assert "different prompts" in refused()
+    assert "another run: prompts" in refused()
     job[2].write_text(job[2].read_text() + "\n")
-    assert "different test set" in refused()
+    assert "another run: test set" in refused()
     assert adafuse(*job, "--output", output, "--overwrite", "--rounds").exit_code == 0
     assert set(records(output)[0]["usage"]["forward_passes"]) == {"otter", "badger"}
     for content in (b"not results\n", b'{"line": 99}\n', b"[1]\n"):
