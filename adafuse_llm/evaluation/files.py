@@ -182,6 +182,8 @@ class Results:
     def __init__(
         self, path: Path, remedy: str = "Pass --overwrite to start again, or another --output."
     ) -> None:
+        if path.exists() and not path.is_file():  # to read from a pipe would block
+            raise InvalidInputError(f"{path} is not a regular file. Choose another output.")
         self.path = path
         self._remedy = remedy
         self._identity = path.with_name(f"{path.name}.run.json")
