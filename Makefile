@@ -82,7 +82,7 @@ test-vllm: $(SETUP) $(VLLM)/.set-up ## the tests of members on a real vLLM, on t
 test-packages: dist ## try the built packages as make build does, and run the tests of the integrations with them
 	$(BIN)/python .ci/try_wheels.py dist --tests
 
-test-slow: $(SETUP) ## the slow tests: soaks, clusters, and all cases of sweeps
+test-slow: $(SETUP) ## the slow tests: a soak, benchmarks, training, and all cases of sweeps
 	$(BIN)/python -m pytest -m "slow or sweep" --sweeps
 
 fuzz: $(SETUP) ## check 100,000 random decodes; half an hour on one core (CASES=1000 SEED=1 JOBS=4 to change it)
