@@ -76,9 +76,10 @@ class Drafts(Drafting):
     """Drafting method of one request.
 
     Members of the same lane (`adafuse_llm.backends.base.lane`) propose one after another, and the
-    passes of a member also evaluate the spans that earlier members have proposed. Members of
-    different lanes propose at the same time. While many requests are being decoded, all members do
-    so: one pass of a member then serves several requests, which saves more than drafts do.
+    passes of a member also evaluate the spans that earlier members have proposed. So does a GGUF
+    member with others on its device. Members of different lanes propose at the same time. While
+    many requests are being decoded, all members do so: one pass of a member then serves several
+    requests, which saves more than drafts do.
 
     Passes carry drafts from the first call of `together` on, so there are none in strategies that
     do not call it. A member whose drafts have failed drafts no more.
@@ -94,8 +95,10 @@ class Drafts(Drafting):
         self._members = tuple(members)
         self._crowded = crowded
         by_lane: defaultdict[str, list[Member]] = defaultdict(list)
+        lanes = {lane(member.backend) for member in self._members}
         for member in self._members:
-            by_lane[lane(member.backend)].append(member)
+            device = getattr(member.backend, "device", None)  # a GGUF member's is not its lane
+            by_lane[device if device in lanes else lane(member.backend)].append(member)
         self._lanes = list(by_lane.values())
         self._lookups = {member: Lookup() for member in self._members}
         self._config, self._is_used = AdaFuseConfig(), False
