@@ -106,12 +106,12 @@ class RemoteEngine(Engine):
         try:
             models = self._models(time.monotonic() + ready_timeout)
             with self._naming_server():
-                told = models["data"][0]["adafuse"]
-                self.member_info = tuple(map(MemberInfo.model_validate, told["member_info"]))
+                facts = models["data"][0]["adafuse"]
+                self.member_info = tuple(map(MemberInfo.model_validate, facts["member_info"]))
                 self.members = tuple(each.name for each in self.member_info)
-                self.can_enforce = bool(told["can_enforce"])
-                known = told["config"].keys() & AdaFuseConfig.model_fields
-                self.config = AdaFuseConfig(**{name: told["config"][name] for name in known})
+                self.can_enforce = bool(facts["can_enforce"])
+                known = facts["config"].keys() & AdaFuseConfig.model_fields
+                self.config = AdaFuseConfig(**{name: facts["config"][name] for name in known})
         except BaseException:
             self.close()
             raise
@@ -300,17 +300,17 @@ class RemoteEngine(Engine):
         with self._naming_server():
             async with aclosing(await self._streams.send(sent, stream=True)) as answer:
                 if answer.status_code != 200 or not readers:
-                    told = self._answer(answer.status_code, await answer.aread())["adafuse"]
-                    deliver(first, Scores.model_validate(told["scores"][0]))
+                    extension = self._answer(answer.status_code, await answer.aread())["adafuse"]
+                    deliver(first, Scores.model_validate(extension["scores"][0]))
                     return
                 async for chunk in _chunks(answer):
                     if "error" in chunk:
                         raise self._failure(chunk)
-                    told = chunk.get("adafuse", {})
-                    if told.get("finish_reason") == "cancelled":
+                    extension = chunk.get("adafuse", {})
+                    if extension.get("finish_reason") == "cancelled":
                         raise self._error("stopped before the response was complete")
                     for choice in chunk["choices"]:
-                        if (event := readers[choice["index"]].add(told)) is not None:
+                        if (event := readers[choice["index"]].add(extension)) is not None:
                             deliver(first + choice["index"], event)
             if not all(each.is_whole for each in readers):
                 raise self._error("ended the stream before the response was complete")
@@ -340,9 +340,9 @@ class RemoteEngine(Engine):
             failure = self._error(reason, not_ready=status in (502, 503))
         raise failure
 
-    def _failure(self, told: Mapping[str, Any]) -> AdaFuseError:
+    def _failure(self, extension: Mapping[str, Any]) -> AdaFuseError:
         """Return the error that the server describes."""
-        error = read_error(told["adafuse"], told["error"]["message"])
+        error = read_error(extension["adafuse"], extension["error"]["message"])
         if isinstance(error, ServerError):
             return self._error(f"says: {error}", not_ready=isinstance(error, ServerNotReadyError))
         return error

@@ -318,6 +318,20 @@ def test_members_with_threads_of_their_own_run_at_the_same_time():
     assert engine.generate("x", max_new_tokens=2).text == " . ."
 
 
+def test_a_member_with_threads_of_its_own_proposes_in_turn_with_others_on_its_device():
+    class Beside(Watched):
+        runs_beside = True
+
+    def passes(*members):
+        with AdaFuseEngine(members, strategy="adafuse") as engine:
+            engine.generate("x", max_new_tokens=12)
+        return sum(len(member.sizes) for member in members)
+
+    in_turn = passes(Watched("a"), Watched("b"))
+    assert passes(Watched("a"), Beside("b")) == in_turn
+    assert passes(Beside("a"), Beside("b")) > in_turn  # none checks the other's words early
+
+
 def test_members_of_one_device_take_turns_on_its_thread():
     inside = threading.Lock()
 
