@@ -1,4 +1,4 @@
-"""Load Hugging Face models and place them on devices."""
+"""Load Hugging Face models."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.loading.checkpoint import check_files, check_weights
 from adafuse_llm.loading.problems import check_hub_id, describe, hub_problem, label_of
-from adafuse_llm.loading.quantization import (
-    bits_per_weight,
-    kept_modules,
-    method,
-    missing_packages,
-)
 from adafuse_llm.loading.specs import MemberSpec
-
-RESERVE = 0.1
-"""Share of the free memory that weights do not use when several members share devices."""
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
@@ -41,19 +32,17 @@ class HuggingFacePlan:
         spec: the member.
         name: the member's name.
         setting: dtype, device map, revision and whether to trust remote code.
-        budget: bytes that the member may use on each device; None for no limit.
     """
 
     spec: MemberSpec
     name: str
     setting: Mapping[str, Any]
-    budget: Mapping[int | str, int] | None
 
 
 def plan_huggingface(
     specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
 ) -> list[HuggingFacePlan]:
-    """Check the configurations of Hugging Face models, and divide the devices' memory among them.
+    """Check the configurations of Hugging Face models before any weights are loaded.
 
     Args:
         specs: the members.
@@ -78,28 +67,9 @@ def plan_huggingface(
     ]
     for setting in settings:
         check_dtype(setting["dtype"])
-    configs = [
-        _load_config(spec, name, setting)
-        for spec, name, setting in zip(specs, names, settings, strict=True)
-    ]
-    budgets = _memory_budgets(specs, names, configs, settings)
-    return list(map(HuggingFacePlan, specs, names, settings, budgets))
-
-
-def divide_memory(
-    free: Mapping[int | str, int], sizes: Sequence[int]
-) -> list[dict[int | str, int]]:
-    """Divide the memory of each device among the members, in proportion to their sizes.
-
-    Args:
-        free: free bytes by device.
-        sizes: bytes of the weights of each member.
-
-    Returns:
-        For each member, the bytes that it may use on each device.
-    """
-    total = sum(sizes) or 1
-    return [{device: room * size // total for device, room in free.items()} for size in sizes]
+    for spec, name, setting in zip(specs, names, settings, strict=True):
+        _check_config(spec, name, setting)
+    return list(map(HuggingFacePlan, specs, names, settings))
 
 
 def check_dtype(dtype: Any) -> None:
@@ -118,8 +88,8 @@ def check_dtype(dtype: Any) -> None:
         )
 
 
-def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any:
-    """Load the model's configuration, and run the checks that do not need the weights."""
+def _check_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> None:
+    """Run the checks that need the model's configuration and not the weights."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -150,7 +120,6 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
         )
     _check_quantization(spec, name, config)
     check_files(spec.path, setting["revision"], config, label, allow_pickle=spec.allow_pickle)
-    return config
 
 
 def _check_path(path: str, label: str) -> None:
@@ -178,34 +147,23 @@ def _check_path(path: str, label: str) -> None:
         check_hub_id(path, label)
 
 
-def _quantization(spec: MemberSpec, config: Any) -> Any:
-    """Return the checkpoint's quantization, otherwise the spec's; None if neither has one."""
-    stored = getattr(config, "quantization_config", None)
-    return spec.quantization_config if stored is None else stored
-
-
 def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
-    """Raise an error if the quantization method is unknown or its packages are missing.
-
-    Without this check, transformers would only log a warning about an unknown method. It would
-    report a missing package only after the preceding members are loaded.
-    """
-    quantization = _quantization(spec, config)
+    """Raise an error if the quantization method is unknown, which transformers only logs."""
+    stored = getattr(config, "quantization_config", None)
+    quantization = spec.quantization_config if stored is None else stored
     if quantization is None:
         return
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    from transformers.quantizers.auto import AutoHfQuantizer
 
-    supported = ["bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING]
-    if (used := method(quantization)) not in supported:
+    data = quantization if isinstance(quantization, Mapping) else quantization.to_dict()
+    try:
+        known = AutoHfQuantizer.supports_quant_method(data)
+    except ValueError:  # it names no method
+        known = False
+    if not known:
         raise LoadError(
             f"{label_of(spec, name)} cannot be loaded: its quantization_config must have a "
-            f"quant_method that transformers supports ({', '.join(sorted(supported))}); "
-            f"got {short_repr(used)}"
-        )
-    if missing := missing_packages(quantization):
-        raise LoadError(
-            f"{label_of(spec, name)} cannot be loaded: {used} quantization needs packages "
-            f"that are not installed; run: pip install {' '.join(missing)}"
+            f"quant_method that transformers supports; got {short_repr(data.get('quant_method'))}"
         )
 
 
@@ -249,15 +207,13 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
 
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
-    spec, name, setting, budget = plan.spec, plan.name, plan.setting, plan.budget
+    spec, name, setting = plan.spec, plan.name, plan.setting
     tokenizer = load_huggingface_text(plan).tokenizer
     options: dict[str, Any] = {**_source(setting), "dtype": setting["dtype"]}
     if spec.device is not None:
         options["device_map"] = {"": spec.device}
     elif setting["device_map"] is not None:
         options["device_map"] = setting["device_map"]
-        if budget is not None:
-            options["max_memory"] = dict(budget)
     if spec.quantization_config is not None:
         options["quantization_config"] = copy.deepcopy(spec.quantization_config)
     try:
@@ -280,88 +236,6 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
 def _source(setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that say which files of a model to load."""
     return {name: setting[name] for name in ("revision", "trust_remote_code")}
-
-
-def _memory_budgets(
-    specs: Sequence[MemberSpec],
-    names: Sequence[str],
-    configs: Sequence[Any],
-    settings: Sequence[Mapping[str, Any]],
-) -> list[dict[int | str, int] | None]:
-    """Return the bytes that each member may use on each device.
-
-    The entry of a member is None if accelerate does not place the member, or if the ensemble has
-    only one member.
-    """
-    placed = [
-        i
-        for i, (spec, setting) in enumerate(zip(specs, settings, strict=True))
-        if spec.device is None and isinstance(setting["device_map"], str)
-    ]
-    budgets: list[dict[int | str, int] | None] = [None] * len(specs)
-    if not placed or len(specs) < 2:
-        return budgets
-    import torch
-    from accelerate.utils import get_max_memory
-
-    free = {device: int(room * (1 - RESERVE)) for device, room in get_max_memory().items()}
-    sizes = [
-        _weight_bytes(spec, name, config, setting)
-        for spec, name, config, setting in zip(specs, names, configs, settings, strict=True)
-    ]
-    for spec, size in zip(specs, sizes, strict=True):
-        if spec.device is not None:  # this device holds the whole member
-            device = torch.device(spec.device)
-            key = device.type if device.type == "cpu" else device.index or 0
-            if key in free:
-                free[key] = max(0, free[key] - size)
-    for i, budget in zip(placed, divide_memory(free, [sizes[i] for i in placed]), strict=True):
-        budgets[i] = budget
-    return budgets
-
-
-def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str, Any]) -> int:
-    """Compute the bytes of a model's weights from its configuration. Load no weights."""
-    import torch
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(
-                config, trust_remote_code=setting["trust_remote_code"]
-            )
-    except Exception as error:
-        raise _load_error(spec, name, error) from error
-    name_or_dtype = setting["dtype"]
-    if name_or_dtype == "auto":
-        name_or_dtype = getattr(config, "dtype", None)
-    dtype = getattr(torch, str(name_or_dtype).removeprefix("torch."), None) or torch.float32
-    return _bytes_of(model, 8 * dtype.itemsize, _quantization(spec, config))
-
-
-def _bytes_of(model: Any, bits: int, quantization: Any) -> int:
-    """Compute the size of a model's weights in bytes. Each unquantized weight takes `bits` bits.
-
-    Quantization methods quantize the matrices of the layers, but not the embeddings, the output
-    layer, norms or biases. The result does not include the scales that these methods store (2 to 12
-    percent of the quantized weights).
-    """
-    quantized_bits = None if quantization is None else bits_per_weight(quantization)
-    kept = () if quantization is None else kept_modules(quantization)
-    embeddings = {
-        id(layer.weight)
-        for layer in (model.get_input_embeddings(), model.get_output_embeddings())
-        if layer is not None
-    }
-    total = 0
-    for name, weight in model.named_parameters():
-        is_matrix = weight.ndim >= 2 and id(weight) not in embeddings
-        quantized = is_matrix and not any(module in name for module in kept)
-        total += weight.numel() * (
-            quantized_bits if quantized_bits is not None and quantized else bits
-        )
-    return total // 8
 
 
 def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:

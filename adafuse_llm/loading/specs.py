@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from adafuse_llm.backends.gguf.header import CACHE_TYPES
 from adafuse_llm.config import MAX_WEIGHT
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
-from adafuse_llm.loading.quantization import is_quantization
 from adafuse_llm.loading.server_urls import (
     APIS,
     ServerAddress,
@@ -172,7 +171,10 @@ class MemberSpec:
                 f"member {self.path!r}: weight must be a number from 0 to {MAX_WEIGHT:g}; "
                 f"got {short_repr(self.weight)}"
             )
-        if self.quantization_config is not None and not is_quantization(self.quantization_config):
+        given = self.quantization_config
+        if isinstance(given, type) or not (
+            given is None or isinstance(given, Mapping) or hasattr(given, "to_dict")
+        ):
             raise InvalidOptionError(
                 f"member {self.path!r}: quantization_config must be a configuration object of "
                 "transformers, such as BitsAndBytesConfig(load_in_4bit=True) or "

@@ -29,7 +29,6 @@ from adafuse_llm import (
     MemberSpec,
     UnsupportedModelError,
 )
-from adafuse_llm.loading.huggingface import divide_memory
 from tests.support.models import Recipe, model, tokenizer
 
 
@@ -67,17 +66,6 @@ def test_weights_of_members_become_weights_of_the_ensemble(saved: Path) -> None:
     assert load(*specs).config.weights == {"a": 2.0, "b": 1.0}
     assert load(*specs, config=AdaFuseConfig(weights=(3, 4))).config.weights == (3.0, 4.0)
     assert load(saved).config.weights is None
-
-
-# Memory ---------------------------------------------------------------------------------------
-
-
-def test_members_get_no_more_memory_than_is_free() -> None:
-    free: dict[int | str, int] = {0: 97, 1: 1003}
-    shares = divide_memory(free, [7, 11, 13])
-    for device, room in free.items():
-        assert 0 < sum(share[device] for share in shares) <= room
-    assert divide_memory(free, [0, 0]) == [{0: 0, 1: 0}] * 2
 
 
 @pytest.mark.quick
