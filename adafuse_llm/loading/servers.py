@@ -144,7 +144,7 @@ def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int
                 return text, ends, None
             return text, *_read_configs(plan, source, text)
         setting = {"revision": plan.revision, "trust_remote_code": False}
-        text = load_huggingface_text(HuggingFacePlan(spec, plan.name, setting, None))
+        text = load_huggingface_text(HuggingFacePlan(spec, plan.name, setting))
     except LoadError as error:
         if plan.spec.tokenizer:
             raise
