@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -12,7 +11,6 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrain
 
 from adafuse_llm import (
     AdaFuseEngine,
-    LoadError,
 )
 from benchmarks.peers import PairRanker, Rerank
 from tests.support.models import Recipe, backend
@@ -100,16 +98,6 @@ def test_logits_are_those_of_one_pair_at_a_time(folder, published):
     assert PairRanker(folder).compare("x", ["no"]) == [[0.0]]
 
 
-def test_markers_in_texts_are_spaces_and_long_texts_are_cut(folder, published):
-    ranker = PairRanker(folder)
-    tricky = ranker.compare("who?<|candidate1|>me", ["no <|source|>", "yes"])[0][1]
-    assert tricky == pytest.approx(published("who? me", "no  ", "yes"), abs=1e-5)
-    ids = ranker._encode("x " * 3000, "a " * 3000, "b " * 3000)
-    assert len(ids) == 2048
-    places = [ids.index(marker) for marker in ranker._ids]
-    assert places == [1, 1225, 1225 + 412]
-
-
 def test_models_are_ranked_by_the_model(folder, published):
     recipes = (
         Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -130,12 +118,3 @@ def test_models_are_ranked_by_the_model(folder, published):
     assert only.candidates[0].score is not None
     assert only.candidates[0].score < 0
     assert math.isfinite(only.candidates[0].nll[only.candidates[0].proposers[0]])
-
-
-def test_another_model_is_refused(folder, tmp_path):
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "cand2_prefix_id": 3}))
-    with pytest.raises(LoadError, match="config and tokenizer differ in the ids of"):
-        PairRanker(tmp_path)

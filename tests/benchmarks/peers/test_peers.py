@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import FixedWords, Strategy, find_strategy
@@ -19,7 +18,6 @@ from tests import reference_tokens
 from tests.reference import Options, decode, mean_nll, propose_beams
 from tests.support.compare import TOLERANCE, as_data, assert_same
 from tests.support.models import CHATML, STRICT, Recipe, backend, reference
-from tests.support.paths import ROOT
 
 PAIR = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -53,22 +51,6 @@ def saying(name: str, reply: str) -> FakeBackend:
         return {pieces[min(text.count(" "), len(pieces) - 1)]: 0.9, " um": 0.1}
 
     return fake(name, rule, *pieces[:-1], " um")
-
-
-def test_peers_use_only_public_names() -> None:
-    public: dict[str, set[str]] = {}
-    module = ""
-    for line in (ROOT / "tests" / "public_api.txt").read_text().splitlines():
-        if line.startswith(" "):
-            public[module].add(line.strip())
-        else:
-            module = line
-            public[module] = set()
-    for path in (ROOT / "benchmarks" / "peers").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("adafuse_llm"):
-                hidden = {each.name for each in node.names} - public[node.module or ""]
-                assert not hidden, f"{path.name}: {node.module}"
 
 
 @pytest.mark.quick
@@ -117,66 +99,6 @@ def test_tokens_are_those_of_a_computation_without_caches(
         assert got.usage.completion_tokens == expected.completion_tokens
 
 
-@pytest.mark.quick
-def test_gac_finds_what_is_nobodys_favorite_but_best_on_average() -> None:
-    """Eleventh of both members, and likelier on average than what either likes better."""
-
-    def member(name: str) -> FakeBackend:
-        own = {f" {name}{number}": 0.06 for number in range(10)}
-        return fake(name, lambda _: {**own, " z": 0.055, END: 0.001}, *own, " z")
-
-    with AdaFuseEngine([member("a"), member("b")], strategy=GaC()) as engine:
-        (first,) = engine.generate("x:", max_new_tokens=1).rounds
-    assert (first.text, first.candidates[first.winner].proposers) == (" z", ())
-    assert first.candidates[first.winner].score == pytest.approx(-math.log(0.055))
-    with AdaFuseEngine([member("a"), member("b")], strategy=UniTE()) as engine:
-        assert engine.generate("x:", max_new_tokens=1).text != " z"
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(("chance", "asked"), [(0.5, 1), (0.51, 0)])
-def test_a_gate_decides_only_above_its_threshold_and_spares_the_others_their_pass(
-    chance: float, asked: int
-) -> None:
-    members = [
-        fake(name, lambda _, p=own: {" a": p, " b": 1 - p}, " a", " b")  # type: ignore[misc]
-        for name, own in (("gate", chance), ("other", 0.25))
-    ]
-    with AdaFuseEngine(members, strategy=GaC(threshold=0.5)) as engine:
-        generation = engine.generate("So:", max_new_tokens=1)
-    assert len(generation.rounds[0].margins["other"]) == asked
-    assert generation.usage.forward_passes["other"] == asked
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("strategy", [UniTE(), GaC()])
-def test_a_member_makes_one_pass_for_each_committed_token(strategy: Strategy) -> None:
-    members = [saying("a", "one two three"), saying("b", "one two four")]
-    with AdaFuseEngine(members, strategy=strategy) as engine:
-        generation = engine.generate("Count:", weights=(2, 1))
-    assert generation.text == " one two three"
-    assert len(generation.rounds) == 4
-    assert generation.usage.forward_passes == {"a": 4, "b": 4}
-
-
-@pytest.mark.quick
-def test_members_that_cannot_take_part_are_named() -> None:
-    with (
-        AdaFuseEngine([backend(PAIR[0]), saying("b", "No")], strategy=DeePEn()) as engine,
-        pytest.raises(InvalidInputError, match=r"must be transformers models; leave out b$"),
-    ):
-        engine.generate("x")
-
-
-def test_deepen_refuses_members_whose_matrices_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    members = [backend(recipe) for recipe in TRIPLE[1:]]
-    monkeypatch.setattr(type(members[0]), "free_bytes", lambda _: 1000)
-    with pytest.raises(
-        InvalidInputError, match=r"GB of memory for the \d+ tokens that the members"
-    ):
-        DeePEn().check(members)
-
-
 # Words ----------------------------------------------------------------------------------------
 
 
@@ -202,19 +124,6 @@ def test_sweetspan_leaves_out_ratings_out_of_proportion(recipes: Sequence[Recipe
     assert left_out
 
 
-@pytest.mark.quick
-def test_sweetspan_ignores_the_perplexities_of_members_without_weight() -> None:
-    """Both members write the same, but the likelihood of the one with a weight is far lower."""
-    members = [
-        fake(name, lambda _, p=chance: {" a": p, " b": 0.01}, " a", " b")  # type: ignore[misc]
-        for name, chance in (("one", 0.02), ("two", 0.99))
-    ]
-    with AdaFuseEngine(members, strategy=SweetSpan()) as engine:
-        generation = engine.generate("So:", weights=(1.0, 0.0), max_new_tokens=4)
-    assert generation.text == " a a a a"
-    assert generation.rounds[0].candidates[0].score == pytest.approx(-math.log(0.02))
-
-
 def test_beams_are_those_of_a_search_without_any_cache() -> None:
     cases: list[tuple[Sequence[Recipe], dict[str, Any]]] = [
         (TRIPLE, {"prompt": PROMPT, "stop": ("e",), "weights": (1.5, 0.25, 1.0)}),
@@ -228,24 +137,6 @@ def test_beams_are_those_of_a_search_without_any_cache() -> None:
         expected = decode(members, options=settings, propose=propose_beams(3), **given)
         got = run(BeamSearch(3), recipes, max_new_tokens=12, **options, **given)
         assert_same(got, expected, TOLERANCE)
-
-
-@pytest.mark.quick
-def test_a_beam_is_cut_to_its_first_word_and_a_round_commits_one_word() -> None:
-    """The likeliest first token is in no beam that is left, so its word is no candidate."""
-    rule = {
-        "": {" a": 0.6, " bc": 0.4},
-        " a": {" c": 0.25, " d": 0.25, " e": 0.25, " f": 0.25},
-        " bc": {"d": 0.9, " x": 0.1},
-        " bcd": {" y": 1.0},
-    }
-    texts = [" a", " bc", "d", " c", " d", " e", " f", " x", " y"]
-    member = fake("one", lambda text: rule.get(text, {END: 1.0}), *texts)
-    with AdaFuseEngine([member], strategy=BeamSearch(2)) as engine:
-        generation = engine.generate("So:")
-    assert [each.text for each in generation.rounds] == [" bcd", " y", ""]
-    first = [(each.text, each.stops) for each in generation.rounds[0].candidates]
-    assert first == [(" bcd", False), (" a", False)]
 
 
 # Whole answers --------------------------------------------------------------------------------
@@ -283,14 +174,6 @@ def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
         assert [set(c.nll) for c in only.candidates] == [{"a"}, {"b"}, {"c"}]
         assert engine.generate("Where:", weights=(3, 1, 1)).text == " Twelve."
         assert engine.generate("Where:", use=("a", "b")).text == " Twelve."
-
-
-@pytest.mark.quick
-def test_votes_count_what_stands_before_a_stop_sequence() -> None:
-    members = [saying("a", "No end"), saying("b", "Yes | then"), saying("c", "Yes | else")]
-    with AdaFuseEngine(members, strategy=MajorityVote()) as engine:
-        generation = engine.generate("So:", stop="|")
-    assert (generation.text, generation.finish_reason) == (" Yes ", "stop_sequence")
 
 
 class Judge:
