@@ -26,8 +26,11 @@ from adafuse_llm.report.styles import (
     ending,
     heading,
     looks,
+    meaning,
     members_of,
+    not_asked,
     number,
+    number_of,
     owner,
     percent,
     proposed_by,
@@ -141,17 +144,19 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
             reasons=bool(generation.reasoning),
             shared=_legend(generation, members),
             options=_options(generation.rounds),
+            meaning=meaning(generation.strategy, generation.rounds),
             summary=" · ".join(
                 [
                     count(summary.rounds, "round"),
                     *([f"{summary.forced} forced"] if summary.forced else []),
                     count(words, "word"),
                     f"{summary.seconds:.2f} s",
+                    *([f"strategy {generation.strategy}"] if generation.strategy else []),
                     *drawn(generation),
                     ending(generation),
                 ]
             ),
-            figures=figures(summary, members),
+            figures=figures(generation, summary, members),
             points=POINTS,
             margins=_margins(generation.rounds, members),
             seconds=line_chart([_seconds(generation.rounds)]),
@@ -160,15 +165,19 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
     )
 
 
-def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
+def figures(generation: Generation, summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
     """Return the data for a summary's charts: words per round, rounds by member, agreement."""
+    names = [member.name for member in members]
+    all_asked = not any(not_asked(decided, names) for decided in generation.rounds)
     words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
     return {
         "words": bars(words),
+        "asked": ()
+        if all_asked
+        else bars({m.name: summary.asked.get(m.name, 0) for m in members}, members),
         "backed": bars({m.name: summary.backed.get(m.name, 0) for m in members}, members),
         "decided": bars({m.name: summary.decided.get(m.name, 0) for m in members}, members),
         "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
-        "forced": summary.forced,
     }
 
 
@@ -244,8 +253,9 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
         joint = shared(decided) or AGREED
         probabilities = choice_probabilities(decided)
         margins = {
-            marks[member]: ", ".join(f"{value:.2f}" for value in values) or "-"
+            marks[member]: ", ".join(f"{value:.2f}" for value in values)
             for member, values in decided.margins.items()
+            if values
         }
         spans.append(
             {
@@ -264,7 +274,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                     {
                         "text": quoted(candidate),
                         "won": index == decided.winner,
-                        "nll": [number(candidate.nll.get(name)) for name in names],
+                        "nll": [number_of(decided, candidate, name) for name in names],
                         "score": number(candidate.score),
                         "last": proposed_by(candidate, marks)
                         if probabilities is None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
-from adafuse_llm.summary import choice_probabilities, is_unanimous
+from adafuse_llm.summary import asked, choice_probabilities, is_unanimous
 
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 """Colors by Okabe and Ito, which color-blind readers can distinguish. They differ in lightness."""
@@ -33,11 +35,65 @@ FORCED = Shared("–", "forced by the grammar")  # noqa: RUF001  # a dash, so th
 CHOSEN = Shared("»", "chosen by score")
 
 ENDINGS: dict[FinishReason, str] = {
-    "stop": "ended by the winner",
+    "stop": "finished",
     "stop_sequence": "ended at a stop sequence",
     "length": "ended at a length limit",
     "cancelled": "interrupted",
 }
+
+
+class Meaning(NamedTuple):
+    """What the scores of a strategy mean.
+
+    Attributes:
+        symbol: name of a candidate's score.
+        number: meaning of the number of a member.
+        score: meaning of the score.
+    """
+
+    symbol: str
+    number: str
+    score: str
+
+
+FUSED = Meaning(
+    "F",
+    "Negative log-likelihood per token, in nats: how unlikely the member finds the text.",
+    "The fused score: the weighted mean of the members' negative log-likelihoods per token.",
+)
+OF_CHOICES = Meaning(
+    "F",
+    "Negative log-likelihood of the whole text and the end of the response, in nats: how unlikely "
+    "the member finds it.",
+    "The fused score: the weighted mean of the members' negative log-likelihoods. The "
+    "probabilities are the softmax of -F.",
+)
+MEANINGS = {
+    **dict.fromkeys(("adafuse", "fixed", "single"), FUSED),
+    "mixture": Meaning(
+        "score",
+        "-log of the member's probability of the word and its end, in nats: how unlikely the "
+        "member finds it.",
+        "-log of the weighted mean of the members' probabilities of the word. Larger members "
+        "weigh more by default. A member that was not asked counts as 0: its answer could not "
+        "change the winner.",
+    ),
+    "": Meaning(
+        "score",
+        "How unlikely the member finds the text, as the strategy defines it.",
+        "The strategy defines how it follows from the members' numbers.",
+    ),
+}
+"""What the scores of the strategies of this package mean, and ``""`` for all others."""
+
+FIXED = re.compile(r"fixed-\d+")
+
+
+def meaning(strategy: str, rounds: Sequence[Round] = ()) -> Meaning:
+    """Return what the scores of a strategy mean, or those of rounds that chose among texts."""
+    if any(choice_probabilities(decided) for decided in rounds):
+        return OF_CHOICES
+    return MEANINGS.get("fixed" if FIXED.fullmatch(strategy) else strategy, MEANINGS[""])
 
 
 @dataclass(frozen=True)
@@ -91,6 +147,17 @@ def heading(place: int, generation: Generation) -> str:
 def drawn(generation: Generation) -> list[str]:
     """Return a part of the summary that tells the seed; empty if nothing was drawn."""
     return [] if generation.seed is None else [f"seed {generation.seed}"]
+
+
+def not_asked(decided: Round, members: Sequence[str]) -> list[str]:
+    """Return the members that the strategy did not ask, while it asked others."""
+    used = asked(decided)
+    return [name for name in members if used and name not in used]
+
+
+def number_of(decided: Round, candidate: Candidate, member: str) -> str:
+    """Return the number of a member for a candidate, or why there is none."""
+    return number(candidate.nll.get(member)) if member in asked(decided) else "not asked"
 
 
 def reasoning_length(text: str, prefix: str = "") -> int:
@@ -159,7 +226,7 @@ def quoted(candidate: Candidate) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a score in nats per token. Return a dash if there is no score."""
+    """Format a score in nats. Return a dash if there is no score."""
     return "-" if value is None else f"{max(0.0, value):.3f}"  # avoids "-0.000"
 
 

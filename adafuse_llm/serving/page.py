@@ -14,7 +14,16 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from adafuse_llm.report.page import STROKES, STROKES_OF_SHARED, palette
-from adafuse_llm.report.styles import AGREED, CHOSEN, COLORS, ENDINGS, FORCED, MARKS
+from adafuse_llm.report.styles import (
+    AGREED,
+    CHOSEN,
+    COLORS,
+    ENDINGS,
+    FORCED,
+    MARKS,
+    MEANINGS,
+    OF_CHOICES,
+)
 
 STATIC = Path(__file__).parent / "static"
 
@@ -75,6 +84,8 @@ def _looks() -> str:
         "strokes": STROKES,
         "colors": len(COLORS),
         "endings": ENDINGS,
+        "meanings": {name: each._asdict() for name, each in MEANINGS.items()},
+        "choices": OF_CHOICES._asdict(),
         "shared": {
             kind: {"mark": each.mark, "name": each.name, "stroke": STROKES_OF_SHARED[each]}
             for kind, each in SHARED.items()

@@ -31,6 +31,7 @@ def metadata_of(
         "model_name": model_name,
         "model_provider": PROVIDER,
         **({} if generation.seed is None else {"seed": generation.seed}),
+        "strategy": generation.strategy,
         "token_usage": token_usage([usage_of(generation)]),
         "usage_by_member": {
             member: {kind: counts[member] for kind, counts in usage.items()}
