@@ -227,7 +227,7 @@ function showWelcome() {
   if (talk.turns.length) return;
   find("log").append(make("div", { class: "welcome" },
     make("h2", {}, "One answer, written by several models"),
-    make("p", {}, "Every span of an answer has the color and the mark of the member that proposed it. Click a span to see what else was proposed, and how each member scored it.")));
+    make("p", {}, "Every span of an answer has the color and the mark of the member that proposed it. Click a span to see what else was proposed, and the scores.")));
 }
 
 function showTalk() {
