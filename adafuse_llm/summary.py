@@ -6,16 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.results import Round
 
 __all__ = ["Summary", "asked", "choice_probabilities", "is_unanimous", "record"]
-
-RoundDetail = Literal["none", "summary", "full"]
-"""What the record of a round contains: nothing, a summary, or everything (see `record`)."""
 
 
 class Summary(BaseModel):
@@ -60,16 +57,13 @@ class Summary(BaseModel):
 
     @classmethod
     def of_records(cls, records: Iterable[Mapping[str, Any]]) -> Summary:
-        """Summarize rounds from the records that :func:`record` returns.
-
-        Records with the detail ``"summary"`` have no margins, so their summary has none.
-        """
+        """Summarize rounds from the records that :func:`record` returns."""
         records = list(records)
         free = [entry for entry in records if not entry["forced"]]
         agreed = [each for entry in records if (each := entry["unanimous"]) is not None]
         margins: dict[str, list[float]] = {}
         for entry in records:
-            for name, values in entry.get("margins", {}).items():
+            for name, values in entry["margins"].items():
                 margins.setdefault(name, []).extend(values)
         asked = Counter(name for entry in records for name in entry["asked"])
         backed, decided = dict.fromkeys(asked, 0), dict.fromkeys(asked, 0)
@@ -132,38 +126,25 @@ def choice_probabilities(done: Round) -> tuple[float, ...] | None:
     return tuple(power / sum(powers) for power in powers)
 
 
-def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
+def record(done: Round) -> dict[str, Any]:
     """Return a round as plain JSON data, for callbacks, chunks and traces.
 
-    Args:
-        done: the round.
-        detail: what the record contains. ``"summary"`` includes the committed text, its proposers,
-            its score, the members that were ``asked`` (:func:`asked`), and whether the round was
-            ``unanimous`` (:func:`is_unanimous`) or ``forced`` (`Round.forced`). A round that chose
-            among given texts also has the ``probability`` of the chosen text
-            (:func:`choice_probabilities`). A round with log-probabilities has the ``logprobs`` of
-            its tokens by member (`Round.logprobs`). ``"full"`` adds every candidate and the
-            margins. ``"none"`` returns an empty record.
+    It has the committed text, its proposers and its score, the members that were ``asked``
+    (:func:`asked`), every candidate and the margins, and says whether the round was ``unanimous``
+    (:func:`is_unanimous`) or ``forced`` (`Round.forced`). A round that chose among given texts also
+    has the ``probability`` of the chosen text (:func:`choice_probabilities`). A round with
+    log-probabilities has the ``logprobs`` of its tokens by member (`Round.logprobs`).
     """
-    if detail == "none":
-        return {}
-    winner = done.candidates[done.winner]
+    whole = done.model_dump(mode="json")
     data: dict[str, Any] = {
         "round": done.index,
         "text": done.text,
-        "proposers": list(winner.proposers),
-        "score": winner.score,
+        "proposers": list(proposers(done)),
+        "score": done.candidates[done.winner].score,
         "asked": list(asked(done)),
         "unanimous": is_unanimous(done),
-        "forced": done.forced,
-        "elapsed": done.elapsed,
+        **{key: whole[key] for key in ("forced", "elapsed", "winner", "candidates", "margins")},
     }
-    probabilities = choice_probabilities(done)
-    if probabilities is not None:
+    if (probabilities := choice_probabilities(done)) is not None:
         data["probability"] = probabilities[done.winner]
-    if done.logprobs:
-        data |= done.model_dump(mode="json", include={"logprobs"})
-    if detail == "full":
-        whole = done.model_dump(mode="json")
-        data |= {key: whole[key] for key in ("winner", "candidates", "margins")}
-    return data
+    return {**data, "logprobs": whole["logprobs"]} if done.logprobs else data

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+Bar = tuple[str, float, str, str | None]
+"""The label of a bar, its value, the value as text, and its color."""
+
 LABELS = 12
 """Maximum number of labels below a line chart."""
 
@@ -75,25 +78,10 @@ def line_chart(
     }
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A bar with its label, its value, the value as text, and its color."""
-
-    label: str
-    value: float
-    shown: str
-    color: str | None = None
-
-
 def bar_chart(values: Sequence[Bar], most: float | None = None) -> list[dict[str, Any]]:
     """Return the rows of a bar chart from 0 to `most` (default: the largest value)."""
-    top = most or max((bar.value for bar in values), default=0.0) or 1.0
+    top = most or max((value for _, value, *_ in values), default=0.0) or 1.0
     return [
-        {
-            "label": bar.label,
-            "color": bar.color,
-            "share": round(100 * bar.value / top, 2),
-            "shown": bar.shown,
-        }
-        for bar in values
+        {"label": label, "color": color, "share": round(100 * value / top, 2), "shown": shown}
+        for label, value, shown, color in values
     ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
+from adafuse_llm.report.charts import Point, Series, bar_chart, line_chart
 from adafuse_llm.report.styles import (
     AGREED,
     CHOSEN,
@@ -28,7 +28,6 @@ from adafuse_llm.report.styles import (
     looks,
     meaning,
     members_of,
-    not_asked,
     number,
     number_of,
     owner,
@@ -91,23 +90,15 @@ def page(
         alone: the response that each member gives alone, by member.
         sources: names and texts of the passages that the members read.
     """
-    body = _body(generation) + _by_member("Each member alone", alone or {}, generation)
-    return whole(title, body, sources)
-
-
-def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str:
-    """Return a whole page that contains the HTML in `body`."""
+    of_member = looks(members_of(generation))
     template = environment().get_template("page.jinja")
     return template.render(
-        title=title, body=body, sources=list(sources), version=version("adafuse-llm")
+        title=title,
+        body=_body(generation),
+        alone=[(Shown(of_member[name]), text) for name, text in (alone or {}).items()],
+        sources=list(sources),
+        version=version("adafuse-llm"),
     )
-
-
-def _by_member(title: str, texts: Mapping[str, str], generation: Generation) -> str:
-    """Return the HTML of one text per member, below a heading; "" if there are no texts."""
-    of_member = looks(members_of(generation))
-    rows = [(Shown(of_member[name]), text) for name, text in texts.items()]
-    return environment().get_template("texts.jinja").render(title=title, rows=rows)
 
 
 def _body(generation: Generation) -> str:
@@ -156,7 +147,7 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
                     ending(generation),
                 ]
             ),
-            figures=figures(generation, summary, members),
+            figures=figures(summary, members),
             points=POINTS,
             margins=_margins(generation.rounds, members),
             seconds=line_chart([_seconds(generation.rounds)]),
@@ -165,16 +156,13 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
     )
 
 
-def figures(generation: Generation, summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
+def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
     """Return the data for a summary's charts: words per round, rounds by member, agreement."""
-    names = [member.name for member in members]
-    all_asked = not any(not_asked(decided, names) for decided in generation.rounds)
+    asked = {m.name: summary.asked.get(m.name, 0) for m in members}
     words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
     return {
         "words": bars(words),
-        "asked": ()
-        if all_asked
-        else bars({m.name: summary.asked.get(m.name, 0) for m in members}, members),
+        "asked": bars(asked, members) if len({*asked.values()}) > 1 else (),
         "backed": bars({m.name: summary.backed.get(m.name, 0) for m in members}, members),
         "decided": bars({m.name: summary.decided.get(m.name, 0) for m in members}, members),
         "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
@@ -186,12 +174,9 @@ def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dic
     shown = {member.name: member for member in members}
     return bar_chart(
         [
-            Bar(
-                f"{shown[name].mark} {name}" if name in shown else name,
-                value,
-                f"{value:,}",
-                color=shown[name].color if name in shown else None,
-            )
+            (f"{shown[name].mark} {name}", value, f"{value:,}", shown[name].color)
+            if name in shown
+            else (name, value, f"{value:,}", None)
             for name, value in values.items()
         ]
     )
@@ -202,16 +187,12 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
-def color(number: int) -> str:
-    """Return the color of a member, by its number from 0, as a CSS value for light and dark."""
-    return f"var(--color-{number % len(COLORS)})"
-
-
 class Shown:
     """A member's look with its line styles for charts and spans."""
 
     def __init__(self, look: Look) -> None:
-        self.name, self.mark, self.color = look.name, look.mark, color(look.number)
+        self.name, self.mark = look.name, look.mark
+        self.color = f"var(--color-{look.number % len(COLORS)})"
         self.stroke = STROKES[look.number % len(STROKES)]
         self.dashes = DASHES[look.number % len(DASHES)]
 
@@ -305,7 +286,8 @@ def _options(rounds: Sequence[Round]) -> dict[str, Any] | None:
             ranked = sorted(
                 zip(probabilities, decided.candidates, strict=True), key=lambda pair: -pair[0]
             )
-            bars = [Bar(each.text, value, percent(value)) for value, each in ranked[:OPTIONS]]
+            best = ranked[:OPTIONS]
+            bars = [(each.text, value, percent(value), None) for value, each in best]
             hidden = len(ranked) - len(bars)
             return {"rows": bar_chart(bars, most=1.0), "hidden": hidden}
     return None

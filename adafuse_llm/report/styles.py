@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
 
 from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
@@ -42,58 +41,16 @@ ENDINGS: dict[FinishReason, str] = {
 }
 
 
-class Meaning(NamedTuple):
-    """What the scores of a strategy mean.
-
-    Attributes:
-        symbol: name of a candidate's score.
-        number: meaning of the number of a member.
-        score: meaning of the score.
-    """
-
-    symbol: str
-    number: str
-    score: str
+MEANINGS = json.loads(Path(__file__).with_name("meanings.json").read_text(encoding="utf-8"))
+"""What a member's number and the score of a candidate mean, by strategy, for all displays."""
 
 
-FUSED = Meaning(
-    "F",
-    "Negative log-likelihood per token, in nats: how unlikely the member finds the text.",
-    "The fused score: the weighted mean of the members' negative log-likelihoods per token.",
-)
-OF_CHOICES = Meaning(
-    "F",
-    "Negative log-likelihood of the whole text and the end of the response, in nats: how unlikely "
-    "the member finds it.",
-    "The fused score: the weighted mean of the members' negative log-likelihoods. The "
-    "probabilities are the softmax of -F.",
-)
-MEANINGS = {
-    **dict.fromkeys(("adafuse", "fixed", "single"), FUSED),
-    "mixture": Meaning(
-        "score",
-        "-log of the member's probability of the word and its end, in nats: how unlikely the "
-        "member finds it.",
-        "-log of the weighted mean of the members' probabilities of the word. Larger members "
-        "weigh more by default. A member that was not asked counts as 0: its answer could not "
-        "change the winner.",
-    ),
-    "": Meaning(
-        "score",
-        "How unlikely the member finds the text, as the strategy defines it.",
-        "The strategy defines how it follows from the members' numbers.",
-    ),
-}
-"""What the scores of the strategies of this package mean, and ``""`` for all others."""
-
-FIXED = re.compile(r"fixed-\d+")
-
-
-def meaning(strategy: str, rounds: Sequence[Round] = ()) -> Meaning:
+def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
     """Return what the scores of a strategy mean, or those of rounds that chose among texts."""
     if any(choice_probabilities(decided) for decided in rounds):
-        return OF_CHOICES
-    return MEANINGS.get("fixed" if FIXED.fullmatch(strategy) else strategy, MEANINGS[""])
+        return dict(MEANINGS["choices"])
+    is_papers = strategy == "single" or strategy.startswith("fixed-")
+    return dict(MEANINGS.get("adafuse" if is_papers else strategy, MEANINGS["other"]))
 
 
 @dataclass(frozen=True)

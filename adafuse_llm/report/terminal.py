@@ -140,8 +140,8 @@ class Display:
     def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
         """Return a line that explains the scores of rounds, and one for the members' numbers."""
         meaning = styles.meaning(self._strategy, rounds)
-        lines = [f"Below a member: {meaning.number}"] if by_member else []
-        lines.append(f"{meaning.symbol}: {meaning.score} Lower is better.")
+        lines = [f"Below a member: {meaning['number']}"] if by_member else []
+        lines.append(f"{meaning['symbol']}: {meaning['score']} Lower is better.")
         return Text("\n".join(lines), "dim")
 
     def alone(self, answers: Mapping[str, str]) -> Table:
@@ -174,7 +174,7 @@ class Display:
         for member in self.members:
             header = Text(marks[member], self.style(member))
             table.add_column(header, justify="right", no_wrap=True)
-        symbol = styles.meaning(self._strategy, [decided]).symbol
+        symbol = styles.meaning(self._strategy, [decided])["symbol"]
         table.add_column(symbol, justify="right", no_wrap=True)
         probabilities = choice_probabilities(decided)
         if probabilities is None:
@@ -205,21 +205,14 @@ class Display:
         rounds = generation.rounds
         summary = Summary.of(rounds)
         agreed = [each for decided in rounds if (each := is_unanimous(decided)) is not None]
-        is_part = len(agreed) < len(rounds) - summary.forced
+        joint = f"{len(agreed)} where several proposed"
         words = Counter(summary.words_per_round)
         passes = generation.usage.forward_passes
         parts = [
             f"{len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}"
             + (f", {summary.forced} forced" if summary.forced else ""),
             f"{fmean(words.elements()) if words else 0:.1f} words per round",
-            *(
-                [
-                    f"all agreed in {sum(agreed)} of {len(agreed)}"
-                    + " where several proposed" * is_part
-                ]
-                if agreed
-                else []
-            ),
+            *([f"all agreed in {sum(agreed)} of {joint}"] if agreed else []),
             f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}",
             f"{seconds:.1f} s",
             *([f"strategy {generation.strategy}"] if generation.strategy else []),

@@ -22,7 +22,6 @@ from adafuse_llm.report.styles import (
     FORCED,
     MARKS,
     MEANINGS,
-    OF_CHOICES,
 )
 
 STATIC = Path(__file__).parent / "static"
@@ -84,8 +83,7 @@ def _looks() -> str:
         "strokes": STROKES,
         "colors": len(COLORS),
         "endings": ENDINGS,
-        "meanings": {name: each._asdict() for name, each in MEANINGS.items()},
-        "choices": OF_CHOICES._asdict(),
+        "meanings": MEANINGS,
         "shared": {
             kind: {"mark": each.mark, "name": each.name, "stroke": STROKES_OF_SHARED[each]}
             for kind, each in SHARED.items()

@@ -31,7 +31,7 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     assert '" Brook"' in rounds[1]
     assert 'over " Stone"' in rounds[1]
     assert lines[lines.index("Sources") + 1].startswith("[1] mill.md: The mill Ada Brook")
-    assert lines[-2].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 · forward")
+    assert lines[-2].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 ")
     assert " · strategy adafuse · " in " ".join(lines[-2:])
 
 

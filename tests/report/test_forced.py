@@ -83,7 +83,7 @@ def test_forced_rounds_count_as_no_decisions():
     assert summary.decided == {"wren": 1, "heron": 0}
     assert summary.words_per_round == {1: 2}
     assert summary.agreement == 0.5
-    assert Summary.of_records(record(each, "summary") for each in JSON.rounds).agreement == 0.5
+    assert Summary.of_records(record(each) for each in JSON.rounds).agreement == 0.5
     alone = Summary.of([forced(0, "{}", stops=True)])
     assert (alone.rounds, alone.forced, alone.agreement) == (1, 1, None)
     assert (alone.backed, alone.decided, alone.words_per_round) == ({}, {}, {})
@@ -104,7 +104,7 @@ def test_the_probabilities_of_given_texts_are_the_softmax_of_their_scores():
     total = sum(math.exp(-score) for score in SCORES.values())
     expected = [math.exp(-score) / total for score in SCORES.values()]
     assert choice_probabilities(decided) == pytest.approx(expected)
-    assert record(decided, "summary")["probability"] == pytest.approx(expected[1])
+    assert record(decided)["probability"] == pytest.approx(expected[1])
     far = choice_probabilities(chosen({"a": 2000.0, "b": 900.0}, 1))
     assert far == (0.0, 1.0)
     for other in JSON.rounds:

@@ -117,7 +117,7 @@ def test_explanations_follow_the_strategy_that_ran():
     with AdaFuseEngine(members, strategy="mixture") as engine:
         mixed = engine.generate(">", weights=(3, 1))
         fused = engine.with_strategy("adafuse").generate(">", weights=(3, 1))
-    summary = Summary.of_records(record(each, "summary") for each in mixed.rounds)
+    summary = Summary.of_records(record(each) for each in mixed.rounds)
     assert (summary.agreement, summary.asked) == (None, {"large": len(mixed.rounds)})
     for generation, strategy in ((mixed, "mixture"), (fused, "adafuse")):
         console = Console(width=120, record=True, file=io.StringIO())
@@ -154,10 +154,9 @@ def test_all_responses_are_shown_with_their_seeds(drawn):
 
 def test_records_of_rounds_have_the_log_probabilities(drawn, generation):
     for decided in drawn.rounds:
-        for detail in ("summary", "full"):
-            told = record(decided, detail)["logprobs"]
-            assert told == decided.model_dump(mode="json")["logprobs"]
-            assert all(len(token["top"]) == 2 for token in told["one"])
+        told = record(decided)["logprobs"]
+        assert told == decided.model_dump(mode="json")["logprobs"]
+        assert all(len(token["top"]) == 2 for token in told["one"])
     assert "logprobs" not in record(generation.rounds[0])
 
 

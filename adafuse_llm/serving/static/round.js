@@ -42,8 +42,8 @@ function markOpen(isOpen) {
 
 /** Return what the scores of a round mean. */
 function meaningOf(turn, probabilities) {
-  const name = (turn.strategy ?? "").replace(/^fixed-\d+$/, "fixed");
-  return probabilities ? LOOKS.choices : LOOKS.meanings[name] ?? LOOKS.meanings[""];
+  const name = (turn.strategy ?? "").replace(/^(single|fixed-.*)$/, "adafuse");
+  return LOOKS.meanings[probabilities ? "choices" : name] ?? LOOKS.meanings.other;
 }
 
 function contentOf(turn, round) {

@@ -8,8 +8,8 @@ from typing import Any
 from langchain_core.messages.ai import UsageMetadata
 
 from adafuse_llm import Generation
-from adafuse_llm.summary import RoundDetail, Summary
-from langchain_adafuse._rounds import SUMMARY_KEY
+from adafuse_llm.summary import Summary
+from langchain_adafuse._rounds import SUMMARY_KEY, RoundDetail
 
 PROVIDER = "adafuse"
 
