@@ -166,8 +166,8 @@ class _Conversation:
             terms = self._display.terms([found], by_member=True)
             console.print(self._display.legend(), self._display.trace(found), terms, sep="\n")
         else:
-            rounds = self._answer.rounds
-            console.print(self._display.rounds(rounds), self._display.terms(rounds))
+            every = self._answer.rounds
+            console.print(self._display.rounds(every), self._display.terms(every))
             console.print(self._display.summary(self._answer))
 
     def _reply(self) -> None:

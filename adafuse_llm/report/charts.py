@@ -31,11 +31,7 @@ class Series:
     dashes: str = ""
 
 
-def line_chart(
-    series: Sequence[Series],
-    *,
-    most: float | None = None,
-) -> dict[str, Any] | None:
+def line_chart(series: Sequence[Series], *, most: float | None = None) -> dict[str, Any] | None:
     """Return the data for the template of a line chart, or None if there are no points.
 
     Args:
@@ -65,12 +61,7 @@ def line_chart(
                 "dashes": line.dashes,
                 "points": " ".join(f"{across(p.x)},{down(p.y)}" for p in line.points),
                 "dots": [
-                    {
-                        "x": across(p.x),
-                        "y": down(p.y),
-                        "tooltip": p.tooltip,
-                    }
-                    for p in line.points
+                    {"x": across(p.x), "y": down(p.y), "tooltip": p.tooltip} for p in line.points
                 ],
             }
             for line in series

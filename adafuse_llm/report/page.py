@@ -62,12 +62,8 @@ POINTS = 60
 @cache
 def environment() -> Environment:
     """Return the Jinja environment of this folder's templates. It escapes all inserted values."""
-    return Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=False,
-    )
+    loader = FileSystemLoader(HERE)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
 
 
 def fragment(generation: Generation) -> str:
@@ -123,36 +119,33 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
     members = [Shown(look) for look in looks(names).values()]
     summary = Summary.of(generation.rounds)
     words = sum(len(decided.text.split()) for decided in generation.rounds)
-    return (
-        environment()
-        .get_template("generation.jinja")
-        .render(
-            css="" if place else style(),
-            heading=title,
-            id=_identity(generation, place),
-            members=members,
-            spans=_spans(generation, members),
-            reasons=bool(generation.reasoning),
-            shared=_legend(generation, members),
-            options=_options(generation.rounds),
-            meaning=meaning(generation.strategy, generation.rounds),
-            summary=" · ".join(
-                [
-                    count(summary.rounds, "round"),
-                    *([f"{summary.forced} forced"] if summary.forced else []),
-                    count(words, "word"),
-                    f"{summary.seconds:.2f} s",
-                    *([f"strategy {generation.strategy}"] if generation.strategy else []),
-                    *drawn(generation),
-                    ending(generation),
-                ]
-            ),
-            figures=figures(summary, members),
-            points=POINTS,
-            margins=_margins(generation.rounds, members),
-            seconds=line_chart([_seconds(generation.rounds)]),
-            usage=_usage(generation, members),
-        )
+    template = environment().get_template("generation.jinja")
+    return template.render(
+        css="" if place else style(),
+        heading=title,
+        id=_identity(generation, place),
+        members=members,
+        spans=_spans(generation, members),
+        reasons=bool(generation.reasoning),
+        shared=_legend(generation, members),
+        options=_options(generation.rounds),
+        meaning=meaning(generation.strategy, generation.rounds),
+        summary=" · ".join(
+            [
+                count(summary.rounds, "round"),
+                *([f"{summary.forced} forced"] if summary.forced else []),
+                count(words, "word"),
+                f"{summary.seconds:.2f} s",
+                *([f"strategy {generation.strategy}"] if generation.strategy else []),
+                *drawn(generation),
+                ending(generation),
+            ]
+        ),
+        figures=figures(summary, members),
+        points=POINTS,
+        margins=_margins(generation.rounds, members),
+        seconds=line_chart([_seconds(generation.rounds)]),
+        usage=_usage(generation, members),
     )
 
 
@@ -281,15 +274,11 @@ def _legend(generation: Generation, members: Sequence[Shown]) -> list[dict[str, 
 def _options(rounds: Sequence[Round]) -> dict[str, Any] | None:
     """Return a chart of the probabilities of given texts, or None if no round chose among them."""
     for decided in rounds:
-        probabilities = choice_probabilities(decided)
-        if probabilities is not None:
-            ranked = sorted(
-                zip(probabilities, decided.candidates, strict=True), key=lambda pair: -pair[0]
-            )
-            best = ranked[:OPTIONS]
-            bars = [(each.text, value, percent(value), None) for value, each in best]
-            hidden = len(ranked) - len(bars)
-            return {"rows": bar_chart(bars, most=1.0), "hidden": hidden}
+        if (probabilities := choice_probabilities(decided)) is not None:
+            found = ranked(decided)
+            best = [(each.text, probabilities[index]) for index, each in found[:OPTIONS]]
+            bars = [(text, value, percent(value), None) for text, value in best]
+            return {"rows": bar_chart(bars, most=1.0), "hidden": len(found) - len(bars)}
     return None
 
 
