@@ -110,6 +110,7 @@ class RemoteEngine(Engine):
                 self.member_info = tuple(map(MemberInfo.model_validate, facts["member_info"]))
                 self.members = tuple(each.name for each in self.member_info)
                 self.can_enforce = bool(facts["can_enforce"])
+                self._resolved = facts.get("strategy", "")
                 known = facts["config"].keys() & AdaFuseConfig.model_fields
                 self.config = AdaFuseConfig(**{name: facts["config"][name] for name in known})
         except BaseException:
@@ -291,7 +292,7 @@ class RemoteEngine(Engine):
             raise errors.RequestCancelledError(message)
         for index, each in enumerate(readers, start=first):
             if not each.is_whole:
-                deliver(index, each.cancelled(self.members))
+                deliver(index, each.cancelled(self.members, self._resolved))
 
     async def _read(
         self, sent: httpx.Request, readers: list[ResponseReader], first: int, deliver: Deliver

@@ -218,8 +218,9 @@ class AdaFuseConfig(Options):
     )
     weights: dict[str, float] | tuple[float, ...] | None = Field(
         None,
-        description="Weight of each member in the fused score, by name or in member order. Weights "
-        "are from 0 to 1e12 and not all zero. Default: equal weights (§3.4, equation 5).",
+        description="Weight of each member in the score, by name or in member order. Weights are "
+        "from 0 to 1e12 and not all zero. Default: equal weights (§3.4, equation 5), and with the "
+        "strategy mixture the members' numbers of parameters.",
     )
     use: tuple[str, ...] | None = Field(
         None,

@@ -406,12 +406,13 @@ class AdaFuseEngine(Engine):
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
         rounds: list[Round] = []
-        steps = drafts.around(decode(members, play, transcript, rounds, config.counted_logprobs))
+        name = self.strategy.name
+        steps = decode(members, play, transcript, rounds, config.counted_logprobs, strategy=name)
         return Job(
             members,
             needs,
-            steps,
-            cancelled=partial(cancelled, members, transcript, rounds),
+            drafts.around(steps),
+            cancelled=partial(cancelled, members, transcript, rounds, name),
             cancel=request.cancel,
             timeout=request.timeout,
         )

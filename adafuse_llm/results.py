@@ -88,7 +88,8 @@ class Round(_Result):
         text: the committed text. This is the winner's text, or the beginning of it if the whole
             text has more tokens than ``max_new_tokens`` allows.
         margins: margins Δ by member, one for each word that the member considered, at the start of
-            the word (equation 1). Margins are dimensionless.
+            the word (equation 1). Margins are dimensionless. A member that only read the candidates
+            has none. A member that was not asked is absent.
         forced: whether no member had a choice: the grammar allows no other text, or the text closes
             the response at the length limit. The round then has one candidate without proposers.
         elapsed: wall-clock seconds from the start of the round to its commit.
@@ -155,6 +156,8 @@ class Generation(_Result):
         rounds: the rounds, in order.
         finish_reason: why the response ended.
         usage: the cost.
+        strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``. It
+            says what the scores mean. Empty if the strategy is not known.
         seed: the seed that gives the same response again. None if nothing was drawn
             (``temperature=0``).
         alternatives: the other responses, with the option ``n``.
@@ -166,6 +169,7 @@ class Generation(_Result):
     rounds: tuple[Round, ...]
     finish_reason: FinishReason
     usage: Usage
+    strategy: str = ""
     seed: int | None = None
     alternatives: tuple[Generation, ...] = ()
     reply_prefix: str = ""

@@ -6,16 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.results import Round
 
-__all__ = ["Summary", "choice_probabilities", "is_unanimous", "record"]
-
-RoundDetail = Literal["none", "summary", "full"]
-"""What the record of a round contains: nothing, a summary, or everything (see `record`)."""
+__all__ = ["Summary", "asked", "choice_probabilities", "is_unanimous", "record"]
 
 
 class Summary(BaseModel):
@@ -25,17 +22,17 @@ class Summary(BaseModel):
         rounds: number of rounds.
         forced: number of rounds whose text was forced (`Round.forced`). No member proposed or
             scored it, so these rounds count in `rounds` and `seconds` only.
+        asked: number of rounds in which each member was asked (:func:`asked`).
         backed: number of rounds that each member backed. A member backs a round if it proposed the
             committed span. A span with several proposers counts for each of them.
         decided: number of rounds that each member decided. A member decides a round if no other
-            member proposed the committed span. Without this member, the span would not have been a
-            candidate. A span with several proposers counts for none of them.
-        words_per_round: number of rounds that committed 0 words, 1 word, 2 words and so on (the
-            paper's distribution). A round that only ended the response committed 0 words. Forced
-            rounds are absent.
-        agreement: share of unanimous rounds (:func:`is_unanimous`) among the rounds in which
-            members made proposals. Rounds that are forced or choose among given texts do not count.
-            It is 0 for a single member, and None if there are no such rounds.
+            member proposed the committed span, because the others proposed other spans or were not
+            asked for one. A span with several proposers counts for none of them.
+        words_per_round: number of rounds that committed 1 word, 2 words and so on (the paper's
+            distribution). Forced rounds, and rounds without a word, such as one that only ended
+            the response, are absent.
+        agreement: share of unanimous rounds among the rounds in which several members proposed
+            (:func:`is_unanimous`). None if there are no such rounds.
         mean_margin: mean margin Δ by member, over the words that the member considered
             (equation 1). Members that considered no words are absent.
         seconds: wall-clock seconds of all rounds.
@@ -45,6 +42,7 @@ class Summary(BaseModel):
 
     rounds: int
     forced: int = 0
+    asked: dict[str, int]
     backed: dict[str, int]
     decided: dict[str, int]
     words_per_round: dict[int, int]
@@ -59,35 +57,31 @@ class Summary(BaseModel):
 
     @classmethod
     def of_records(cls, records: Iterable[Mapping[str, Any]]) -> Summary:
-        """Summarize rounds from the records that :func:`record` returns.
-
-        Records with the detail ``"summary"`` have no margins. A summary of such records has an
-        empty `mean_margin`, and its `backed` and `decided` lack members that backed no round.
-        """
+        """Summarize rounds from the records that :func:`record` returns."""
         records = list(records)
-        free = [entry for entry in records if not entry.get("forced")]
-        proposed = [entry for entry in free if "probability" not in entry]
+        free = [entry for entry in records if not entry["forced"]]
+        agreed = [each for entry in records if (each := entry["unanimous"]) is not None]
         margins: dict[str, list[float]] = {}
         for entry in records:
-            for name, values in entry.get("margins", {}).items():
+            for name, values in entry["margins"].items():
                 margins.setdefault(name, []).extend(values)
-        backed = dict.fromkeys(margins, 0)
+        asked = Counter(name for entry in records for name in entry["asked"])
+        backed, decided = dict.fromkeys(asked, 0), dict.fromkeys(asked, 0)
         for entry in records:
             for name in entry["proposers"]:
-                backed[name] = backed.get(name, 0) + 1
-        decided = dict.fromkeys(backed, 0)
-        for entry in records:
-            if len(entry["proposers"]) == 1:
-                decided[entry["proposers"][0]] += 1
+                backed[name] += 1
+                decided[name] += len(entry["proposers"]) == 1
+        words = (len(entry["text"].split()) for entry in free)
         return cls(
             rounds=len(records),
             forced=len(records) - len(free),
+            asked=asked,
             backed=backed,
             decided=decided,
-            words_per_round=dict(sorted(Counter(len(r["text"].split()) for r in free).items())),
-            agreement=fmean(r["unanimous"] for r in proposed) if proposed else None,
+            words_per_round=dict(sorted(Counter(filter(None, words)).items())),
+            agreement=fmean(agreed) if agreed else None,
             mean_margin={name: fmean(values) for name, values in margins.items() if values},
-            seconds=sum(r["elapsed"] for r in records),
+            seconds=sum(entry["elapsed"] for entry in records),
         )
 
 
@@ -96,15 +90,23 @@ def proposers(done: Round) -> Sequence[str]:
     return done.candidates[done.winner].proposers
 
 
-def is_unanimous(done: Round) -> bool:
-    """Return whether all members proposed the same span, and no other span was proposed.
+def asked(done: Round) -> tuple[str, ...]:
+    """Return the members that proposed or scored in a round. A strategy need not ask all."""
+    named = (name for each in done.candidates for name in (*each.proposers, *each.nll))
+    return tuple(dict.fromkeys([*done.margins, *named]))
+
+
+def is_unanimous(done: Round) -> bool | None:
+    """Return whether several members proposed the same span, and no other span was proposed.
 
     A round with more than one candidate is not unanimous, even if all members proposed the winner.
-    Members that are unsure propose alternatives. A round with a single member is not unanimous
-    either.
+    Members that are unsure propose alternatives. The result is None if fewer than two members
+    proposed, because then nobody could agree or disagree: one member decodes, a strategy such as
+    ``mixture`` did not need the proposals of others, or the round is forced or chose among given
+    texts.
     """
-    members = set(done.margins)
-    return len(members) > 1 and len(done.candidates) == 1 and set(proposers(done)) == members
+    members = {name for candidate in done.candidates for name in candidate.proposers}
+    return len(done.candidates) == 1 if len(members) > 1 else None
 
 
 def choice_probabilities(done: Round) -> tuple[float, ...] | None:
@@ -124,36 +126,25 @@ def choice_probabilities(done: Round) -> tuple[float, ...] | None:
     return tuple(power / sum(powers) for power in powers)
 
 
-def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
+def record(done: Round) -> dict[str, Any]:
     """Return a round as plain JSON data, for callbacks, chunks and traces.
 
-    Args:
-        done: the round.
-        detail: what the record contains. ``"summary"`` includes the committed text, its proposers,
-            its score, and whether the round was ``unanimous`` (:func:`is_unanimous`) or ``forced``
-            (`Round.forced`). A round that chose among given texts also has the ``probability`` of
-            the chosen text (:func:`choice_probabilities`). A round with log-probabilities has the
-            ``logprobs`` of its tokens by member (`Round.logprobs`). ``"full"`` adds every candidate
-            and the margins. ``"none"`` returns an empty record.
+    It has the committed text, its proposers and its score, the members that were ``asked``
+    (:func:`asked`), every candidate and the margins, and says whether the round was ``unanimous``
+    (:func:`is_unanimous`) or ``forced`` (`Round.forced`). A round that chose among given texts also
+    has the ``probability`` of the chosen text (:func:`choice_probabilities`). A round with
+    log-probabilities has the ``logprobs`` of its tokens by member (`Round.logprobs`).
     """
-    if detail == "none":
-        return {}
-    winner = done.candidates[done.winner]
+    whole = done.model_dump(mode="json")
     data: dict[str, Any] = {
         "round": done.index,
         "text": done.text,
-        "proposers": list(winner.proposers),
-        "score": winner.score,
+        "proposers": list(proposers(done)),
+        "score": done.candidates[done.winner].score,
+        "asked": list(asked(done)),
         "unanimous": is_unanimous(done),
-        "forced": done.forced,
-        "elapsed": done.elapsed,
+        **{key: whole[key] for key in ("forced", "elapsed", "winner", "candidates", "margins")},
     }
-    probabilities = choice_probabilities(done)
-    if probabilities is not None:
+    if (probabilities := choice_probabilities(done)) is not None:
         data["probability"] = probabilities[done.winner]
-    if done.logprobs:
-        data |= done.model_dump(mode="json", include={"logprobs"})
-    if detail == "full":
-        whole = done.model_dump(mode="json")
-        data |= {key: whole[key] for key in ("winner", "candidates", "margins")}
-    return data
+    return {**data, "logprobs": whole["logprobs"]} if done.logprobs else data

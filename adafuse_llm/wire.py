@@ -15,7 +15,7 @@ from adafuse_llm.results import Generation, Round, StreamEvent, Usage
 EXTENSION = "adafuse"
 """Name of the field with what OpenAI's API does not have, in requests and in answers."""
 
-ENDING = {"finish_reason", "seed"}
+ENDING = {"finish_reason", "seed", "strategy"}
 """What every client gets of the end of a response."""
 
 KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}
@@ -80,12 +80,12 @@ class ResponseReader:
             self._rounds.append(self._new)
         return self._event(fields) if "text" in fields else None
 
-    def cancelled(self, members: Sequence[str]) -> StreamEvent:
+    def cancelled(self, members: Sequence[str], strategy: str) -> StreamEvent:
         """Return the event that ends the response where it is. The usage of the members is 0."""
         rest = "".join(each.text for each in self._rounds)[len(self._text) :]
         usage = {name: dict.fromkeys(members, 0) for name in Usage.model_fields}
-        end = {"finish_reason": "cancelled", "reply_prefix": self._prefix, "usage": usage}
-        return self._event({"text": rest, **end})
+        end = {"finish_reason": "cancelled", "strategy": strategy, "usage": usage}
+        return self._event({"text": rest, "reply_prefix": self._prefix, **end})
 
     def _event(self, fields: Mapping[str, Any]) -> StreamEvent:
         self._text, self._prefix = self._text + fields["text"], fields["reply_prefix"]

@@ -847,8 +847,8 @@ class WordMixture:
         options: Options,
         opening: Opening,
         form: Form | None = None,
-    ) -> tuple[str, ReferenceCandidate] | None:
-        """The word of the member with the highest weight, and this member's name.
+    ) -> tuple[list[str], ReferenceCandidate] | None:
+        """The word of the member with the highest weight, and who read it, this member first.
 
         None if the word may lose against another one. The members with the highest weights read
         the word; its score counts the probability of the others as 0, and that of another word
@@ -862,7 +862,7 @@ class WordMixture:
         candidate = pool(members, ids, own, opening)[0]
         sure = others = 0.0
         left = sum(weights)
-        for place in order:
+        for read, place in enumerate(order, start=1):
             member = members[place]
             nll = self.nll(member, ids[member.name], candidate, options, form)
             if math.isfinite(nll):
@@ -876,7 +876,7 @@ class WordMixture:
             others += weights[place] * other
             if sure > others + left:
                 candidate.score = -math.log(sure / sum(weights))
-                return lead, candidate
+                return [members[each].name for each in order[:read]], candidate
         return None
 
     def most(
@@ -1033,8 +1033,8 @@ def decode(  # noqa: C901
             candidates = pool(members, ids, proposals, opening)
             rule.score(members, ids, candidates, weights, options)
         else:
-            lead, candidates = found[0], [found[1]]
-            margins = {lead: margins[lead]}
+            (lead, *others), candidates = found[0], [found[1]]
+            margins = {lead: margins[lead], **{name: [] for name in others}}
         scores = [math.inf if c.score is None else c.score for c in candidates]
         best = scores.index(min(scores))
         winner = candidates[best]
@@ -1303,8 +1303,8 @@ def decode_form(  # noqa: C901
                 candidates = pool(members, ids, proposals, opening)
                 rule.score(members, ids, candidates, weights, options, response.form)
             else:
-                lead, candidates = found[0], [found[1]]
-                margins = {lead: margins[lead]}
+                (lead, *others), candidates = found[0], [found[1]]
+                margins = {lead: margins[lead], **{name: [] for name in others}}
             scores = [math.inf if c.score is None else c.score for c in candidates]
             winner = candidates[scores.index(min(scores))]
             if winner.score is None:
@@ -1369,7 +1369,6 @@ def choose(
         completion[member.name] = opening.counted(member, before, tokens)
         prompt_tokens[member.name] = len(before) + len(tokens) - completion[member.name]
     logprobs = token_logprobs(members, ids, winner, options, opening)
-    rounds = [
-        ReferenceRound(candidates, candidates.index(winner), winner.text, {}, logprobs=logprobs)
-    ]
+    place, read = candidates.index(winner), {name: [] for name in ids}
+    rounds = [ReferenceRound(candidates, place, winner.text, read, logprobs=logprobs)]
     return ReferenceGeneration(winner.text, "stop", rounds, prompt_tokens, completion), sums

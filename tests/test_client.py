@@ -356,7 +356,7 @@ def test_a_cancelled_response_has_its_text_so_far_and_scores_have_none(held: Hel
             cancel.set()
 
     done = held.remote.generate("x", cancel=cancel, on_round=observe, max_new_tokens=10**6)
-    assert done.finish_reason == "cancelled"
+    assert (done.finish_reason, done.strategy) == ("cancelled", "adafuse")
     assert list(done.rounds) == rounds
     assert done.text == "".join(each.text for each in rounds)
     cancel.clear()

@@ -23,7 +23,6 @@ from adafuse_llm.cli.terminal import (
     check_page,
     last,
     print_json,
-    stdout_console,
     write_page,
 )
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
@@ -104,7 +103,7 @@ def ask(
             events = engine.stream(messages=messages, cancel=cancel)
         except ContextWindowError as error:
             raise ContextWindowError(f"{error} Lower --passages to shorten the prompt.") from error
-        display = Display(engine.members, stdout_console(), forced=setup.has_grammar)
+        display = setup.display(engine)
         generation = last(events) if as_json else _show_answer(question, sources, display, events)
         seconds = time.perf_counter() - loaded
         alone: dict[str, str] = {}
@@ -205,9 +204,10 @@ def _show_rounds(
     if alone:
         console.print(Text("Each member alone", "bold"))
         console.print(display.alone(alone), "")
-    columns = ": winning member, its text, fused score in nats per token, and runner-up"
+    columns = ": winning member, its text, score, and the runner-up or who was not asked"
     console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
-    console.print(display.rounds(generation.rounds), "")
+    console.print(display.rounds(generation.rounds), display.terms(generation.rounds), sep="\n")
+    console.print()
     console.print(Text("Sources", "bold"))
     for number, passage in enumerate(sources, start=1):
         excerpt = printable(" ".join(passage.text.replace("#", "").split()))

@@ -24,7 +24,6 @@ from adafuse_llm.cli.terminal import (
     interruptible,
     last,
     one_line,
-    stdout_console,
 )
 from adafuse_llm.report.terminal import Display, Growing
 
@@ -67,7 +66,7 @@ def chat(
     with suppress(ImportError):
         import readline  # noqa: F401  # lets `input` edit lines and recall earlier ones
     with setup.engine() as engine:
-        conversation = _Conversation(engine, system, has_grammar=setup.has_grammar)
+        conversation = _Conversation(engine, system, setup.display(engine))
         for line in _lines(conversation.greet):
             if not conversation.take(line):
                 break
@@ -111,14 +110,14 @@ class _Conversation:
     Args:
         engine: the ensemble.
         system: the system message.
-        has_grammar: whether answers have a form.
+        display: the display of its members.
     """
 
-    def __init__(self, engine: AdaFuseEngine, system: str | None, *, has_grammar: bool) -> None:
+    def __init__(self, engine: AdaFuseEngine, system: str | None, display: Display) -> None:
         self._engine = engine
         self._start = [] if system is None else [{"role": "system", "content": system}]
         self._messages = [*self._start]
-        self._display = Display(engine.members, stdout_console(), forced=has_grammar)
+        self._display = display
         self._answer: Generation | None = None
 
     def greet(self) -> None:
@@ -163,9 +162,12 @@ class _Conversation:
             rounds = {str(each.index): each for each in self._answer.rounds}
             if rest[0] not in rounds:
                 raise InvalidInputError(f"the last answer has rounds 0 to {len(rounds) - 1}")
-            console.print(self._display.legend(), self._display.trace(rounds[rest[0]]), sep="\n")
+            found = rounds[rest[0]]
+            terms = self._display.terms([found], by_member=True)
+            console.print(self._display.legend(), self._display.trace(found), terms, sep="\n")
         else:
-            console.print(self._display.rounds(self._answer.rounds))
+            every = self._answer.rounds
+            console.print(self._display.rounds(every), self._display.terms(every))
             console.print(self._display.summary(self._answer))
 
     def _reply(self) -> None:

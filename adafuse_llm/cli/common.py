@@ -28,7 +28,14 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends.gguf.files import is_gguf
 from adafuse_llm.cli.collection import resume_collection
-from adafuse_llm.cli.terminal import discard_stdout, drop_unwritten, one_line, quiet, stderr_console
+from adafuse_llm.cli.terminal import (
+    discard_stdout,
+    drop_unwritten,
+    one_line,
+    quiet,
+    stderr_console,
+    stdout_console,
+)
 from adafuse_llm.cli.values import PARSERS
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options
 from adafuse_llm.embedded import member_paths
@@ -40,6 +47,7 @@ from adafuse_llm.loading.config_file import (
     read_config,
 )
 from adafuse_llm.loading.specs import MemberSpec, as_spec
+from adafuse_llm.report.terminal import Display
 from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import AUTO, NAMED
 
@@ -122,6 +130,12 @@ class Setup:
         """
         with self.quiet(), self.load(**runtime) as engine:
             yield engine
+
+    def display(self, engine: AdaFuseEngine) -> Display:
+        """Return the display of the members that decode, on stdout."""
+        members = tuple(self.config.member_weights(engine.members))
+        strategy = engine.strategy.name
+        return Display(members, stdout_console(), strategy, forced=self.has_grammar)
 
     def quiet(self) -> AbstractContextManager[None]:
         """Silence the logs and warnings of libraries while models load and run."""

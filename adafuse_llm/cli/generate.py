@@ -20,7 +20,6 @@ from adafuse_llm.cli.terminal import (
     last,
     print_json,
     stderr_console,
-    stdout_console,
     write_page,
 )
 from adafuse_llm.report import styles
@@ -57,8 +56,8 @@ def generate(
         bool,
         typer.Option(
             "--trace",
-            help="Print a table per round: candidates, each member's NLL (nats per token), fused "
-            "score F, winner, proposers.",
+            help="Print a table per round: candidates, how unlikely each member finds them, their "
+            "score, the winner, proposers.",
         ),
     ] = False,
     html: Annotated[
@@ -88,7 +87,7 @@ def generate(
         )
     with setup.engine() as engine, cancel_on_interrupt() as cancel:
         started = time.perf_counter()
-        display = Display(engine.members, stdout_console(), forced=setup.has_grammar)
+        display = setup.display(engine)
         if setup.config.n > 1:
             with stderr_console().status(f"drawing {setup.config.n} responses"):
                 generation = engine.generate(**request, cancel=cancel)
@@ -181,6 +180,8 @@ def _print_all(display: Display, generation: Generation, *, as_json: bool, trace
         console.print(*([""] if place else []), heading, sep="\n")
         for decided in each.rounds if trace else ():
             console.print(display.trace(decided), "", sep="\n")
+        if trace:
+            console.print(display.terms(each.rounds, by_member=True), "", sep="\n")
         if console.is_terminal:
             console.print(*display.response(each), sep="\n", soft_wrap=True)
             console.print(display.summary(each))
@@ -220,6 +221,7 @@ def _print_trace(display: Display, events: Iterator[StreamEvent]) -> Generation:
 
     display.console.print(display.legend(), "", sep="\n")
     generation = last(events, show)
+    display.console.print(display.terms(generation.rounds, by_member=True), "", sep="\n")
     display.console.print(Text(printable(generation.text)), soft_wrap=True)
     return generation
 

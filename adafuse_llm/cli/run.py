@@ -82,12 +82,12 @@ def run(
     sent as one user message, which each member reads in its own chat template. A line with messages
     (objects with role and content) is sent as it is.
 
-    A result has the fields line, question, pred (the answer without surrounding whitespace), label
-    and finish_reason. If the members reasoned, the field reasoning has the text before the answer.
-    If the answer was drawn (--temperature), the field seed has its seed, which is derived from
-    --seed and the line's number; without --seed, the run draws one seed and records it. With --n,
-    the field alternatives has the other answers. If a line fails, finish_reason is "error", and
-    the field error gives the reason.
+    A result has the fields line, question, pred (the answer without surrounding whitespace), label,
+    finish_reason and strategy. If the members reasoned, the field reasoning has the text before the
+    answer. If the answer was drawn (--temperature), the field seed has its seed, which is derived
+    from --seed and the line's number; without --seed, the run draws one seed and records it. With
+    --n, the field alternatives has the other answers. If a line fails, finish_reason is "error",
+    and the field error gives the reason.
 
     Several lines are answered at the same time (--max-requests) and share forward passes. Every
     result is written at once, also those that are complete when you press Ctrl-C. To resume, run
@@ -154,7 +154,9 @@ def run(
             if len(answered) < len(lines):
                 progress.console.print(RESUMABLE)
                 return INTERRUPTED
-    typer.echo(f"{len(lines)} lines: {len(lines) - failed} answered, {failed} failed", err=True)
+    ran = f"; strategy {engine.strategy.name}" if todo else ""
+    counts = f"{len(lines) - failed} answered, {failed} failed{ran}"
+    typer.echo(f"{len(lines)} lines: {counts}", err=True)
     return FAILED if failed else 0
 
 
@@ -236,6 +238,7 @@ def _fields(generation: Generation, rounds: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "pred": generation.answer.strip(),
         "finish_reason": generation.finish_reason,
+        "strategy": generation.strategy,
     }
     if generation.reasoning:
         fields["reasoning"] = generation.reasoning

@@ -288,7 +288,9 @@ def _comment(found: Tuning) -> str:
 
 def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
     title = Text(f"{found.searched} questions to search on", "bold")
-    title.append(f"; {found.metric} in percent, tokens per answer", "not bold dim")
+    title.append(
+        f"; {found.metric} in percent, tokens per answer; strategy {found.strategy}", "not bold dim"
+    )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", found.metric, "tokens", "setting"):
         left = column in ("", "setting")

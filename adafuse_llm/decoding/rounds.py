@@ -200,6 +200,8 @@ def decode(
     transcript: Transcript,
     rounds: list[Round],
     top_logprobs: int | None = None,
+    *,
+    strategy: str,
 ) -> Generator[tuple[MemberQuery, ...] | StreamEvent, None, None]:
     """Play rounds until the response ends, and yield one event per committed span.
 
@@ -210,6 +212,7 @@ def decode(
         rounds: an empty list. Every round appends to it.
         top_logprobs: number of likeliest tokens that the rounds list with each committed token.
             None if the rounds have no log-probabilities of tokens.
+        strategy: name of the strategy.
     """
     grammar, prefix = members[0].grammar, members[0].reply_prefix
     closes = False
@@ -239,7 +242,7 @@ def decode(
         closes = finish == "length" and not outcome.closes and bool(grammar and grammar.closing())
         if finish is not None and not closes:
             shown += transcript.flush()
-            generation = summarize(members, transcript, rounds, finish)
+            generation = summarize(members, transcript, rounds, finish, strategy)
             yield StreamEvent(
                 text=shown, round=rounds[-1], generation=generation, reply_prefix=prefix
             )
@@ -329,7 +332,7 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
         to_result(candidate, members, nll, fuse(nll, weights))
         for candidate, *nll in zip(pool.candidates, *sums, strict=True)
     ]
-    return choose_best(pool, scored, {})
+    return choose_best(pool, scored, {member.name: () for member in members})
 
 
 def to_result(
@@ -371,6 +374,7 @@ def summarize(
     transcript: Transcript,
     rounds: Sequence[Round],
     finish: FinishReason,
+    strategy: str,
 ) -> Generation:
     """Return the result of the rounds so far."""
     return Generation(
@@ -378,6 +382,7 @@ def summarize(
         rounds=tuple(rounds),
         finish_reason=finish,
         usage=usage(members),
+        strategy=strategy,
         seed=members[0].sampling.seed if members[0].sampling else None,
         reply_prefix=members[0].reply_prefix,
     )
@@ -395,11 +400,11 @@ def usage(members: Sequence[Member]) -> Usage:
 
 
 def cancelled(
-    members: Sequence[Member], transcript: Transcript, rounds: Sequence[Round]
+    members: Sequence[Member], transcript: Transcript, rounds: Sequence[Round], strategy: str
 ) -> StreamEvent:
     """Return the last event of a cancelled request."""
     shown = transcript.flush()
-    generation = summarize(members, transcript, rounds, "cancelled")
+    generation = summarize(members, transcript, rounds, "cancelled", strategy)
     prefix = members[0].reply_prefix
     return StreamEvent(text=shown, round=None, generation=generation, reply_prefix=prefix)
 

@@ -163,6 +163,7 @@ class Tuning(BaseModel):
 
     Attributes:
         metric, seed: metric and seed of the search.
+        strategy: name of the strategy of the ensemble.
         searched, held_out: numbers of questions in the two parts.
         alone: results of single members on the search part, by name.
         trials: settings of the ensemble, in the order in which they were tried.
@@ -177,6 +178,7 @@ class Tuning(BaseModel):
 
     metric: str
     seed: int
+    strategy: str
     searched: int
     held_out: int
     alone: dict[str, Trial]
@@ -322,6 +324,7 @@ def tune(
     return Tuning(
         metric=metric,
         seed=seed,
+        strategy=engine.strategy.name,
         searched=len(search),
         held_out=len(test),
         alone=alone,

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+Bar = tuple[str, float, str, str | None]
+"""The label of a bar, its value, the value as text, and its color."""
+
 LABELS = 12
 """Maximum number of labels below a line chart."""
 
@@ -28,11 +31,7 @@ class Series:
     dashes: str = ""
 
 
-def line_chart(
-    series: Sequence[Series],
-    *,
-    most: float | None = None,
-) -> dict[str, Any] | None:
+def line_chart(series: Sequence[Series], *, most: float | None = None) -> dict[str, Any] | None:
     """Return the data for the template of a line chart, or None if there are no points.
 
     Args:
@@ -62,12 +61,7 @@ def line_chart(
                 "dashes": line.dashes,
                 "points": " ".join(f"{across(p.x)},{down(p.y)}" for p in line.points),
                 "dots": [
-                    {
-                        "x": across(p.x),
-                        "y": down(p.y),
-                        "tooltip": p.tooltip,
-                    }
-                    for p in line.points
+                    {"x": across(p.x), "y": down(p.y), "tooltip": p.tooltip} for p in line.points
                 ],
             }
             for line in series
@@ -75,25 +69,10 @@ def line_chart(
     }
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A bar with its label, its value, the value as text, and its color."""
-
-    label: str
-    value: float
-    shown: str
-    color: str | None = None
-
-
 def bar_chart(values: Sequence[Bar], most: float | None = None) -> list[dict[str, Any]]:
     """Return the rows of a bar chart from 0 to `most` (default: the largest value)."""
-    top = most or max((bar.value for bar in values), default=0.0) or 1.0
+    top = most or max((value for _, value, *_ in values), default=0.0) or 1.0
     return [
-        {
-            "label": bar.label,
-            "color": bar.color,
-            "share": round(100 * bar.value / top, 2),
-            "shown": bar.shown,
-        }
-        for bar in values
+        {"label": label, "color": color, "share": round(100 * value / top, 2), "shown": shown}
+        for label, value, shown, color in values
     ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
+from adafuse_llm.report.charts import Point, Series, bar_chart, line_chart
 from adafuse_llm.report.styles import (
     AGREED,
     CHOSEN,
@@ -26,8 +26,10 @@ from adafuse_llm.report.styles import (
     ending,
     heading,
     looks,
+    meaning,
     members_of,
     number,
+    number_of,
     owner,
     percent,
     proposed_by,
@@ -60,12 +62,8 @@ POINTS = 60
 @cache
 def environment() -> Environment:
     """Return the Jinja environment of this folder's templates. It escapes all inserted values."""
-    return Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=False,
-    )
+    loader = FileSystemLoader(HERE)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
 
 
 def fragment(generation: Generation) -> str:
@@ -88,23 +86,15 @@ def page(
         alone: the response that each member gives alone, by member.
         sources: names and texts of the passages that the members read.
     """
-    body = _body(generation) + _by_member("Each member alone", alone or {}, generation)
-    return whole(title, body, sources)
-
-
-def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str:
-    """Return a whole page that contains the HTML in `body`."""
+    of_member = looks(members_of(generation))
     template = environment().get_template("page.jinja")
     return template.render(
-        title=title, body=body, sources=list(sources), version=version("adafuse-llm")
+        title=title,
+        body=_body(generation),
+        alone=[(Shown(of_member[name]), text) for name, text in (alone or {}).items()],
+        sources=list(sources),
+        version=version("adafuse-llm"),
     )
-
-
-def _by_member(title: str, texts: Mapping[str, str], generation: Generation) -> str:
-    """Return the HTML of one text per member, below a heading; "" if there are no texts."""
-    of_member = looks(members_of(generation))
-    rows = [(Shown(of_member[name]), text) for name, text in texts.items()]
-    return environment().get_template("texts.jinja").render(title=title, rows=rows)
 
 
 def _body(generation: Generation) -> str:
@@ -129,46 +119,46 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
     members = [Shown(look) for look in looks(names).values()]
     summary = Summary.of(generation.rounds)
     words = sum(len(decided.text.split()) for decided in generation.rounds)
-    return (
-        environment()
-        .get_template("generation.jinja")
-        .render(
-            css="" if place else style(),
-            heading=title,
-            id=_identity(generation, place),
-            members=members,
-            spans=_spans(generation, members),
-            reasons=bool(generation.reasoning),
-            shared=_legend(generation, members),
-            options=_options(generation.rounds),
-            summary=" · ".join(
-                [
-                    count(summary.rounds, "round"),
-                    *([f"{summary.forced} forced"] if summary.forced else []),
-                    count(words, "word"),
-                    f"{summary.seconds:.2f} s",
-                    *drawn(generation),
-                    ending(generation),
-                ]
-            ),
-            figures=figures(summary, members),
-            points=POINTS,
-            margins=_margins(generation.rounds, members),
-            seconds=line_chart([_seconds(generation.rounds)]),
-            usage=_usage(generation, members),
-        )
+    template = environment().get_template("generation.jinja")
+    return template.render(
+        css="" if place else style(),
+        heading=title,
+        id=_identity(generation, place),
+        members=members,
+        spans=_spans(generation, members),
+        reasons=bool(generation.reasoning),
+        shared=_legend(generation, members),
+        options=_options(generation.rounds),
+        meaning=meaning(generation.strategy, generation.rounds),
+        summary=" · ".join(
+            [
+                count(summary.rounds, "round"),
+                *([f"{summary.forced} forced"] if summary.forced else []),
+                count(words, "word"),
+                f"{summary.seconds:.2f} s",
+                *([f"strategy {generation.strategy}"] if generation.strategy else []),
+                *drawn(generation),
+                ending(generation),
+            ]
+        ),
+        figures=figures(summary, members),
+        points=POINTS,
+        margins=_margins(generation.rounds, members),
+        seconds=line_chart([_seconds(generation.rounds)]),
+        usage=_usage(generation, members),
     )
 
 
 def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
     """Return the data for a summary's charts: words per round, rounds by member, agreement."""
+    asked = {m.name: summary.asked.get(m.name, 0) for m in members}
     words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
     return {
         "words": bars(words),
+        "asked": bars(asked, members) if len({*asked.values()}) > 1 else (),
         "backed": bars({m.name: summary.backed.get(m.name, 0) for m in members}, members),
         "decided": bars({m.name: summary.decided.get(m.name, 0) for m in members}, members),
         "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
-        "forced": summary.forced,
     }
 
 
@@ -177,12 +167,9 @@ def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dic
     shown = {member.name: member for member in members}
     return bar_chart(
         [
-            Bar(
-                f"{shown[name].mark} {name}" if name in shown else name,
-                value,
-                f"{value:,}",
-                color=shown[name].color if name in shown else None,
-            )
+            (f"{shown[name].mark} {name}", value, f"{value:,}", shown[name].color)
+            if name in shown
+            else (name, value, f"{value:,}", None)
             for name, value in values.items()
         ]
     )
@@ -193,16 +180,12 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
-def color(number: int) -> str:
-    """Return the color of a member, by its number from 0, as a CSS value for light and dark."""
-    return f"var(--color-{number % len(COLORS)})"
-
-
 class Shown:
     """A member's look with its line styles for charts and spans."""
 
     def __init__(self, look: Look) -> None:
-        self.name, self.mark, self.color = look.name, look.mark, color(look.number)
+        self.name, self.mark = look.name, look.mark
+        self.color = f"var(--color-{look.number % len(COLORS)})"
         self.stroke = STROKES[look.number % len(STROKES)]
         self.dashes = DASHES[look.number % len(DASHES)]
 
@@ -244,8 +227,9 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
         joint = shared(decided) or AGREED
         probabilities = choice_probabilities(decided)
         margins = {
-            marks[member]: ", ".join(f"{value:.2f}" for value in values) or "-"
+            marks[member]: ", ".join(f"{value:.2f}" for value in values)
             for member, values in decided.margins.items()
+            if values
         }
         spans.append(
             {
@@ -264,7 +248,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                     {
                         "text": quoted(candidate),
                         "won": index == decided.winner,
-                        "nll": [number(candidate.nll.get(name)) for name in names],
+                        "nll": [number_of(decided, candidate, name) for name in names],
                         "score": number(candidate.score),
                         "last": proposed_by(candidate, marks)
                         if probabilities is None
@@ -290,14 +274,11 @@ def _legend(generation: Generation, members: Sequence[Shown]) -> list[dict[str, 
 def _options(rounds: Sequence[Round]) -> dict[str, Any] | None:
     """Return a chart of the probabilities of given texts, or None if no round chose among them."""
     for decided in rounds:
-        probabilities = choice_probabilities(decided)
-        if probabilities is not None:
-            ranked = sorted(
-                zip(probabilities, decided.candidates, strict=True), key=lambda pair: -pair[0]
-            )
-            bars = [Bar(each.text, value, percent(value)) for value, each in ranked[:OPTIONS]]
-            hidden = len(ranked) - len(bars)
-            return {"rows": bar_chart(bars, most=1.0), "hidden": hidden}
+        if (probabilities := choice_probabilities(decided)) is not None:
+            found = ranked(decided)
+            best = [(each.text, probabilities[index]) for index, each in found[:OPTIONS]]
+            bars = [(text, value, percent(value), None) for text, value in best]
+            return {"rows": bar_chart(bars, most=1.0), "hidden": len(found) - len(bars)}
     return None
 
 

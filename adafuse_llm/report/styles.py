@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
-from adafuse_llm.summary import choice_probabilities, is_unanimous
+from adafuse_llm.summary import asked, choice_probabilities, is_unanimous
 
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 """Colors by Okabe and Ito, which color-blind readers can distinguish. They differ in lightness."""
@@ -33,11 +34,23 @@ FORCED = Shared("–", "forced by the grammar")  # noqa: RUF001  # a dash, so th
 CHOSEN = Shared("»", "chosen by score")
 
 ENDINGS: dict[FinishReason, str] = {
-    "stop": "ended by the winner",
+    "stop": "finished",
     "stop_sequence": "ended at a stop sequence",
     "length": "ended at a length limit",
     "cancelled": "interrupted",
 }
+
+
+MEANINGS = json.loads(Path(__file__).with_name("meanings.json").read_text(encoding="utf-8"))
+"""What a member's number and the score of a candidate mean, by strategy, for all displays."""
+
+
+def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
+    """Return what the scores of a strategy mean, or those of rounds that chose among texts."""
+    if any(choice_probabilities(decided) for decided in rounds):
+        return dict(MEANINGS["choices"])
+    is_papers = strategy == "single" or strategy.startswith("fixed-")
+    return dict(MEANINGS.get("adafuse" if is_papers else strategy, MEANINGS["other"]))
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,17 @@ def heading(place: int, generation: Generation) -> str:
 def drawn(generation: Generation) -> list[str]:
     """Return a part of the summary that tells the seed; empty if nothing was drawn."""
     return [] if generation.seed is None else [f"seed {generation.seed}"]
+
+
+def not_asked(decided: Round, members: Sequence[str]) -> list[str]:
+    """Return the members that the strategy did not ask, while it asked others."""
+    used = asked(decided)
+    return [name for name in members if used and name not in used]
+
+
+def number_of(decided: Round, candidate: Candidate, member: str) -> str:
+    """Return the number of a member for a candidate, or why there is none."""
+    return number(candidate.nll.get(member)) if member in asked(decided) else "not asked"
 
 
 def reasoning_length(text: str, prefix: str = "") -> int:
@@ -159,7 +183,7 @@ def quoted(candidate: Candidate) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a score in nats per token. Return a dash if there is no score."""
+    """Format a score in nats. Return a dash if there is no score."""
     return "-" if value is None else f"{max(0.0, value):.3f}"  # avoids "-0.000"
 
 

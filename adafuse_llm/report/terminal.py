@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -11,7 +13,7 @@ from rich.text import Text
 from adafuse_llm.report import styles
 from adafuse_llm.report.styles import AGREED, FORCED, Shared, printable
 from adafuse_llm.results import Candidate, Generation, Round, StreamEvent
-from adafuse_llm.summary import choice_probabilities, is_unanimous
+from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous
 
 TYPES = ("", "underline", "italic", "bold", "", "")
 """Text styles by member. Neighboring members differ in style as well as in color."""
@@ -29,12 +31,16 @@ class Display:
     Args:
         members: the members' names, in order.
         console: the console that prints the display.
+        strategy: name of the strategy.
         forced: whether the legend explains forced text.
     """
 
-    def __init__(self, members: Sequence[str], console: Console, *, forced: bool = False) -> None:
+    def __init__(
+        self, members: Sequence[str], console: Console, strategy: str = "", *, forced: bool = False
+    ) -> None:
         self.members = tuple(members)
         self.console = console
+        self._strategy = strategy
         self._forced = forced
         self._looks = styles.looks(self.members)
         self._brackets = console.is_terminal and (console.no_color or not console.color_system)
@@ -107,7 +113,10 @@ class Display:
         return [*reasoned, Text("Answer", "bold"), answer]
 
     def rounds(self, rounds: Sequence[Round]) -> Table:
-        """Return a table of rounds: the owner, the winner, its score and the runner-up of each."""
+        """Return a table of rounds: the owner, the winner, its score and the runner-up of each.
+
+        If a round did not ask all members, the table names the others instead of the runner-up.
+        """
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
             table.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
@@ -119,9 +128,21 @@ class Display:
                 self.name(owner),
                 Text(quoted(winner), self.style(owner)),
                 "" if decided.forced else styles.number(winner.score),
-                Text(_preferred_to(decided), "dim"),
+                Text(self._left_out(decided) or _preferred_to(decided), "dim"),
             )
         return table
+
+    def _left_out(self, decided: Round) -> str:
+        """Return the names of members that a round did not ask."""
+        names = styles.not_asked(decided, self.members)
+        return f"not asked: {', '.join(map(printable, names))}" if names else ""
+
+    def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
+        """Return a line that explains the scores of rounds, and one for the members' numbers."""
+        meaning = styles.meaning(self._strategy, rounds)
+        lines = [f"Below a member: {meaning['number']}"] if by_member else []
+        lines.append(f"{meaning['symbol']}: {meaning['score']} Lower is better.")
+        return Text("\n".join(lines), "dim")
 
     def alone(self, answers: Mapping[str, str]) -> Table:
         """Return a table of the answers that members give alone, by member."""
@@ -153,7 +174,8 @@ class Display:
         for member in self.members:
             header = Text(marks[member], self.style(member))
             table.add_column(header, justify="right", no_wrap=True)
-        table.add_column("F", justify="right", no_wrap=True)
+        symbol = styles.meaning(self._strategy, [decided])["symbol"]
+        table.add_column(symbol, justify="right", no_wrap=True)
         probabilities = choice_probabilities(decided)
         if probabilities is None:
             table.add_column("proposed by")
@@ -169,7 +191,7 @@ class Display:
             table.add_row(
                 ">" if won else "",
                 Text(quoted(candidate)),
-                *(styles.number(candidate.nll.get(member)) for member in self.members),
+                *(styles.number_of(decided, candidate, member) for member in self.members),
                 styles.number(candidate.score),
                 last,
                 style="bold" if won else None,
@@ -181,20 +203,19 @@ class Display:
         if seconds is None:
             seconds = sum(decided.elapsed for decided in generation.rounds)
         rounds = generation.rounds
-        forced = sum(decided.forced for decided in rounds)
-        free = [decided for decided in rounds if not decided.forced]
-        proposed = [decided for decided in free if choice_probabilities(decided) is None]
-        agreed = sum(map(is_unanimous, proposed))
-        words = sum(len(decided.text.split()) for decided in free)
+        summary = Summary.of(rounds)
+        agreed = [each for decided in rounds if (each := is_unanimous(decided)) is not None]
+        joint = f"{len(agreed)} where several proposed"
+        words = Counter(summary.words_per_round)
         passes = generation.usage.forward_passes
-        compared = len(self.members) > 1 and (proposed or not rounds)
         parts = [
             f"{len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}"
-            + (f", {forced} forced" if forced else ""),
-            f"{words / max(1, len(free)):.1f} words per round",
-            *([f"all agreed in {agreed} of {len(proposed)}"] if compared else []),
+            + (f", {summary.forced} forced" if summary.forced else ""),
+            f"{fmean(words.elements()) if words else 0:.1f} words per round",
+            *([f"all agreed in {sum(agreed)} of {joint}"] if agreed else []),
             f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}",
             f"{seconds:.1f} s",
+            *([f"strategy {generation.strategy}"] if generation.strategy else []),
             *styles.drawn(generation),
             styles.ending(generation),
         ]
@@ -225,7 +246,8 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
     """
     responses = styles.responses(generation)
     forced = any(decided.forced for each in responses for decided in each.rounds)
-    display = Display(styles.members_of(generation), console, forced=forced)
+    names = styles.members_of(generation)
+    display = Display(names, console, generation.strategy, forced=forced)
     yield display.legend()
     for place, each in enumerate(responses):
         yield Text()
@@ -234,6 +256,7 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
         yield from display.response(each)
         yield Text()
         yield display.rounds(each.rounds)
+        yield display.terms(each.rounds)
         yield Text()
         yield display.summary(each)
 

@@ -62,12 +62,12 @@ class Metrics:
         self._rounds = Counter("adafuse_rounds", "Rounds of decoding.", registry=registry)
         self._joint = Counter(
             "adafuse_rounds_joint",
-            "Rounds in which several members took part and made proposals.",
+            "Rounds in which several members made proposals.",
             registry=registry,
         )
         self._unanimous = Counter(
             "adafuse_rounds_unanimous",
-            "Rounds in which all members proposed the same text, and no other.",
+            "Joint rounds in which all proposed the same text, and no other.",
             registry=registry,
         )
         self._wins = Counter(
@@ -118,11 +118,10 @@ class Metrics:
         """Count a round, and the members that proposed its text."""
         self._rounds.inc()
         members = proposers(done)
-        if len(done.margins) < 2 or not any(each.proposers for each in done.candidates):
+        if (unanimous := is_unanimous(done)) is None:
             return
         self._joint.inc()
-        if is_unanimous(done):
-            self._unanimous.inc()
+        self._unanimous.inc(unanimous)
         for name in members:
             self._wins.labels(name).inc()
         if len(members) == 1:

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
+from adafuse_llm.report import styles
 from adafuse_llm.report.page import STROKES, STROKES_OF_SHARED, palette
-from adafuse_llm.report.styles import AGREED, CHOSEN, COLORS, ENDINGS, FORCED, MARKS
 
 STATIC = Path(__file__).parent / "static"
 
@@ -27,7 +27,7 @@ SCRIPTS = (
 )
 """The scripts of the page, in their order. They share one scope."""
 
-SHARED = {"agreed": AGREED, "chosen": CHOSEN, "forced": FORCED}
+SHARED = {"agreed": styles.AGREED, "chosen": styles.CHOSEN, "forced": styles.FORCED}
 
 
 def page_route() -> Route:
@@ -71,10 +71,11 @@ def _read(name: str) -> str:
 def _looks() -> str:
     """Return how members and shared spans look, as JSON for the page's script."""
     looks = {
-        "marks": MARKS,
+        "marks": styles.MARKS,
         "strokes": STROKES,
-        "colors": len(COLORS),
-        "endings": ENDINGS,
+        "colors": len(styles.COLORS),
+        "endings": styles.ENDINGS,
+        "meanings": styles.MEANINGS,
         "shared": {
             kind: {"mark": each.mark, "name": each.name, "stroke": STROKES_OF_SHARED[each]}
             for kind, each in SHARED.items()

@@ -153,7 +153,8 @@ class _Rounds:
         scored = to_result(
             candidate, asked, [0.0 - each for each in logprobs], -math.log(pooled / total)
         )
-        return choose_best(pool, [scored], {lead.name: proposal.margins})
+        margins = {each.name: proposal.margins if each is lead else () for each in asked}
+        return choose_best(pool, [scored], margins)
 
     def _score(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
         """Return a candidate with the members' NLLs and the score."""

@@ -101,6 +101,7 @@ def test_a_summary_counts_rounds_backed_and_rounds_decided():
     assert summary.model_dump() == {
         "rounds": 2,
         "forced": 0,
+        "asked": {"x": 2, "y": 2},
         "backed": {"x": 2, "y": 1},
         "decided": {"x": 1, "y": 0},
         "words_per_round": {1: 1, 2: 1},
@@ -129,25 +130,22 @@ def decided(*spans: tuple[str, tuple[str, ...]], members: tuple[str, ...] = ("x"
         pytest.param(decided((" a", ("x", "y"))), True, id="one candidate, of all"),
         pytest.param(decided((" a", ("x", "y")), (" b", ("y",))), False, id="y was unsure"),
         pytest.param(decided((" a", ("x",)), (" b", ("y",))), False, id="they differ"),
-        pytest.param(decided((" a", ("x",))), False, id="y proposed nothing"),
-        pytest.param(decided((" a", ("x",)), members=("x",)), False, id="a lone member"),
+        pytest.param(decided((" a", ("x",))), None, id="y proposed nothing"),
+        pytest.param(decided((" a", ("x",)), members=("x",)), None, id="a lone member"),
     ],
 )
 def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else(done, unanimous):
     assert is_unanimous(done) is unanimous
     assert record(done)["unanimous"] is unanimous
     assert Summary.of([done]).agreement == unanimous
-    assert (owner(done, list(done.margins)) is None) is unanimous
+    assert (owner(done, list(done.margins)) is None) is bool(unanimous)
 
 
 @pytest.mark.quick
-def test_a_record_is_plain_json_in_three_details():
-    first = rounds()[0]
-    full = record(first)
+def test_a_record_is_plain_json():
+    full = record(rounds()[0])
     assert json.loads(json.dumps(full, allow_nan=False)) == full
-    assert set(record(first, "summary")) < set(full)
     assert full["proposers"] == ["x"]
-    assert record(first, "none") == {}
 
 
 # Configuration files --------------------------------------------------------------------------

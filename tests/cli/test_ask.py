@@ -25,12 +25,14 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     assert lines[0] == "Ada Brook did"
     assert lines[2].startswith("Rounds: winning member")
-    rounds = lines[3 : lines.index("Sources") - 1]
+    rounds = lines[3:6]
     assert [line.split()[0] for line in rounds] == ["0", "1", "2"]
+    assert lines[6].startswith("F: ")
     assert '" Brook"' in rounds[1]
     assert 'over " Stone"' in rounds[1]
     assert lines[lines.index("Sources") + 1].startswith("[1] mill.md: The mill Ada Brook")
-    assert lines[-1].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 · forward")
+    assert lines[-2].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 ")
+    assert " · strategy adafuse · " in " ".join(lines[-2:])
 
 
 @pytest.mark.quick
@@ -55,7 +57,7 @@ def test_each_member_also_answers_alone(adafuse, fakes, docs, tmp_path):
     assert lines[0] == "Ada Brook did"
     assert lines[start + 1 : start + 4] == ["● wren Ada Brook did", "■ heron Ada Stone", ""]
     assert lines[start + 4].startswith("Rounds: ")
-    assert lines[-1].startswith("3 rounds · 1.0 words per round")  # of the ensemble
+    assert lines[-2].startswith("3 rounds · 1.0 words per round")  # of the ensemble
     assert "Each member alone" in path.read_text()
     answer = json.loads(adafuse(*asked, "--json").stdout)
     assert answer["alone"] == {"wren": "Ada Brook did", "heron": "Ada Stone"}

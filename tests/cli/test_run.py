@@ -53,7 +53,9 @@ def test_results_are_those_of_the_engine_in_the_order_of_the_lines(
     output = tmp_path / "deep" / "out.jsonl"
     result = adafuse(*job, "--output", output, *["--chat"] * chat)
     assert result.exit_code == 0, result.output
-    assert (result.stdout, result.stderr) == ("", "4 lines: 4 answered, 0 failed\n")
+    assert (result.stdout, result.stderr) == (
+        "", "4 lines: 4 answered, 0 failed; strategy mixture\n",
+    )  # fmt: skip
     assert [(each["line"], each["label"]) for each in records(output)] == [
         (1, "ada"), (2, "bo"), (3, "cy"), (4, "di"),
     ]  # fmt: skip
@@ -66,6 +68,7 @@ def test_results_are_those_of_the_engine_in_the_order_of_the_lines(
         "pred": whole.text.strip(),
         "label": "bo",
         "finish_reason": whole.finish_reason,
+        "strategy": "mixture",
     }
 
 
@@ -198,7 +201,7 @@ def test_bad_lines_are_reported_by_number(adafuse, job, tmp_path):
     for record in found[1:-1]:
         assert f"line {record['line']}: {record['error']}\n" in result.stderr
     assert "ContextWindowError" in found[-2]["error"]
-    assert result.stderr.endswith("10 lines: 2 answered, 8 failed\n")
+    assert result.stderr.endswith("10 lines: 2 answered, 8 failed; strategy mixture\n")
 
 
 @pytest.mark.parametrize(

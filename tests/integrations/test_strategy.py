@@ -35,8 +35,9 @@ def test_models_that_differ_only_in_the_strategy_share_their_members() -> None:
     turns = [{"role": "user", "content": QUESTION}]
     expected = single.generate(messages=turns, **options).text
     assert expected != engine_of(plain).generate(messages=turns, max_new_tokens=12).text
-    assert models[0].invoke(QUESTION).content == expected
-    assert models[2].chat([ChatMessage(content=QUESTION)]).message.content == expected
+    replied, answered = models[0].invoke(QUESTION), models[2].chat([ChatMessage(content=QUESTION)])
+    assert replied.content == answered.message.content == expected
+    assert replied.response_metadata["strategy"] == answered.raw.strategy == "single"
     assert models[0]._identifying_params != plain._identifying_params
 
 

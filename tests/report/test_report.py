@@ -111,6 +111,26 @@ def test_all_ways_to_show_rounds_count_the_same_ones_as_unanimous():
         assert html.unescape(page(generation)).count("all agree ·") == agreed
 
 
+def test_explanations_follow_the_strategy_that_ran():
+    rule = lambda text: {" yes": 0.9, "<end>": 0.1} if text.count("yes") < 3 else {"<end>": 1.0}  # noqa: E731
+    members = [FakeBackend(name, rule, [" yes"]) for name in ("large", "small")]
+    with AdaFuseEngine(members, strategy="mixture") as engine:
+        mixed = engine.generate(">", weights=(3, 1))
+        fused = engine.with_strategy("adafuse").generate(">", weights=(3, 1))
+    summary = Summary.of_records(record(each) for each in mixed.rounds)
+    assert (summary.agreement, summary.asked) == (None, {"large": len(mixed.rounds)})
+    for generation, strategy in ((mixed, "mixture"), (fused, "adafuse")):
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(generation)
+        shown, made = console.export_text(), html.unescape(page(generation))
+        for each in (shown, made):
+            assert f"strategy {strategy}" in each
+            assert ("not asked" in each) == (strategy == "mixture")
+            assert ("mean of the members' probabilities" in each) == (strategy == "mixture")
+        assert ("all agreed in" in shown) == ('scope="col">F<' in made) == (strategy == "adafuse")
+        assert ("all agree ·" in made) == (strategy == "adafuse")
+
+
 @pytest.fixture(scope="module")
 def drawn() -> Generation:
     engine = AdaFuseEngine([writes("one", "a b c", sure=0.6), writes("two", "a b c", sure=0.6)])
@@ -134,10 +154,9 @@ def test_all_responses_are_shown_with_their_seeds(drawn):
 
 def test_records_of_rounds_have_the_log_probabilities(drawn, generation):
     for decided in drawn.rounds:
-        for detail in ("summary", "full"):
-            told = record(decided, detail)["logprobs"]
-            assert told == decided.model_dump(mode="json")["logprobs"]
-            assert all(len(token["top"]) == 2 for token in told["one"])
+        told = record(decided)["logprobs"]
+        assert told == decided.model_dump(mode="json")["logprobs"]
+        assert all(len(token["top"]) == 2 for token in told["one"])
     assert "logprobs" not in record(generation.rounds[0])
 
 

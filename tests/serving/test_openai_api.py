@@ -171,12 +171,14 @@ def test_responses_are_drawn_with_a_seed(client, engine):
     texts = [expected.text, expected.alternatives[0].text]
     response = ask(client, **drawn)
     assert [choice.message.content for choice in response.choices] == texts
-    assert response.choices[0].model_extra["adafuse"]["seed"] == 5
+    told = [response.choices[0].model_extra["adafuse"]]
     streamed = ["", ""]
     for chunk in ask(client, **drawn, stream=True):
         for choice in chunk.choices:
             streamed[choice.index] += choice.delta.content or ""
+            told += [chunk.adafuse] if choice.index == 0 and choice.finish_reason else []
     assert streamed == texts
+    assert [(each["seed"], each["strategy"]) for each in told] == [(5, engine.strategy.name)] * 2
 
 
 def test_stop_sequences_end_the_text(client, engine):

@@ -13,6 +13,7 @@ from adafuse_llm import AdaFuseEngine, MemberError
 from adafuse_llm.backends import FakeBackend, NodeQuery, NodeResult
 from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import Mixture
+from adafuse_llm.summary import asked as read_by
 from tests.reference import Options, WordMixture, decode
 from tests.support.compare import assert_same
 from tests.support.models import Recipe, backend, reference
@@ -114,7 +115,17 @@ def test_others_are_asked_only_if_another_word_can_win(
     members = [fake("large", {"": start, " a": after}), fake("small", {"": {" b": 0.9, " a": 0.1}})]
     with AdaFuseEngine(members, strategy=Mixture()) as engine:
         first = engine.generate("So:", weights=(3, 1), max_new_tokens=1).rounds[0]
-    assert bool("small" in first.candidates[0].nll) is asked
+    assert ("small" in read_by(first)) is asked
+
+
+@pytest.mark.quick
+def test_a_member_that_gives_a_word_a_probability_of_0_has_been_asked() -> None:
+    rows = {" a": 0.7, " b": 0.3}, {" b": 1.0, " a": 0.0}, {" a": 1.0}
+    members = [fake(f"m{number}", {"": row}) for number, row in enumerate(rows)]
+    with AdaFuseEngine(members, strategy=Mixture()) as engine:
+        first = engine.generate("So:", weights=(4, 2, 2), max_new_tokens=1).rounds[0]
+    assert list(first.candidates[0].nll) == ["m0", "m2"]
+    assert read_by(first) == ("m0", "m1", "m2")
 
 
 @pytest.mark.sweep(2)

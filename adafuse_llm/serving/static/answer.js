@@ -51,6 +51,7 @@ function take(view, chunk) {
     if (choice.finish_reason) {
       turn.ending = extra.finish_reason ?? choice.finish_reason;
       turn.seed = extra.seed ?? null;
+      turn.strategy = extra.strategy ?? turn.strategy;
     }
   }
 }
@@ -213,7 +214,7 @@ function showCount({ look, spans, joint }) {
 function factsOf(turn) {
   if (!turn.rounds.length) return [];
   const seconds = turn.rounds.reduce((sum, round) => sum + round.elapsed, 0);
-  const facts = [`${seconds.toFixed(2)} s`];
+  const facts = [...(turn.strategy ? [`strategy ${turn.strategy}`] : []), `${seconds.toFixed(2)} s`];
   if (turn.tokens) facts.push(count(turn.tokens, "token"));
   if (turn.seed !== null) facts.push(`seed ${turn.seed}`);
   facts.push(turn.status === "stopped" ? "stopped" : LOOKS.endings[turn.ending] ?? turn.ending ?? "");
@@ -226,7 +227,7 @@ function showWelcome() {
   if (talk.turns.length) return;
   find("log").append(make("div", { class: "welcome" },
     make("h2", {}, "One answer, written by several models"),
-    make("p", {}, "Every span of an answer has the color and the mark of the member that proposed it. Click a span to see what else was proposed, and how each member scored it.")));
+    make("p", {}, "Every span of an answer has the color and the mark of the member that proposed it. Click a span to see what else was proposed, and the scores.")));
 }
 
 function showTalk() {

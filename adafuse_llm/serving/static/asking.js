@@ -41,7 +41,7 @@ async function ask(turn) {
       await Promise.race([connected(), aborted(signal)]);
       if (!models.length) throw new Problem("The server needs an API key.");
     }
-    turn.asked = describe();
+    Object.assign(turn, { asked: describe(), members: inUse(), strategy: modelOf(chosen.model)?.strategy });
     const options = { method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(bodyFor(turn)) };
     const response = await insist("v1/chat/completions", options, problem => note(`${problem.message} Your message is sent as soon as the server is ready.`));
     if (turn.note) note("");

@@ -93,9 +93,7 @@ function probabilitiesOf(round) {
 function sharedBy(round) {
   if (round.forced) return "forced";
   if (probabilitiesOf(round)) return "chosen";
-  const members = Object.keys(round.margins), [first] = round.candidates;
-  const unanimous = members.length > 1 && round.candidates.length === 1 && members.every(name => first.proposers.includes(name));
-  return unanimous ? "agreed" : null;
+  return round.candidates.length === 1 && round.candidates[0].proposers.length > 1 ? "agreed" : null;
 }
 
 /** Return the member that finds the committed text most likely: a proposer, if there is one. */

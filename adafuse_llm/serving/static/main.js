@@ -125,12 +125,16 @@ find("key").querySelector("form").addEventListener("submit", event => {
 });
 addEventListener("pagehide", save);
 
-find("plain").checked = chosen.plain;
-find("plain").addEventListener("change", event => {
-  chosen.plain = event.target.checked;
-  views.forEach(view => showAnswer(view, true));
-  save();
-});
+const showMarks = () => find("log").classList.toggle("unmarked", chosen.unmarked);
+for (const name of ["plain", "unmarked"]) {
+  find(name).checked = chosen[name];
+  find(name).addEventListener("change", event => {
+    chosen[name] = event.target.checked;
+    showMarks();
+    views.forEach(view => showAnswer(view, true));
+    save();
+  });
+}
 find("list").addEventListener("click", () => toggleTalks(find("talks").hidden));
 find("talks-close").addEventListener("click", () => toggleTalks(false));
 find("talks-list").addEventListener("click", event => {
@@ -147,6 +151,7 @@ addEventListener("storage", followOtherTabs);
 
 find("text").value = stored.get("text", "");
 fit();
+showMarks();
 showWhetherSet();
 openTalk(stored.get("talk", ""));
 connected();

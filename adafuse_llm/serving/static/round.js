@@ -5,7 +5,7 @@ function openRound(turn, place) {
   open = { turn, place };
   markOpen(true);
   find("round-title").textContent = `Round ${place}`;
-  find("round-content").replaceChildren(...contentOf(turn.rounds[place]));
+  find("round-content").replaceChildren(...contentOf(turn, turn.rounds[place]));
   find("round").hidden = false;
   find("round").scrollTop = 0;
   showSteps();
@@ -40,7 +40,13 @@ function markOpen(isOpen) {
   for (const span of open ? spansOf(open) : []) span.classList.toggle("open", isOpen);
 }
 
-function contentOf(round) {
+/** Return what the scores of a round mean. */
+function meaningOf(turn, probabilities) {
+  const name = (turn.strategy ?? "").replace(/^(single|fixed-.*)$/, "adafuse");
+  return LOOKS.meanings[probabilities ? "choices" : name] ?? LOOKS.meanings.other;
+}
+
+function contentOf(turn, round) {
   const probabilities = probabilitiesOf(round), look = lookOfRound(round);
   const who = make("p", {}, make("span", { class: "key", look }, look.by), ` · ${Math.round(1000 * round.elapsed)} ms`);
   if (round.forced) {
@@ -55,10 +61,10 @@ function contentOf(round) {
   return [
     who,
     make("h3", {}, count(round.candidates.length, "candidate")),
-    make("ol", {}, ...order.map(index => candidateOf(round, index, most, probabilities))),
+    make("ol", {}, ...order.map(index => candidateOf(turn, round, index, most, probabilities))),
     ...marginsOf(round),
     make("h3", {}, "What this means"),
-    termsOf(probabilities),
+    termsOf(meaningOf(turn, probabilities), probabilities),
   ];
 }
 
@@ -79,16 +85,17 @@ function proposedBy({ proposers }, members) {
   return `proposed by ${proposers.map(lookOf).map(named).join(", ") || "no member"}`;
 }
 
-function candidateOf(round, index, most, probabilities) {
+function candidateOf(turn, round, index, most, probabilities) {
   const candidate = round.candidates[index], won = index === round.winner;
-  const members = [...new Set([...Object.keys(round.margins), ...Object.keys(candidate.nll)])];
+  const asked = new Set([...Object.keys(round.margins), ...candidate.proposers, ...Object.keys(candidate.nll)]);
+  const members = turn.members ?? [...asked];
   const rows = members.map(lookOf).flatMap(look => {
     const value = candidate.nll[look.name], bar = make("i", { look });
     bar.style.width = `${Math.min(100, 100 * Math.max(0, value ?? 0) / most).toFixed(1)}%`;
     return [
       make("dt", {}, make("span", { class: "mark", look }, look.mark), ` ${look.name}`),
       make("dd", { class: "track", "aria-hidden": "true" }, ...(value === undefined ? [] : [bar])),
-      make("dd", { class: "value" }, digits(value)),
+      make("dd", { class: "value" }, asked.has(look.name) ? digits(value) : "not asked"),
     ];
   });
   const origin = probabilities ? `probability ${(100 * probabilities[index]).toFixed(1)} %` : proposedBy(candidate, members);
@@ -96,7 +103,7 @@ function candidateOf(round, index, most, probabilities) {
     make("code", { dir: "auto" }, quoted(candidate)),
     make("div", { class: "quiet" }, ...(won ? [make("strong", {}, "✓ committed"), " · "] : []), origin),
     make("dl", { class: "scores" }, ...rows,
-      make("dt", { class: "fused" }, "F"), make("dd", { class: "fused value" }, digits(candidate.score))));
+      make("dt", { class: "fused" }, meaningOf(turn, probabilities).symbol), make("dd", { class: "fused value" }, digits(candidate.score))));
 }
 
 function marginsOf(round) {
@@ -114,16 +121,12 @@ function marginsOf(round) {
   ];
 }
 
-function termsOf(probabilities) {
-  const terms = probabilities ? [
-    ["The number of each member", `Negative log-likelihood of the whole text and the end of the response, in nats: how unlikely the member finds it. Lower is better. The bar is full at ${FULL_TEXT} nats.`],
-    ["F", "The fused score: the weighted mean of the members' numbers. The text with the lowest F becomes the response."],
-    ["Probability", "The softmax of −F over the given texts."],
-  ] : [
-    ["Candidate", "A span that one or more members proposed in this round."],
-    ["The number of each member", `Negative log-likelihood per token, in nats: how unlikely the member finds the span. Lower is better. The bar is full at ${FULL_SPAN} nats.`],
-    ["F", "The fused score: the weighted mean of the members' numbers. The span with the lowest F is committed."],
-    ["Margin Δ", "How sure a member is at the start of a word: the probability of its most likely token minus that of the second."],
+function termsOf({ symbol, number, score }, probabilities) {
+  const terms = [
+    ...(probabilities ? [] : [["Candidate", "A span that one or more members proposed in this round."]]),
+    ["The number of each member", `${number} Lower is better. The bar is full at ${probabilities ? FULL_TEXT : FULL_SPAN} nats.`],
+    [symbol, `${score} The candidate with the lowest ${symbol} wins.`],
+    ...(probabilities ? [] : [["Margin Δ", "How sure a member is at the start of a word: the probability of its most likely token minus that of the second."]]),
   ];
   return make("dl", { class: "terms" }, ...terms.flatMap(([term, words]) => [make("dt", {}, term), make("dd", {}, words)]));
 }

@@ -1,6 +1,7 @@
 // ---- Models, members and settings ----
 
-const membersOf = id => models.find(model => model.id === id)?.adafuse?.members ?? [];
+const modelOf = id => models.find(model => model.id === id)?.adafuse;
+const membersOf = id => modelOf(id)?.members ?? [];
 
 /** Return the members that decode. */
 function inUse() {

@@ -1,6 +1,6 @@
 // ---- The state ----
 
-const settings = { model: "", without: [], tokens: "", temperature: "", system: "", plain: false };
+const settings = { model: "", without: [], tokens: "", temperature: "", system: "", plain: false, unmarked: false };
 const chosen = { ...settings, ...stored.get("chosen", {}) };
 let key = stored.get("key", "");
 let models = [];

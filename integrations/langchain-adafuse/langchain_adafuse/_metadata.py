@@ -8,8 +8,8 @@ from typing import Any
 from langchain_core.messages.ai import UsageMetadata
 
 from adafuse_llm import Generation
-from adafuse_llm.summary import RoundDetail, Summary
-from langchain_adafuse._rounds import SUMMARY_KEY
+from adafuse_llm.summary import Summary
+from langchain_adafuse._rounds import SUMMARY_KEY, RoundDetail
 
 PROVIDER = "adafuse"
 
@@ -31,6 +31,7 @@ def metadata_of(
         "model_name": model_name,
         "model_provider": PROVIDER,
         **({} if generation.seed is None else {"seed": generation.seed}),
+        "strategy": generation.strategy,
         "token_usage": token_usage([usage_of(generation)]),
         "usage_by_member": {
             member: {kind: counts[member] for kind, counts in usage.items()}

@@ -30,8 +30,8 @@ from adafuse_llm.adapters.options import ALIASES, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.option_errors import explain
-from adafuse_llm.summary import RoundDetail
 from langchain_adafuse._metadata import PROVIDER
+from langchain_adafuse._rounds import RoundDetail
 
 if TYPE_CHECKING:
     import torch

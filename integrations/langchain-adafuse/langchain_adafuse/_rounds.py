@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -15,7 +15,7 @@ from langchain_core.callbacks import (
 )
 
 from adafuse_llm import StreamEvent
-from adafuse_llm.summary import RoundDetail, record
+from adafuse_llm.summary import record
 
 ROUND_EVENT = "adafuse_round"
 """Name of the custom event that reports a round."""
@@ -25,6 +25,8 @@ ROUNDS_KEY = "adafuse_rounds"
 
 SUMMARY_KEY = "adafuse_summary"
 """Key of the summary of the rounds in the metadata of messages and generations."""
+
+RoundDetail = Literal["none", "summary", "full"]
 
 RoundRecords = list[dict[str, Any]]
 

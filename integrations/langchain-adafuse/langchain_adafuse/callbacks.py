@@ -56,8 +56,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
     def summary(self) -> Summary:
         """Summarize the rounds as figures: by member, words per round, agreement, mean margins.
 
-        Agreement is the share of ``unanimous`` rounds. A round is unanimous if it has several
-        members and all of them proposed its only candidate.
+        Agreement is the share of ``unanimous`` rounds among those with several proposers.
         """
         return Summary.of_records(self.rounds)
 

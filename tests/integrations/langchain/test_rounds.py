@@ -123,7 +123,7 @@ def test_rounds_in_figures_and_as_a_table(chat):
     assert summary.backed == {"ink": summary.rounds, "quill": summary.rounds}
     assert summary.decided == {"ink": 0, "quill": 0}
     assert summary.agreement == 1
-    assert sum(summary.words_per_round.values()) == summary.rounds
+    assert sum(summary.words_per_round.values()) == summary.rounds - 2, "two only end the reply"
     assert set(summary.mean_margin) == {"ink", "quill"}
     table = rounds.to_dataframe()
     assert len(table) == summary.rounds

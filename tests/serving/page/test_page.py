@@ -12,6 +12,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.report.styles import looks
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
@@ -84,7 +86,7 @@ def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
     assert tab.marks == marks
     assert f"adafuse: {len(expected.rounds)} rounds" in tab.facts
     assert f"{len(expected.text)} tokens" in tab.facts
-    assert "ended by the winner" in tab.facts
+    assert "finished" in tab.facts
     numbers = Counter("".join(marks))
     assert len(marks) < numbers.total(), "no span has several marks"
     assert dict(re.findall(r"([●■▲=]) (\d+)", tab.facts)) == {
@@ -220,6 +222,30 @@ def test_a_click_opens_a_round(visit, engine) -> None:
     assert panel.is_visible()
     tab.press("Close")
     assert not tab.round.is_visible()
+
+
+def test_a_round_tells_what_its_strategy_did(visit, front) -> None:
+    rule = lambda text: {" yes": 0.9, "<end>": 0.1} if text.count("yes") < 3 else {"<end>": 1.0}  # noqa: E731
+    members = [FakeBackend(name, rule, [" yes"]) for name in MEMBERS]
+    with AdaFuseEngine(members, AdaFuseConfig(weights=(8, 1, 1)), strategy="mixture") as mixed:
+        front.app = create_app(mixed)
+        tab = visit()
+        tab.say("sum")
+        assert "strategy mixture" in tab.facts
+        assert tab.marks == ["=", "●", "●"]
+        tab.spans.nth(1).click()
+        assert tab.round.inner_text().count("not asked") == 2 + 1  # the members, and the meaning
+        assert "mean of the members' probabilities" in tab.round.inner_text()
+
+
+def test_answers_can_be_shown_without_marks(visit) -> None:
+    tab = visit()
+    tab.say("sum")
+    shown = "getComputedStyle(document.querySelector('.span'), '::before').content"
+    assert tab.page.evaluate(shown) != "none"
+    tab.press("Settings")
+    tab.page.get_by_label("Show answers without marks").check()
+    assert tab.page.evaluate(shown) == "none"
 
 
 def test_the_keyboard_reaches_every_round(visit) -> None:

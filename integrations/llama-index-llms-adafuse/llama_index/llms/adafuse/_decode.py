@@ -210,6 +210,7 @@ class Decode:
             end = AdaFuseGenerationEndEvent(
                 span_id=self._span,
                 text=generation.text,
+                strategy=generation.strategy,
                 finish_reason=generation.finish_reason,
                 usage=generation.usage,
                 summary=Summary.of(generation.rounds),

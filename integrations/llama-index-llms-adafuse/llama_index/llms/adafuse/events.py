@@ -37,9 +37,10 @@ class AdaFuseRoundEvent(BaseEvent):
         round: number of the round, from 0.
         text: the committed text.
         proposers: members that proposed the text.
-        score: fused score of the text, in nats per token.
-        unanimous: whether the round has several members and all of them proposed its only candidate
-            (``adafuse_llm.summary.is_unanimous``).
+        score: score of the text, in nats. The strategy defines it.
+        asked: members that proposed or scored in the round.
+        unanimous: whether several members proposed, and all of them the only candidate; None if
+            fewer than two proposed (``adafuse_llm.summary.is_unanimous``).
         winner: index of the committed candidate.
         candidates: all candidates of the round.
         margins: by member, the margin at the start of each word that the member considered.
@@ -53,7 +54,8 @@ class AdaFuseRoundEvent(BaseEvent):
     text: str
     proposers: tuple[str, ...]
     score: float | None
-    unanimous: bool
+    asked: tuple[str, ...]
+    unanimous: bool | None
     winner: int
     candidates: tuple[Candidate, ...]
     margins: dict[str, tuple[float, ...]]
@@ -75,9 +77,11 @@ class AdaFuseGenerationEndEvent(BaseEvent):
         usage: token counts and forward passes by member.
         summary: statistics of the rounds.
         seed: the seed that gives the same response again; None if nothing was drawn.
+        strategy: name of the strategy that ran.
     """
 
     text: str
+    strategy: str
     finish_reason: FinishReason
     usage: Usage
     summary: Summary

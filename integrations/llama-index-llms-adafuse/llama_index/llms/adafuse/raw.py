@@ -41,8 +41,8 @@ class AdaFuseRaw(BaseModel):
     Attributes:
         rounds: all rounds of a whole response, or the round of a chunk. With the option
             `logprobs`, they have the log-probabilities of all members.
-        finish_reason, usage, summary: values of the whole response. In a stream, only the last
-            chunk has them.
+        finish_reason, usage, summary, strategy: values of the whole response. In a stream, only
+            the last chunk has them.
         seed: the seed that gives the same response again; None if nothing was drawn. In a stream,
             only the last chunk has it.
         alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
@@ -55,6 +55,7 @@ class AdaFuseRaw(BaseModel):
     finish_reason: FinishReason | None = None
     usage: TokenUsage | None = None
     summary: Summary | None = None
+    strategy: str | None = None
     seed: int | None = None
     alternatives: tuple[Generation, ...] = ()
 
@@ -63,7 +64,7 @@ class AdaFuseRaw(BaseModel):
         tokens = "None" if self.usage is None else str(self.usage.total_tokens)
         return (
             f"{type(self).__name__}(finish_reason={self.finish_reason!r}, rounds=<"
-            f"{len(self.rounds)}>, tokens={tokens}, seed={self.seed}, "
+            f"{len(self.rounds)}>, tokens={tokens}, strategy={self.strategy!r}, seed={self.seed}, "
             f"alternatives=<{len(self.alternatives)}>)"
         )
 
@@ -83,6 +84,7 @@ class AdaFuseRaw(BaseModel):
             finish_reason=generation.finish_reason,
             usage=TokenUsage.of(generation.usage),
             summary=Summary.of(generation.rounds),
+            strategy=generation.strategy,
             seed=generation.seed,
             alternatives=generation.alternatives,
         )
