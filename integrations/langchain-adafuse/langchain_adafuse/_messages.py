@@ -16,7 +16,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
 
 from adafuse_llm import StreamEvent, Tool
-from adafuse_llm.adapters.conversation import Call, Turn
+from adafuse_llm.adapters.conversation import Call, Turn, result_text
 from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
@@ -54,9 +54,9 @@ ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
     """Convert messages to turns.
 
-    In an assistant's message, malformed calls become part of the content, and content blocks
-    without text are omitted (see `omitted_blocks`). The answer to a malformed call becomes a user's
-    turn.
+    In an assistant's message, malformed calls become part of the content. Content blocks without
+    text are omitted from assistant messages and results (see `omitted_blocks`). The answer to a
+    malformed call becomes a user's turn.
     """
     messages = list(messages)
     malformed = {
@@ -71,16 +71,16 @@ def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
 def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
     """Return the types of the content blocks that `to_turns` omits and that `SKIPPED_BLOCKS` lacks.
 
-    Other providers write such blocks, for example images.
+    Other providers and tools write such blocks, for example images.
     """
-    blocks = [
-        block
-        for message in messages
-        if isinstance(message, AIMessage)
-        for block in message.content
-        if isinstance(block, dict) and _block_text(block) is None
-    ]
-    types = {str(block.get("type") or next(iter(block), "empty")) for block in blocks}
+    types: set[str] = set()
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            types.update(result_text(message.content)[1])
+        elif isinstance(message, AIMessage):
+            blocks = [each for each in message.content if isinstance(each, dict)]
+            omitted = [each for each in blocks if _block_text(each) is None]
+            types |= {str(each.get("type") or next(iter(each), "empty")) for each in omitted}
     return sorted(types - SKIPPED_BLOCKS)
 
 
@@ -90,10 +90,12 @@ def _to_turn(message: BaseMessage, malformed: Mapping[str | None, str | None]) -
     if isinstance(message, ToolMessage) and message.tool_call_id in malformed:
         name = malformed[message.tool_call_id] or message.name
         named = {} if name is None else {"name": name}
-        answer = json.dumps({**named, "content": message.text}, ensure_ascii=False)
+        content, _ = result_text(message.content)
+        answer = json.dumps({**named, "content": content}, ensure_ascii=False)
         return {"role": "user", "content": f"{RESULT_OPENS}\n{answer}\n{RESULT_CLOSES}"}
     turn: Turn = {"role": role, "content": message.content, "name": message.name}
     if isinstance(message, ToolMessage):
+        turn["content"], _ = result_text(message.content)
         turn["tool_call_id"] = message.tool_call_id
     if isinstance(message, AIMessage):
         content = message.content if isinstance(message.content, list) else [message.content]

@@ -89,8 +89,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     valid calls becomes calls. If a reply looks like a call and is none,
     ``response_metadata["adafuse_warnings"]`` gives the reason.
 
-    In assistant messages of other providers, members read the text. Other content blocks, such as
-    images, are omitted, and one warning per model names their types.
+    In assistant messages of other providers and in results of tools, members read text and JSON.
+    Other content blocks, such as images, are omitted, and one warning per model names their types.
 
     Raises:
         ContextOverflowError: the messages do not fit a member's context window. In this case,
@@ -331,7 +331,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         """Convert the messages and keywords of a call."""
         if blocks := omitted_blocks(messages):
             self._warn_once(
-                "assistant messages contain blocks that are not text, which members do not read: "
+                "the messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(blocks)}"
             )
         form = ReplyForm(choice="auto")

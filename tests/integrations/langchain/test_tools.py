@@ -135,14 +135,14 @@ HISTORY = [
         tool_calls=[{"name": "population", "args": {"city": "Orrin"}, "id": "1"}],
         additional_kwargs={"reasoning_content": "hidden thoughts"},
     ),
-    ToolMessage("1200", tool_call_id="1"),
+    ToolMessage(["1200", {"type": "image", "url": "data:x"}], tool_call_id="1"),
     AIMessage("<think>more hidden thoughts</think>It has 1200."),
     AIMessage("So."),
     HumanMessage("Thanks"),
 ]
 
 
-def test_what_members_read_of_a_history():
+def test_what_members_read_of_a_history(caplog):
     prompts = []
 
     def script(prompt):
@@ -159,6 +159,7 @@ def test_what_members_read_of_a_history():
         assert '<tool_response>\n{"name": "population", "content": "1200"}' in read
         assert "hidden" not in read
         assert "tool_use" not in read
+    assert [each.getMessage().endswith(": image") for each in caplog.records] == [True]
     tokens = chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
     assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
 
