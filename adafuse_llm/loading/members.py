@@ -16,7 +16,7 @@ from adafuse_llm.loading.huggingface import (
     plan_huggingface,
 )
 from adafuse_llm.loading.servers import ServerPlan, load_server
-from adafuse_llm.loading.specs import MemberSpec, as_spec, check_kind, member_names
+from adafuse_llm.loading.specs import NO_MEMBERS, MemberSpec, as_spec, check_kind, member_names
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ def load_members(
         )
     specs = [as_spec(member) for member in members]
     if not specs:
-        raise InvalidInputError("an ensemble needs at least one member; got none")
+        raise InvalidInputError(NO_MEMBERS)
     names = member_names(specs)
     defaults = {
         "dtype": dtype,

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     import torch
 
 
+NO_MEMBERS = (
+    "members is empty: pass at least one folder, GGUF file, hub id or MemberSpec. from_embedded() "
+    "uses the small models that ship with adafuse-llm"
+)
+"""The error for a list or an iterator without members."""
+
 MAX_PATH = 4096
 """Maximum length of a path. No file system has longer ones."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from adafuse_llm import MemberSpec
 
-    Members = Sequence[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
+    Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
 else:  # pydantic would need torch to resolve the types in MemberSpec
     Members = Any
 
@@ -244,14 +244,17 @@ class EnsembleModel(Serializable):
         checked = {name: value for name, value in checked.items() if name not in ACCEPTED}
         checked = _with_plain_schema(checked)
         check_engine(checked.get("engine"))
-        if checked.get("engine") is None and not checked.get("members"):
+        members = checked.get("members")
+        if isinstance(members, Iterator):
+            checked["members"] = list(members)
+        elif members is None and checked.get("engine") is None:
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
-            checked["members"] = [path.strip() for path in paths if path.strip()]
+            checked["members"] = [path.strip() for path in paths if path.strip()] or None
         return handler(checked)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if (self.engine is None) == (not self.members):
+        if (self.engine is None) == (self.members is None):
             if self.engine is None and (given := self.use or self.model):
                 paths = [given] if isinstance(given, str) else given
                 raise InvalidInputError(
@@ -365,7 +368,7 @@ class EnsembleModel(Serializable):
         if self.engine is not None:
             return Ensemble(given=self.engine)
         return Ensemble.of(
-            () if self.members == "embedded" else self.members or (),
+            self.members or (),
             dtype=self.dtype,
             device_map=self.device_map,
             trust_remote_code=self.trust_remote_code,

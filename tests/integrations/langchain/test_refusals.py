@@ -54,11 +54,13 @@ async def test_a_wrong_option_is_named_at_once_in_one_line(kind, obliging, optio
 
 @pytest.mark.quick
 @BOTH
-def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging):
-    nobody: list[str] = []
-    for members in (None, nobody):
-        with pytest.raises(InvalidInputError, match="members="):
-            kind(members=members)
+def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkeypatch):
+    with pytest.raises(InvalidInputError, match="members="):
+        kind()
+    monkeypatch.setenv("ADAFUSE_MEMBERS", "a/b")
+    for nobody in ([], iter([])):
+        with pytest.raises(InvalidInputError, match="members is empty"):
+            kind(members=nobody)
     with pytest.raises(InvalidInputError, match="text"):
         kind(engine=obliging).invoke("")
 
