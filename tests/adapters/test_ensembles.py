@@ -33,10 +33,8 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
         "from_pretrained",
         classmethod(lambda cls, *args, **kwargs: loads.append(1) or load(cls, *args, **kwargs)),
     )
-    one, other = (
-        Ensemble.of("embedded"),
-        pickle.loads(pickle.dumps(copy.deepcopy(Ensemble.of("embedded")))),
-    )
+    one = Ensemble.of("embedded")
+    other = pickle.loads(pickle.dumps(copy.deepcopy(one)))
     one.unload()
     assert not one.is_loaded
     assert one.names == ("wren", "heron", "finch")
@@ -207,7 +205,7 @@ def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) ->
     assert "members" not in fields_from_config(path)
     for models in ("", "[]"):
         path.write_text(f"models: {models}\n")
-        with pytest.raises(InvalidOptionError, match="'models'.*names no model"):
+        with pytest.raises(InvalidOptionError, match=r"'models'.*names no model"):
             fields_from_config(path)
     path.write_text("use: [herron]\n")
     with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
