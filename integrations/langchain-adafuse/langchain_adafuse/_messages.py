@@ -11,8 +11,11 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Tool
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
-from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.tools import BaseTool, create_schema_from_function
+from langchain_core.utils.function_calling import (
+    convert_to_openai_function,
+    convert_to_openai_tool,
+)
 from langchain_core.utils.json import parse_partial_json
 
 from adafuse_llm import StreamEvent, Tool
@@ -20,6 +23,7 @@ from adafuse_llm.adapters.conversation import Call, Turn, result_text
 from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.schema import recursive_schema
 from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.text.conversation import RESULT_CLOSES, RESULT_OPENS
 from langchain_adafuse._rounds import ROUNDS_KEY
@@ -146,9 +150,15 @@ def _block_text(block: str | dict[str, Any]) -> str | None:
 def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, Any]:
     """Convert a tool from any form that LangChain accepts to a function of OpenAI's API.
 
+    LangChain's converter replaces a class inside of itself by a schema of all values, so the
+    parameters of such classes are their own schemas.
+
     Raises:
         InvalidInputError: the tool runs on the servers of another provider, or has no name.
     """
+    if (parameters := recursive_schema(_argument_schema(tool))) is not None:
+        tool = {**convert_to_openai_function(tool), "parameters": parameters}
+        tool["parameters"].pop("description", None)
     converted = convert_to_openai_tool(tool, strict=strict)
     function = converted.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -158,6 +168,19 @@ def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, A
             f"supported; got {short_repr(tool)}"
         )
     return converted
+
+
+def _argument_schema(tool: ToolLike) -> dict[str, Any]:
+    """Return the JSON schema of a tool's arguments; empty for forms in which it cannot recur."""
+    form: Any = tool
+    if isinstance(tool, BaseTool):
+        form = tool.tool_call_schema
+    elif callable(tool) and not isinstance(tool, type):
+        form = create_schema_from_function(tool.__name__, tool)
+    if isinstance(form, dict):
+        return form if isinstance(tool, BaseTool) else {}
+    read = getattr(form, "model_json_schema", None) or getattr(form, "schema", dict)
+    return dict(read())
 
 
 def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:
