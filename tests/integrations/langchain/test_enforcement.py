@@ -108,10 +108,8 @@ def test_a_class_that_contains_itself_is_enforced_at_every_depth():
     calling = that(call("Expr", **inner)).with_structured_output(
         Expr, method="function_calling", strict=True, max_repairs=0
     )
-    for structured in (
-        calling,
-        that(json.dumps(inner)).with_structured_output(Expr, max_repairs=0),
-    ):
+    writing = that(json.dumps(inner)).with_structured_output(Expr, max_repairs=0)
+    for structured in (calling, writing):
         expr = structured.invoke("Go")
         assert isinstance(expr.of, Expr)
         assert expr.of.of in (1, 2)
