@@ -30,6 +30,7 @@ from adafuse_llm.adapters.options import ALIASES, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.option_errors import explain
+from adafuse_llm.strategies.registry import AUTO
 from adafuse_llm.summary import RoundDetail
 from langchain_adafuse._metadata import PROVIDER
 
@@ -146,7 +147,7 @@ class EnsembleModel(Serializable):
     """Whether to run code from model repositories."""
     runtime: RuntimeConfig | None = None
     """Settings of the engine's scheduler and caches."""
-    strategy: str = "auto"
+    strategy: str = AUTO
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
     differ only in it share their weights. With `engine`, the engine has the strategy."""
 
@@ -213,6 +214,7 @@ class EnsembleModel(Serializable):
     """Whether to report each round as a child run. Use it for tracers that do not show custom
     events, such as LangSmith."""
 
+    _call_options: ClassVar[frozenset[str]] = frozenset((*OPTIONS, *PER_CALL, *ALIASES))
     _logger: ClassVar[logging.Logger] = logging.getLogger("langchain_adafuse")
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
 
@@ -266,7 +268,7 @@ class EnsembleModel(Serializable):
                 f"{type(self).__name__}.from_embedded() uses the small models that ship with "
                 "adafuse-llm"
             )
-        if self.engine is not None and "strategy" in self.model_fields_set:
+        if self.engine is not None and self.strategy != AUTO:
             raise InvalidOptionError(
                 "engine= and strategy= cannot be combined. Pass "
                 f"engine=engine.with_strategy({self.strategy!r})"
@@ -318,10 +320,37 @@ class EnsembleModel(Serializable):
         names = self._ensemble.names
         return tuple(name for name in names if chosen is None or name in chosen)
 
-    @property
-    def max_tokens(self) -> int | None:
-        """LangChain's name for `max_new_tokens`."""
-        return self.max_new_tokens
+    if TYPE_CHECKING:  # the names in `ALIASES`, for type checkers
+        max_tokens: int | None
+        max_completion_tokens: int | None
+        num_predict: int | None
+        num_return_sequences: int | None
+        stop_sequences: list[str] | str | None
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the value of a field under another name."""
+            return getattr(self, ALIASES[name]) if name in ALIASES else super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(ALIASES.get(name, name), value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        return super().model_copy(update=_named_as_fields(update or {}), deep=deep)
+
+    def configurable_fields(self, **kwargs: Any) -> Any:
+        return cast("Any", super()).configurable_fields(**_named_as_fields(kwargs))
+
+    def bind(self, **kwargs: Any) -> Any:
+        """Return the model with other options, to which the other keywords are bound.
+
+        LangChain's binding would lose options that are bound before `bind_tools`.
+        """
+        options = {name: each for name, each in kwargs.items() if name in self._call_options}
+        model = self._for_call(None, options) if options else self
+        others = {name: each for name, each in kwargs.items() if name not in options}
+        return cast("Any", super(EnsembleModel, model)).bind(**others) if others else model
 
     def get_token_ids(self, text: str) -> list[int]:
         """Encode a text with the first active member's tokenizer. This loads the members."""
@@ -529,6 +558,10 @@ def _with_plain_schema(options: dict[str, Any]) -> dict[str, Any]:
     if (schema := options.get("json_schema")) is None:
         return options
     return {**options, "json_schema": AdaFuseConfig(json_schema=schema).json_schema}
+
+
+def _named_as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {ALIASES.get(name, name): value for name, value in values.items()}
 
 
 def _one_error(error: ValidationError, kind: type[EnsembleModel]) -> InvalidInputError:

@@ -118,6 +118,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     reason, and the members only read the schema. True raises an error instead. False never
     constrains decoding. Every call can override this field."""
 
+    _call_options = EnsembleModel._call_options | {"enforce"}
     _logger = logging.getLogger(__name__)
     _run: ModelRun | None = PrivateAttr(default=None)
     _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
