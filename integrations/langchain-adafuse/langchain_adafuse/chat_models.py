@@ -492,7 +492,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             video_inputs=False,
             pdf_inputs=False,
             reasoning_output=True,
-            tool_call_streaming=True,
+            tool_call_streaming=False,
             temperature=True,
             **self._abilities(ensemble.engine() if ensemble.is_loaded else None),
         )
@@ -577,12 +577,24 @@ def _chunks(call: Call, reply: Reply, step: Step, *, is_merged: bool) -> list[Ch
     """
     generation = step.event.generation
     if generation is None:
-        first, *others = reply.chunks(step.event, step.records)
-        first.message.response_metadata = call.metadata(step) if is_merged else {}
-        return [first, *others]
+        chunks = reply.chunks(step.event, step.records)
+        chunks[0].message.response_metadata = call.metadata(step) if is_merged else {}
+        return list(filter(_has_content, chunks))
     (whole,) = call.wholes([step], partial(_message, call))
     metadata = call.metadata(step) if is_merged else whole.metadata
-    return reply.chunks(step.event, step.records, metadata, usage_of(generation))
+    chunks = reply.chunks(step.event, step.records, metadata, usage_of(generation))
+    return list(filter(_has_content, chunks))
+
+
+def _has_content(chunk: ChatGenerationChunk) -> bool:
+    """Return whether a chunk is more than a sign that a call is being written."""
+    message = cast("AIMessageChunk", chunk.message)
+    return bool(
+        message.content
+        or message.additional_kwargs
+        or message.tool_call_chunks
+        or message.response_metadata
+    )
 
 
 def _run_fields(
