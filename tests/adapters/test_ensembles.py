@@ -25,7 +25,7 @@ from tests.support.gguf_files import embedded_gguf
 # Ensembles ------------------------------------------------------------------------------------
 
 
-def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch):
+def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch, capsys):
     loads = []
     load = AdaFuseEngine.from_pretrained.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(
@@ -46,6 +46,7 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
         thread.join()
     assert len(loads) == 1
     assert {id(engine) for engine in found} == {id(one.engine())}
+    assert not capsys.readouterr().err
     one.engine().close()
     assert not other.is_loaded
     assert other.engine() is not found[0]
