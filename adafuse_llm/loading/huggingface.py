@@ -282,7 +282,7 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Hide the bar that transformers shows for each model in this thread, but no bar of a download."""
+    """Hide the bar that transformers shows for each model in this thread. Downloads keep theirs."""
     from transformers.utils import logging
 
     thread = threading.get_ident()
