@@ -7,8 +7,7 @@ form, which every chat template accepts. `adafuse_llm.text.conversation` describ
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -22,7 +21,7 @@ from adafuse_llm.text.conversation import (
     check_results,
 )
 
-__all__ = ["Call", "Conversation", "Turn", "result_text", "to_conversation", "to_messages"]
+__all__ = ["Call", "Conversation", "Turn", "to_conversation", "to_messages"]
 
 
 class Turn(TypedDict, total=False):
@@ -96,34 +95,6 @@ def to_messages(
         turns, tools=tools, tool_choice=tool_choice, instructions=instructions
     )
     return conversation.flat()
-
-
-def result_text(content: object) -> tuple[str, list[str]]:
-    """Return the result of a tool as text, and the types of its parts that have no text.
-
-    Args:
-        content: text, or a list of text and of blocks with a ``type``, as tools of MCP return
-            them. A block of the type ``json`` becomes JSON text. A block such as an image is left
-            out; if nothing else is in the result, the text says so.
-    """
-    texts: list[str] = []
-    omitted: set[str] = set()
-    for part in content if isinstance(content, (list, tuple)) else [content or ""]:
-        block = part if isinstance(part, Mapping) else {"type": type(part).__name__, "text": part}
-        kind, inner = str(block.get("type")), block.get("content")
-        if isinstance(block.get("text"), str):
-            texts.append(block["text"])
-        elif kind == "json":
-            value = next((block[key] for key in ("json", "data") if key in block), block)
-            texts.append(json.dumps(value, ensure_ascii=False, default=str))
-        elif isinstance(inner, (str, list)):
-            text, others = result_text(inner)
-            texts.append(text)
-            omitted.update(others)
-        else:
-            omitted.add(kind)
-    names = ", ".join(sorted(omitted))
-    return "\n".join(texts) or (f"({names} left out)" if omitted else ""), sorted(omitted)
 
 
 def _to_message(number: int, turn: Turn) -> dict[str, Any]:

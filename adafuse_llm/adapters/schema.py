@@ -47,15 +47,9 @@ def _combines_properties(schema: Mapping[str, Any]) -> bool:
 
 
 def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a schema that contains itself, for frameworks whose converters cannot keep the cycle.
+    """Return a schema that contains itself, without titles; None for every other schema.
 
-    The result has no titles. If the whole schema is a reference, the result has its target instead.
-
-    Args:
-        schema: a JSON schema with its definitions.
-
-    Returns:
-        The schema; None if no part of it contains itself.
+    A schema that only refers to a definition becomes this definition.
     """
     parts: dict[str, Mapping[str, Any]] = {"#": _without(schema, *_DEFINITIONS)}
     for keyword in _DEFINITIONS:
@@ -67,8 +61,7 @@ def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     if not any(at in refs for at, refs in inner.items()):
         return None
     whole = {**parts.get(schema.get("$ref", ""), {}), **_without(schema, "$ref")}
-    untitled: dict[str, Any] = _mapped(whole, lambda part: _without(part, "title"))
-    return untitled
+    return dict(_mapped(whole, lambda part: _without(part, "title")))
 
 
 def _without(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Call, Turn, result_text, to_messages
+from adafuse_llm.adapters.conversation import Call, Turn, to_messages
 from adafuse_llm.adapters.reply import ReplyParser, ToolCall
 from adafuse_llm.text.chat import Tool
 
@@ -141,18 +141,6 @@ def test_results_cannot_end_their_block(content):
     text = result["content"].removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
     assert "</tool_response>" not in text
     assert json.loads(text) == {"name": "look_up", "content": content}
-
-
-def test_a_result_keeps_its_text_and_json_and_names_what_it_leaves_out():
-    image = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
-    found = {"type": "search_result", "content": [{"type": "text", "text": "Orrin."}, image]}
-    content = ["Two:", {"type": "json", "json": {"é": 1}}, image, found]
-    assert result_text(content) == ('Two:\n{"é": 1}\nOrrin.', ["image"])
-    assert result_text([image]) == ("(image left out)", ["image"])
-    assert [result_text(content) for content in ("", None, [], "a")] == [
-        *([("", [])] * 3),
-        ("a", []),
-    ]
 
 
 USER = {"role": "user", "content": "?"}

@@ -19,7 +19,7 @@ from langchain_core.utils.function_calling import (
 from langchain_core.utils.json import parse_partial_json
 
 from adafuse_llm import StreamEvent, Tool
-from adafuse_llm.adapters.conversation import Call, Turn, result_text
+from adafuse_llm.adapters.conversation import Call, Turn
 from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
@@ -58,9 +58,9 @@ ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
     """Convert messages to turns.
 
-    In an assistant's message, malformed calls become part of the content. Content blocks without
-    text are omitted from assistant messages and results (see `omitted_blocks`). The answer to a
-    malformed call becomes a user's turn.
+    In an assistant's message, malformed calls become part of the content, and content blocks
+    without text are omitted (see `omitted_blocks`). The answer to a malformed call becomes a user's
+    turn.
     """
     messages = list(messages)
     malformed = {
@@ -80,7 +80,7 @@ def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
     types: set[str] = set()
     for message in messages:
         if isinstance(message, ToolMessage):
-            types.update(result_text(message.content)[1])
+            types.update(_result_text(message.content)[1])
         elif isinstance(message, AIMessage):
             blocks = [each for each in message.content if isinstance(each, dict)]
             omitted = [each for each in blocks if _block_text(each) is None]
@@ -94,12 +94,11 @@ def _to_turn(message: BaseMessage, malformed: Mapping[str | None, str | None]) -
     if isinstance(message, ToolMessage) and message.tool_call_id in malformed:
         name = malformed[message.tool_call_id] or message.name
         named = {} if name is None else {"name": name}
-        content, _ = result_text(message.content)
-        answer = json.dumps({**named, "content": content}, ensure_ascii=False)
+        answer = json.dumps({**named, "content": message.text}, ensure_ascii=False)
         return {"role": "user", "content": f"{RESULT_OPENS}\n{answer}\n{RESULT_CLOSES}"}
     turn: Turn = {"role": role, "content": message.content, "name": message.name}
     if isinstance(message, ToolMessage):
-        turn["content"], _ = result_text(message.content)
+        turn["content"], _ = _result_text(message.content)
         turn["tool_call_id"] = message.tool_call_id
     if isinstance(message, AIMessage):
         content = message.content if isinstance(message.content, list) else [message.content]
@@ -145,6 +144,31 @@ def _block_text(block: str | dict[str, Any]) -> str | None:
         return None
     text = block.get("refusal" if block.get("type") == "refusal" else "text")
     return text if isinstance(text, str) else None
+
+
+def _result_text(content: str | list[Any]) -> tuple[str, set[str]]:
+    """Return the text of a tool's result, and the types of its blocks that have none.
+
+    A block of the type ``json`` becomes JSON text. If there is nothing but images and the like, the
+    text names them.
+    """
+    texts: list[str] = []
+    omitted: set[str] = set()
+    for part in [content] if isinstance(content, str) else content:
+        block = {"text": part} if isinstance(part, str) else part
+        if isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif block.get("type") == "json":
+            value = block.get("json", block.get("data"))
+            texts.append(json.dumps(value, ensure_ascii=False, default=str))
+        elif isinstance(block.get("content"), (str, list)):  # such as a search result
+            text, others = _result_text(block["content"])
+            texts.append(text)
+            omitted |= others
+        else:
+            omitted.add(str(block.get("type")))
+    names = ", ".join(sorted(omitted))
+    return "\n".join(texts) or (f"({names} left out)" if omitted else ""), omitted
 
 
 def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, Any]:

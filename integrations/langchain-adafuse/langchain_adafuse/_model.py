@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.serializable import Serializable
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -21,18 +20,17 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from typing_extensions import Self, TypedDict, Unpack
+from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, check_option_names
-from adafuse_llm.config import CONSTRAINTS, Options
+from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.option_errors import explain
 from adafuse_llm.strategies.registry import AUTO
 from adafuse_llm.summary import RoundDetail
-from langchain_adafuse._metadata import PROVIDER
 
 if TYPE_CHECKING:
     import torch
@@ -57,38 +55,9 @@ ACCEPTED = ("api_key", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
 
 
-class ModelFields(TypedDict, total=False):
+class ModelFields(DecodeOptions, total=False):
     """The keyword arguments of `AdaFuseLLM` and `ChatAdaFuse`, for type checkers."""
 
-    margin_threshold: float | None
-    max_words: int | None
-    branching_factor: int | None
-    max_word_tokens: int | None
-    max_word_letters: int | None
-    max_new_tokens: int | None
-    stop: str | Sequence[str] | None
-    weights: Mapping[str, float] | Sequence[float] | None
-    use: str | Sequence[str] | None
-    json_schema: Mapping[str, Any] | type[BaseModel] | str | None
-    regex: str | None
-    grammar: str | None
-    choices: Sequence[str] | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None
-    n: int | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    no_repeat_ngram_size: int | None
-    min_new_tokens: int | None
-    logit_bias: Mapping[str, float] | None
-    logprobs: bool | None
-    top_logprobs: int | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    continue_final_message: bool | None
     members: Members
     engine: Engine | None
     dtype: str | torch.dtype
@@ -517,27 +486,12 @@ class EnsembleModel(Serializable):
         """Whether the form of replies is enforced. A text model has no form."""
         return False
 
-    def _tracing_params(
-        self, kind: Literal["chat", "llm"], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> LangSmithParams:
-        """Return the parameters that LangSmith shows for a call. They are not validated."""
-        given = {name: value for name, value in keywords.items() if value is not None}
-        name = given.get("model", given.get("use", self.model_name))
-        params = LangSmithParams(
-            ls_provider=PROVIDER,
-            ls_model_type=kind,
-            ls_model_name=name if isinstance(name, str) else "+".join(map(str, name)),
-        )
-        temperature = given.get("temperature", self.temperature)
-        if temperature is not None:
-            params["ls_temperature"] = temperature
-        given |= {ALIASES[name]: value for name, value in given.items() if name in ALIASES}
-        max_tokens = given.get("max_new_tokens", self.max_new_tokens)
-        if max_tokens is not None:
-            params["ls_max_tokens"] = max_tokens
-        if stops := given.get("stop", self._stops) if stop is None else stop:
-            params["ls_stop"] = [stops] if isinstance(stops, str) else list(stops)
-        return params
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        """Return what LangSmith shows of a call. The keywords of the call are not validated."""
+        given = {name: value for name, value in kwargs.items() if name in self._call_options}
+        model = self.model_copy(update={k: v for k, v in given.items() if v is not None})
+        base = cast("Any", super(EnsembleModel, model))
+        return cast("LangSmithParams", base._get_ls_params(model._stops if stop is None else stop))
 
 
 _PER_CALL_FIELDS = {name: EnsembleModel.model_fields[name] for name in PER_CALL}

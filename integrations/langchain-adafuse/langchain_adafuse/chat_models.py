@@ -16,7 +16,6 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
 )
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -128,9 +127,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "adafuse-chat"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return self._tracing_params("chat", stop, kwargs)
 
     def get_num_tokens_from_messages(
         self,

@@ -14,7 +14,6 @@ from langchain_core.callbacks import (
     Callbacks,
 )
 from langchain_core.language_models import BaseLLM
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from typing_extensions import Unpack
 
@@ -57,9 +56,6 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
     @property
     def _llm_type(self) -> str:
         return "adafuse"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return self._tracing_params("llm", stop, kwargs)
 
     def generate(
         self,

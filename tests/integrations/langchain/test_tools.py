@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import reduce
 from operator import add
 from typing import Any
@@ -130,6 +131,9 @@ async def test_agents_stream_messages_rounds_and_events():
 # Histories ------------------------------------------------------------------------------------
 
 
+PICTURE: dict[str, Any] = {"type": "image", "url": "data:x"}
+FOUND = {"type": "search_result", "content": [{"type": "text", "text": "In Orrin."}, PICTURE]}
+BLOCKS: list[Any] = ["1200", {"type": "json", "json": {"é": 1}}, PICTURE, FOUND]
 HISTORY = [
     SystemMessage([{"type": "text", "text": "Be brief."}]),
     HumanMessage("How many?", name="Anna"),
@@ -139,7 +143,7 @@ HISTORY = [
         tool_calls=[{"name": "population", "args": {"city": "Orrin"}, "id": "1"}],
         additional_kwargs={"reasoning_content": "hidden thoughts"},
     ),
-    ToolMessage(["1200", {"type": "image", "url": "data:x"}], tool_call_id="1"),
+    ToolMessage(BLOCKS, tool_call_id="1"),
     AIMessage("<think>more hidden thoughts</think>It has 1200."),
     AIMessage("So."),
     HumanMessage("Thanks"),
@@ -160,10 +164,14 @@ def test_what_members_read_of_a_history(caplog):
         (read, *_) = [each for each in prompts if template in each and "Thanks" in each]
         for said in ("Be brief.", "Anna: How many?", "I look.", '"name": "population"', "It has"):
             assert said in read
-        assert '<tool_response>\n{"name": "population", "content": "1200"}' in read
+        result = json.dumps('1200\n{"é": 1}\nIn Orrin.', ensure_ascii=False)
+        assert f'<tool_response>\n{{"name": "population", "content": {result}}}' in read
         assert "hidden" not in read
         assert "tool_use" not in read
     assert [each.getMessage().endswith(": image") for each in caplog.records] == [True]
+    picture = [*HISTORY[:4], ToolMessage([PICTURE], tool_call_id="1")]
+    assert bound.invoke(picture).content == "Well."
+    assert any("(image left out)" in prompt for prompt in prompts)
     tokens = chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
     assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
 
