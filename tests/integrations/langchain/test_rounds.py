@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.context import collect_runs
 from langgraph.graph import END, START, StateGraph
 
-from adafuse_llm import MissingDependencyError
+from adafuse_llm import InvalidInputError, MissingDependencyError
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse, RoundCallbackHandler, get_round_callback
 
 
@@ -117,7 +117,7 @@ def test_how_much_is_told(model):
 @pytest.mark.quick
 def test_rounds_in_figures_and_as_a_table(chat):
     with get_round_callback() as rounds:
-        chat.batch(["Hi", "Hey"])
+        both = chat.batch(["Hi", "Hey"])
     summary = rounds.summary()
     assert summary.rounds == len(rounds.rounds)
     assert summary.backed == {"ink": summary.rounds, "quill": summary.rounds}
@@ -127,10 +127,26 @@ def test_rounds_in_figures_and_as_a_table(chat):
     assert set(summary.mean_margin) == {"ink", "quill"}
     table = rounds.to_dataframe()
     assert len(table) == summary.rounds
-    assert {"run_id", "round", "text", "proposers", "score"} <= set(table.columns)
+    assert list(table.groupby("response")["text"].sum().str.strip()) == [
+        reply.text for reply in both
+    ]
     with get_round_callback() as brief:
         chat.invoke("Hi", round_detail="summary")
     assert brief.summary().agreement == 1
+
+
+@pytest.mark.quick
+def test_rounds_as_a_page_and_in_a_notebook(chat, llm, tmp_path):
+    with get_round_callback() as rounds:
+        reply = chat.invoke("Hi")
+        llm.generate(["Hi", "Hey"], max_new_tokens=1)
+    page = rounds.to_html(tmp_path / "rounds.html", title="Hi").read_text()
+    assert rounds._repr_html_().count("<h2>Response ") == page.count("<h2>Response ") == 3
+    first, second, _ = page.split("<h2>Response ")[1:]
+    assert f">{reply.usage_metadata['input_tokens']}<" in first
+    assert ("limit" in first, "limit" in second) == (False, True)
+    with pytest.raises(InvalidInputError, match="no rounds"):
+        RoundCallbackHandler().to_html(tmp_path / "none.html")
 
 
 def test_a_table_without_pandas_says_what_to_install(monkeypatch):
