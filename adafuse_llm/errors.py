@@ -129,10 +129,7 @@ class RequestTimeoutError(AdaFuseError, TimeoutError):
 
 
 class QueueFullError(AdaFuseError, queue.Full):
-    """Too many requests wait (`RuntimeConfig.max_waiting`); nothing has been computed.
-
-    The same request can succeed later.
-    """
+    """Too many requests wait now (`RuntimeConfig.max_waiting`); nothing has been computed."""
 
 
 class EngineClosedError(AdaFuseError, RuntimeError):

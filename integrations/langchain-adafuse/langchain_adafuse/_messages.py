@@ -12,11 +12,9 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import BaseTool, create_schema_from_function
-from langchain_core.utils.function_calling import (
-    convert_to_openai_function,
-    convert_to_openai_tool,
-)
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
+from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from adafuse_llm import StreamEvent, Tool
 from adafuse_llm.adapters.conversation import Call, Turn
@@ -174,15 +172,12 @@ def _result_text(content: str | list[Any]) -> tuple[str, set[str]]:
 def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, Any]:
     """Convert a tool from any form that LangChain accepts to a function of OpenAI's API.
 
-    LangChain's converter replaces a class inside of itself by a schema of all values, so the
-    parameters of such classes are their own schemas.
+    LangChain's converter lets every value pass where a class contains itself, so such a class keeps
+    its own schema.
 
     Raises:
         InvalidInputError: the tool runs on the servers of another provider, or has no name.
     """
-    if (parameters := recursive_schema(_argument_schema(tool))) is not None:
-        tool = {**convert_to_openai_function(tool), "parameters": parameters}
-        tool["parameters"].pop("description", None)
     converted = convert_to_openai_tool(tool, strict=strict)
     function = converted.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -191,20 +186,25 @@ def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, A
             "with the schema of a function. Tools that run on another provider's servers are not "
             f"supported; got {short_repr(tool)}"
         )
+    if (parameters := recursive_schema(_argument_schema(tool))) is not None:
+        parameters.pop("description", None)
+        converted = convert_to_openai_tool({**function, "parameters": parameters}, strict=strict)
     return converted
 
 
 def _argument_schema(tool: ToolLike) -> dict[str, Any]:
-    """Return the JSON schema of a tool's arguments; empty for forms in which it cannot recur."""
+    """Return the schema of a tool's arguments; empty for a form that keeps its schema."""
     form: Any = tool
     if isinstance(tool, BaseTool):
         form = tool.tool_call_schema
     elif callable(tool) and not isinstance(tool, type):
-        form = create_schema_from_function(tool.__name__, tool)
-    if isinstance(form, dict):
-        return form if isinstance(tool, BaseTool) else {}
-    read = getattr(form, "model_json_schema", None) or getattr(form, "schema", dict)
-    return dict(read())
+        form = create_schema_from_function(
+            tool.__name__, tool, parse_docstring=True, error_on_invalid_docstring=False
+        )
+    if isinstance(form, type) and is_basemodel_subclass(form):
+        return dict(getattr(form, "model_json_schema", form.schema)())
+    is_schema = form is not tool or ("title" in form and "name" not in form)
+    return form if isinstance(form, dict) and is_schema else {}
 
 
 def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:

@@ -125,15 +125,17 @@ class RoundCallbackHandler(BaseCallbackHandler):
     def _generation(self) -> Generation:
         """Return the first response as the engine returned it, with the others beside it.
 
-        A response whose run has not ended has no token counts. Neither has another than the first
-        of a batch of a text model, because LangChain says nothing about the end of the others.
+        Runs that go on have no token counts, and neither have the other prompts of a text model's
+        batch, whose ends LangChain does not report to this run.
         """
         every = []
         for place, records in self._responses().items():
             last = records[-1]
             stops = last["candidates"][last["winner"]]["stops"]
-            info = self._ends.get(place, {"finish_reason": "stop" if stops else "cancelled"})
-            reason = info["finish_reason"]
+            ended = (place[0], 0, 0) in self._ends
+            reason = "stop" if stops else "length" if ended else "cancelled"
+            info = self._ends.get(place, {})
+            reason = info.get("finish_reason", reason)
             members = info.get("usage_by_member") or {name: {} for name in last["margins"]}
             usage = {
                 kind: {name: counts.get(kind, 0) for name, counts in members.items()}

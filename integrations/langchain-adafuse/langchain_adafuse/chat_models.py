@@ -584,13 +584,8 @@ def _chunks(call: Call, reply: Reply, step: Step, *, is_merged: bool) -> list[Ch
 
 def _has_content(chunk: ChatGenerationChunk) -> bool:
     """Return whether a chunk is more than a sign that a call is being written."""
-    message = cast("AIMessageChunk", chunk.message)
-    return bool(
-        message.content
-        or message.additional_kwargs
-        or message.tool_call_chunks
-        or message.response_metadata
-    )
+    it = cast("AIMessageChunk", chunk.message)
+    return any((it.content, it.additional_kwargs, it.tool_call_chunks, it.response_metadata))
 
 
 def _run_fields(

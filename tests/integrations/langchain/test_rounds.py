@@ -173,38 +173,23 @@ async def test_rounds_become_child_runs_where_that_is_asked(obliging):
     assert not runs.traced_runs[0].child_runs
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_rounds_of_parallel_nodes_name_their_runs(model, is_async):
-    """Two nodes run at the same time, and each of their rounds has the id of its model run.
-
-    The graph's custom stream has only what nodes write.
-    """
-
+def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_alone(model):
     class Both(TypedDict):
         input: str
         left: str
         right: str
 
-    def node(key, words):
-        async def asay(state, config):
-            return {key: str(await model.ainvoke(words, config))}
-
-        return asay if is_async else lambda state: {key: str(model.invoke(words))}
-
     graph = StateGraph(Both)
     for key, words in (("left", "Hi"), ("right", "What is it?")):
-        graph.add_node(f"say_{key}", node(key, words))
+        graph.add_node(
+            f"say_{key}", lambda _, key=key, words=words: {key: str(model.invoke(words))}
+        )
         graph.add_edge(START, f"say_{key}")
         graph.add_edge(f"say_{key}", END)
     app: Any = graph.compile()
     recorder = Recorder()
-    config = {"callbacks": [recorder]}
-    if is_async:
-        told = [each async for each in app.astream({"input": ""}, config, stream_mode="custom")]
-    else:
-        told = list(app.stream({"input": ""}, config, stream_mode="custom"))
+    assert not list(app.stream({"input": ""}, {"callbacks": [recorder]}, stream_mode="custom"))
     assert len(recorder.models) == 2
-    assert not told
     for run in recorder.models:
         mine = [each["round"] for at, each in recorder.rounds if at == run]
         assert mine == list(range(len(mine)))
