@@ -54,7 +54,7 @@ def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     parts: dict[str, Mapping[str, Any]] = {"#": _without(schema, *_DEFINITIONS)}
     for keyword in _DEFINITIONS:
         parts |= {f"#/{keyword}/{name}": each for name, each in schema.get(keyword, {}).items()}
-    inner = {at: {each.get("$ref") for each in subschemas(part)} for at, part in parts.items()}
+    inner = {at: {str(each.get("$ref")) for each in subschemas(part)} for at, part in parts.items()}
     for _ in parts:  # references of references
         for refs in inner.values():
             refs.update(*[inner.get(ref, ()) for ref in refs])

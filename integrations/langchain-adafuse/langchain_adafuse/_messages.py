@@ -202,9 +202,11 @@ def _argument_schema(tool: ToolLike) -> dict[str, Any]:
             tool.__name__, tool, parse_docstring=True, error_on_invalid_docstring=False
         )
     if isinstance(form, type) and is_basemodel_subclass(form):
-        return dict(getattr(form, "model_json_schema", form.schema)())
-    is_schema = form is not tool or ("title" in form and "name" not in form)
-    return form if isinstance(form, dict) and is_schema else {}
+        read: Any = getattr(form, "model_json_schema", None) or getattr(form, "schema", dict)
+        return dict(read())
+    if not isinstance(form, dict):
+        return {}
+    return form if form is not tool or ("title" in form and "name" not in form) else {}
 
 
 def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:

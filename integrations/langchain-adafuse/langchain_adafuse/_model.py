@@ -289,7 +289,13 @@ class EnsembleModel(Serializable):
         names = self._ensemble.names
         return tuple(name for name in names if chosen is None or name in chosen)
 
-    if TYPE_CHECKING:  # the names in `ALIASES`, for type checkers
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(ALIASES.get(name, name), value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        return super().model_copy(update=_named_as_fields(update or {}), deep=deep)
+
+    if TYPE_CHECKING:  # the names in `ALIASES`; methods with the types of LangChain's
         max_tokens: int | None
         max_completion_tokens: int | None
         num_predict: int | None
@@ -302,24 +308,18 @@ class EnsembleModel(Serializable):
             """Return the value of a field under another name."""
             return getattr(self, ALIASES[name]) if name in ALIASES else super().__getattr__(name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(ALIASES.get(name, name), value)
+        def configurable_fields(self, **kwargs: Any) -> Any:
+            return super().configurable_fields(**_named_as_fields(kwargs))
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        return super().model_copy(update=_named_as_fields(update or {}), deep=deep)
+        def bind(self, **kwargs: Any) -> Any:
+            """Return the model with other options, to which the other keywords are bound.
 
-    def configurable_fields(self, **kwargs: Any) -> Any:
-        return cast("Any", super()).configurable_fields(**_named_as_fields(kwargs))
-
-    def bind(self, **kwargs: Any) -> Any:
-        """Return the model with other options, to which the other keywords are bound.
-
-        LangChain's binding would lose options that are bound before `bind_tools`.
-        """
-        options = {name: each for name, each in kwargs.items() if name in self._call_options}
-        model = self._for_call(None, options) if options else self
-        others = {name: each for name, each in kwargs.items() if name not in options}
-        return cast("Any", super(EnsembleModel, model)).bind(**others) if others else model
+            LangChain's binding would lose options that are bound before `bind_tools`.
+            """
+            options = {name: each for name, each in kwargs.items() if name in self._call_options}
+            model = self._for_call(None, options) if options else self
+            others = {name: each for name, each in kwargs.items() if name not in options}
+            return super(EnsembleModel, model).bind(**others) if others else model
 
     def get_token_ids(self, text: str) -> list[int]:
         """Encode a text with the first active member's tokenizer. This loads the members."""

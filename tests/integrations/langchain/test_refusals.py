@@ -66,7 +66,8 @@ def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkey
     with pytest.raises(InvalidInputError, match="members="):
         kind()
     monkeypatch.setenv("ADAFUSE_MEMBERS", "a/b")
-    for nobody in ([], iter([])):
+    nobodies: list[Any] = [[], iter([])]
+    for nobody in nobodies:
         with pytest.raises(InvalidInputError, match="members is empty"):
             kind(members=nobody)
     with pytest.raises(InvalidInputError, match="text"):
@@ -143,7 +144,8 @@ def test_graphs_try_again_after_errors_that_pass():
             raise error
         return "Good day."
 
-    graph = StateGraph(str)
+    state: Any = str
+    graph = StateGraph(state)
     graph.add_node("respond", respond, retry_policy=RetryPolicy(initial_interval=0.001))
     graph.add_edge(START, "respond")
     graph.add_edge("respond", END)
