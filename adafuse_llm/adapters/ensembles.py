@@ -16,11 +16,11 @@ from adafuse_llm.backends.stored import stored_byte_tokens, stored_chat_template
 from adafuse_llm.backends.windows import stored_window
 from adafuse_llm.config import GRAMMARS, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.loading.specs import NO_MEMBERS, MemberSpec, as_spec, member_names
+from adafuse_llm.loading.specs import MemberSpec, as_spec, as_specs, member_names
 from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available
@@ -65,9 +65,7 @@ class Ensemble:
     ) -> Ensemble:
         """Create an ensemble from folders, hub ids, `MemberSpec` objects or dicts of their fields.
 
-        Args:
-            members: these, or ``"embedded"`` for the members that ship with adafuse-llm.
-            **loading: the other fields.
+        The members can also be ``"embedded"``: those that ship with adafuse-llm.
 
         Raises:
             InvalidInputError: `members` is not a list of these or is empty, or two members have the
@@ -77,13 +75,7 @@ class Ensemble:
         find_strategy(loading.get("strategy", AUTO))
         if members == "embedded":
             return cls(**loading)
-        if isinstance(members, (str, dict, MemberSpec)):
-            raise InvalidInputError(
-                f"members must be a list; got one member: {short_repr(members)}. Pass "
-                "members=[member]."
-            )
-        if not (specs := tuple(map(as_spec, members))):
-            raise InvalidInputError(NO_MEMBERS)
+        specs = as_specs(members)
         member_names(specs)
         return cls(specs, **loading)
 

@@ -20,7 +20,6 @@ from adafuse_llm import (
     AdaFuseConfig,
     Engine,
     InvalidInputError,
-    InvalidOptionError,
     MemberSpec,
     RuntimeConfig,
 )
@@ -42,7 +41,6 @@ Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | No
 
 _PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
-_OTHER_NAMES_OF_MEMBERS = ("member", "model", "models", "model_id", "model_name", "model_path")
 
 
 def _option(name: str) -> Any:
@@ -185,12 +183,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
     ) -> None:
         fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
         given: dict[str, Any] = {**kwargs}
-        for name in _OTHER_NAMES_OF_MEMBERS:
-            if name in given:
-                raise InvalidOptionError(
-                    f"unknown option {name!r}. Did you mean 'members'? It takes a list of folders, "
-                    "hub ids or MemberSpec objects: members=[...]"
-                )
         base = {key: given.pop(key) for key in fields & {*given}}
         options = check_option_names(given, extra=sorted(fields))
         config = AdaFuseConfig(**options)
