@@ -61,6 +61,7 @@ def test_a_call_overrides_options_of_the_model(model):
     assert text(model.invoke("Hi", stop=[" day"])).endswith("Good")
     assert text(model.invoke("Hi", stop=" day")).endswith("Good")
     assert text(model.bind(stop=" day").invoke("Hi")).endswith("Good")
+    assert text(model.bind(stop=" day").invoke("Hi", stop=[])) == whole
     assert text(model.invoke("Hi", use=["quill"])) == whole
     with pytest.raises(InvalidOptionError, match="use="):
         model.invoke("Hi", members=["quill"])
