@@ -154,10 +154,15 @@ def _read_pdf(path: Path) -> str:
         raise MissingDependencyError(
             f"cannot read {path}: PDF files need pypdf: pip install pypdf"
         ) from error
+    log = logging.getLogger("pypdf")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it warns of each oddity in a file
     try:
         pages = [page.extract_text() for page in pypdf.PdfReader(path).pages]
     except pypdf.errors.PyPdfError as error:
         raise InvalidInputError(f"cannot read {path}: it is no readable PDF ({error})") from error
+    finally:
+        log.setLevel(level)
     if not any(map(str.strip, pages)):
         raise InvalidInputError(
             f"cannot read {path}: it has no text, perhaps because its pages are images"

@@ -10,12 +10,12 @@
     │   └── UnsupportedModelError                 a model cannot take part in an ensemble
     ├── MemberError(RuntimeError)                 a member failed while decoding
     │   ├── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
-    │   └── MemberUnavailableError                the server of a member does not answer
+    │   └── MemberUnavailableError(ConnectionError)  the server of a member does not answer
     ├── DecodingError(RuntimeError)               no candidate could be chosen
     ├── MalformedReplyError(ValueError)           no reply has the requested form
     ├── RequestCancelledError(RuntimeError)       a request was cancelled before it had a result
     ├── RequestTimeoutError(TimeoutError)         a request took longer than its timeout
-    ├── QueueFullError(RuntimeError)              too many requests wait
+    ├── QueueFullError(queue.Full)                too many requests wait
     ├── EngineClosedError(RuntimeError)           the engine is closed
     ├── ServerError(ConnectionError)              a server cannot be used
     │   └── ServerNotReadyError                   a server does not answer or is not ready
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import queue
 import reprlib
 from collections.abc import Iterable
 
@@ -107,7 +108,7 @@ class MemberOutOfMemoryError(MemberError, MemoryError):
     """A member ran out of memory. The memory of the failed request has been freed."""
 
 
-class MemberUnavailableError(MemberError):
+class MemberUnavailableError(MemberError, ConnectionError):
     """The server of a member does not answer now, or runs another model."""
 
 
@@ -127,8 +128,8 @@ class RequestTimeoutError(AdaFuseError, TimeoutError):
     """A request took longer than its ``timeout``. Other requests continue."""
 
 
-class QueueFullError(AdaFuseError, RuntimeError):
-    """Too many requests wait (`RuntimeConfig.max_waiting`); nothing has been computed."""
+class QueueFullError(AdaFuseError, queue.Full):
+    """Too many requests wait now (`RuntimeConfig.max_waiting`); nothing has been computed."""
 
 
 class EngineClosedError(AdaFuseError, RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import queue
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from adafuse_llm import (
     AdaFuseError,
     MemberError,
     MemberOutOfMemoryError,
+    MemberUnavailableError,
 )
 from adafuse_llm.errors import MAX_SHOWN, install_command, short_repr
 
@@ -35,6 +37,9 @@ def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
         "UnsupportedModelError": OSError,
         "InvalidOptionError": ValueError,
         "ServerNotReadyError": ConnectionError,
+        "MemberUnavailableError": ConnectionError,
+        "QueueFullError": queue.Full,
+        "RequestTimeoutError": TimeoutError,
     }
     for name, kind in standard.items():
         error = getattr(adafuse_llm, name)
@@ -43,7 +48,7 @@ def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
 
 
 def test_member_errors_survive_pickling() -> None:
-    for kind in (MemberError, MemberOutOfMemoryError):
+    for kind in (MemberError, MemberOutOfMemoryError, MemberUnavailableError):
         error = pickle.loads(pickle.dumps(kind("wren", "it rained")))
         assert type(error) is kind
         assert (error.member, str(error)) == ("wren", "member 'wren' failed: it rained")

@@ -6,9 +6,9 @@ import json
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from adafuse_llm import __version__
 from adafuse_llm.adapters.options import USE_SERVER
@@ -16,11 +16,11 @@ from adafuse_llm.backends.stored import stored_byte_tokens, stored_chat_template
 from adafuse_llm.backends.windows import stored_window
 from adafuse_llm.config import GRAMMARS, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
+from adafuse_llm.loading.specs import MemberSpec, as_spec, as_specs, member_names
 from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available
@@ -59,23 +59,24 @@ class Ensemble:
 
     @classmethod
     def of(
-        cls, members: Sequence[str | MemberSpec | dict[str, Any]] = (), **loading: Any
+        cls,
+        members: Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"],
+        **loading: Any,
     ) -> Ensemble:
         """Create an ensemble from folders, hub ids, `MemberSpec` objects or dicts of their fields.
 
+        The members can also be ``"embedded"``: those that ship with adafuse-llm.
+
         Raises:
-            InvalidInputError: `members` is not a list of these, or two members have the same
-                explicit name.
+            InvalidInputError: `members` is not a list of these or is empty, or two members have the
+                same explicit name.
             InvalidOptionError: a field is unknown or out of range, or the strategy is unknown.
         """
-        if isinstance(members, (str, dict, MemberSpec)):
-            raise InvalidInputError(
-                f"members must be a list; got one member: {short_repr(members)}. Pass "
-                "members=[member]."
-            )
-        specs = tuple(map(as_spec, members))
-        member_names(specs)
         find_strategy(loading.get("strategy", AUTO))
+        if members == "embedded":
+            return cls(**loading)
+        specs = as_specs(members)
+        member_names(specs)
         return cls(specs, **loading)
 
     @property
@@ -112,8 +113,8 @@ class Ensemble:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the engine exists."""
-        return self.given is not None or self._key in _LOADED.engines
+        """Whether the engine exists, and a loaded one is open."""
+        return self.given is not None or self._loaded is not None
 
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window of some members, in tokens. This loads nothing.
@@ -126,7 +127,7 @@ class Ensemble:
             are those in the members' ``config.json`` or GGUF files. The result is then also None if
             one of these files is not on this machine or has no window.
         """
-        if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
+        if (engine := self.given or self._loaded) is not None:
             windows = [each.context_window for each in engine.member_info if each.name in names]
             return min((window for window in windows if window is not None), default=None)
         stored = [window or 0 for window in self._read(stored_window, names)]
@@ -144,7 +145,7 @@ class Ensemble:
         Returns:
             The answer. None if the ensemble is not loaded and the members' files do not tell.
         """
-        if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
+        if (engine := self.given or self._loaded) is not None:
             return any(each.has_chat_template for each in engine.member_info if each.name in names)
         known = self._read(stored_chat_template, names)
         return True if True in known else None if None in known else False
@@ -171,8 +172,7 @@ class Ensemble:
             return self.given
         key = self._key
         with _LOADED.lock_of(key):
-            engine = _LOADED.engines.get(key)
-            if engine is None or engine.closed:
+            if (engine := self._loaded) is None:
                 engine = _LOADED.engines[key] = self._load()
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
@@ -202,6 +202,12 @@ class Ensemble:
         """Return the descriptions of some members."""
         pairs = zip(self.names, self.members or _embedded(), strict=True)
         return [spec for name, spec in pairs if name in names]
+
+    @property
+    def _loaded(self) -> AdaFuseEngine | None:
+        """The engine that was loaded, unless it is closed."""
+        engine = _LOADED.engines.get(self._key)
+        return None if engine is None or engine.closed else engine
 
     @property
     def _key(self) -> str:

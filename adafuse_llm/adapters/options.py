@@ -31,7 +31,9 @@ USE_MEMBERS = (
 )
 
 INSTEAD = {
-    **dict.fromkeys(("llm", "model", "model_id", "model_name", "model_path"), USE_MEMBERS),
+    **dict.fromkeys(
+        ("llm", "model", "models", "model_id", "model_name", "model_path"), USE_MEMBERS
+    ),
     **dict.fromkeys(("api_base", "base_url", "openai_api_base"), USE_SERVER),
     "do_sample": "pass temperature; at 0, nothing is drawn",
 }

@@ -186,21 +186,16 @@ def quiet(debug: bool) -> Iterator[None]:
         logging.basicConfig(level=logging.INFO)
         yield
         return
-    from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging as chatter
 
-    verbosity, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
+    verbosity = chatter.get_verbosity()
     chatter.set_verbosity(chatter.CRITICAL)
-    chatter.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            enable_progress_bars()  # for downloads
             yield
     finally:
         chatter.set_verbosity(verbosity)
-        if bars:
-            chatter.enable_progress_bar()
 
 
 def drop_unwritten() -> None:

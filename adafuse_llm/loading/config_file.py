@@ -75,7 +75,12 @@ class ConfigFile(Options):
     @field_validator("models", mode="before")
     @classmethod
     def _one_model_or_many(cls, models: Any) -> Any:
-        return (models,) if isinstance(models, (str, dict)) else models or ()
+        if not models:
+            raise ValueError(
+                "it names no model. Name at least one, or omit the option to use the small models "
+                "that ship with adafuse-llm"
+            )
+        return (models,) if isinstance(models, (str, dict)) else models
 
     @property
     def config(self) -> AdaFuseConfig:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,13 +219,14 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
     if spec.quantization_config is not None:
         options["quantization_config"] = copy.deepcopy(spec.quantization_config)
     try:
-        model, loading_info = AutoModelForCausalLM.from_pretrained(
-            spec.path,
-            use_safetensors=None if spec.allow_pickle else True,
-            ignore_mismatched_sizes=True,  # the error of check_weights names the tensors
-            output_loading_info=True,
-            **options,
-        )
+        with _no_progress_bar():
+            model, loading_info = AutoModelForCausalLM.from_pretrained(
+                spec.path,
+                use_safetensors=None if spec.allow_pickle else True,
+                ignore_mismatched_sizes=True,  # the error of check_weights names the tensors
+                output_loading_info=True,
+                **options,
+            )
     except Exception as error:
         raise _load_error(spec, name, error) from error
     check_weights(model, loading_info, label_of(spec, name))
@@ -231,6 +234,24 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
     if spec.prefix_cache_bytes is not None:
         backend_options["prefix_cache_bytes"] = spec.prefix_cache_bytes
     return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Hide the bar that transformers shows for each model in this thread. Downloads keep theirs."""
+    from transformers.utils import logging
+
+    thread = threading.get_ident()
+
+    def hook(factory: Any, args: Any, kwargs: Any) -> Any:
+        own = logging.EmptyTqdm if threading.get_ident() == thread else factory
+        return previous(own, args, kwargs) if previous else own(*args, **kwargs)
+
+    previous = logging.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(previous)
 
 
 def _source(setting: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from adafuse_llm.backends.base import Backend, SupportsClose
-from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.loading.gguf import GGUFPlan, is_gguf_member, load_gguf, plan_gguf
 from adafuse_llm.loading.huggingface import (
     HuggingFacePlan,
@@ -16,7 +15,7 @@ from adafuse_llm.loading.huggingface import (
     plan_huggingface,
 )
 from adafuse_llm.loading.servers import ServerPlan, load_server
-from adafuse_llm.loading.specs import MemberSpec, as_spec, check_kind, member_names
+from adafuse_llm.loading.specs import MemberSpec, as_specs, check_kind, member_names
 
 if TYPE_CHECKING:
     import torch
@@ -47,17 +46,7 @@ def load_members(
         InvalidOptionError: a dtype is not valid, or an option does not fit the kind of a member.
         MissingDependencyError: a package that a member needs is not installed.
     """
-    if isinstance(members, (str, MemberSpec)):
-        raise InvalidInputError(
-            f"members must be a list; got one member: {short_repr(members)}. Pass [member]."
-        )
-    if not isinstance(members, Iterable):
-        raise InvalidInputError(
-            f"members must be a list of paths, hub ids or MemberSpec; got {short_repr(members)}"
-        )
-    specs = [as_spec(member) for member in members]
-    if not specs:
-        raise InvalidInputError("an ensemble needs at least one member; got none")
+    specs = as_specs(members)
     names = member_names(specs)
     defaults = {
         "dtype": dtype,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -324,6 +324,26 @@ def _check_file(spec: MemberSpec) -> None:
             f"member {spec.path!r}: path is a GGUF file already. Leave out file, or pass the "
             "folder as path."
         )
+
+
+def as_specs(members: object) -> tuple[MemberSpec, ...]:
+    """Return a `MemberSpec` for each member of a list (`as_spec`).
+
+    Raises:
+        InvalidInputError: `members` is not a list, is empty, or contains something else.
+        InvalidOptionError: a field is unknown or out of range.
+    """
+    if isinstance(members, (str, Mapping)) or not isinstance(members, Iterable):
+        raise InvalidInputError(
+            f"members must be a list; got {short_repr(members)}. Pass members=[...] with a folder, "
+            "GGUF file, hub id or MemberSpec for each member"
+        )
+    if not (specs := tuple(map(as_spec, members))):
+        raise InvalidInputError(
+            "members is empty: pass at least one folder, GGUF file, hub id or MemberSpec. "
+            "from_embedded() uses the small models that ship with adafuse-llm"
+        )
+    return specs
 
 
 def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> MemberSpec:

@@ -25,7 +25,7 @@ from tests.support.gguf_files import embedded_gguf
 # Ensembles ------------------------------------------------------------------------------------
 
 
-def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch):
+def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch, capsys):
     loads = []
     load = AdaFuseEngine.from_pretrained.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(
@@ -33,7 +33,8 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
         "from_pretrained",
         classmethod(lambda cls, *args, **kwargs: loads.append(1) or load(cls, *args, **kwargs)),
     )
-    one, other = Ensemble.of(), pickle.loads(pickle.dumps(copy.deepcopy(Ensemble.of())))
+    one = Ensemble.of("embedded")
+    other = pickle.loads(pickle.dumps(copy.deepcopy(one)))
     one.unload()
     assert not one.is_loaded
     assert one.names == ("wren", "heron", "finch")
@@ -45,7 +46,8 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
         thread.join()
     assert len(loads) == 1
     assert {id(engine) for engine in found} == {id(one.engine())}
-    one.unload()
+    assert not capsys.readouterr().err
+    one.engine().close()
     assert not other.is_loaded
     assert other.engine() is not found[0]
     other.unload()
@@ -65,7 +67,7 @@ def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
 def test_what_tells_ensembles_apart():
     engines = [AdaFuseEngine([FakeBackend("one", lambda text: {"a": 1.0})]) for _ in range(2)]
     identities = [
-        Ensemble.of().identity,
+        Ensemble.of("embedded").identity,
         Ensemble.of(["a", "b"]).identity,
         Ensemble.of(["b", "a"]).identity,
         Ensemble.of(["a", "b"], revision="v1").identity,
@@ -200,6 +202,10 @@ def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) ->
     assert [spec.name for spec in found["members"]] == ["heron"]
     path.write_text("branching_factor: 1\n")
     assert "members" not in fields_from_config(path)
+    for models in ("", "[]"):
+        path.write_text(f"models: {models}\n")
+        with pytest.raises(InvalidOptionError, match=r"'models'.*names no model"):
+            fields_from_config(path)
     path.write_text("use: [herron]\n")
     with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
         fields_from_config(path)

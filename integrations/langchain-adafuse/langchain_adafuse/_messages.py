@@ -11,15 +11,17 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Tool
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
+from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from adafuse_llm import StreamEvent, Tool
 from adafuse_llm.adapters.conversation import Call, Turn
 from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.schema import recursive_schema
 from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.text.conversation import RESULT_CLOSES, RESULT_OPENS
 from langchain_adafuse._rounds import ROUNDS_KEY
@@ -71,16 +73,16 @@ def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
 def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
     """Return the types of the content blocks that `to_turns` omits and that `SKIPPED_BLOCKS` lacks.
 
-    Other providers write such blocks, for example images.
+    Other providers and tools write such blocks, for example images.
     """
-    blocks = [
-        block
-        for message in messages
-        if isinstance(message, AIMessage)
-        for block in message.content
-        if isinstance(block, dict) and _block_text(block) is None
-    ]
-    types = {str(block.get("type") or next(iter(block), "empty")) for block in blocks}
+    types: set[str] = set()
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            types.update(_result_text(message.content)[1])
+        elif isinstance(message, AIMessage):
+            blocks = [each for each in message.content if isinstance(each, dict)]
+            omitted = [each for each in blocks if _block_text(each) is None]
+            types |= {str(each.get("type") or next(iter(each), "empty")) for each in omitted}
     return sorted(types - SKIPPED_BLOCKS)
 
 
@@ -94,6 +96,7 @@ def _to_turn(message: BaseMessage, malformed: Mapping[str | None, str | None]) -
         return {"role": "user", "content": f"{RESULT_OPENS}\n{answer}\n{RESULT_CLOSES}"}
     turn: Turn = {"role": role, "content": message.content, "name": message.name}
     if isinstance(message, ToolMessage):
+        turn["content"], _ = _result_text(message.content)
         turn["tool_call_id"] = message.tool_call_id
     if isinstance(message, AIMessage):
         content = message.content if isinstance(message.content, list) else [message.content]
@@ -141,8 +144,36 @@ def _block_text(block: str | dict[str, Any]) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def _result_text(content: str | list[Any]) -> tuple[str, set[str]]:
+    """Return the text of a tool's result, and the types of its blocks that have none.
+
+    A block of the type ``json`` becomes JSON text. If there is nothing but images and the like, the
+    text names them.
+    """
+    texts: list[str] = []
+    omitted: set[str] = set()
+    for part in [content] if isinstance(content, str) else content:
+        block = {"text": part} if isinstance(part, str) else part
+        if isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif block.get("type") == "json":
+            value = block.get("json", block.get("data"))
+            texts.append(json.dumps(value, ensure_ascii=False, default=str))
+        elif isinstance(block.get("content"), (str, list)):  # such as a search result
+            text, others = _result_text(block["content"])
+            texts.append(text)
+            omitted |= others
+        else:
+            omitted.add(str(block.get("type")))
+    names = ", ".join(sorted(omitted))
+    return "\n".join(texts) or (f"({names} left out)" if omitted else ""), omitted
+
+
 def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, Any]:
     """Convert a tool from any form that LangChain accepts to a function of OpenAI's API.
+
+    LangChain's converter lets every value pass where a class contains itself, so such a class keeps
+    its own schema.
 
     Raises:
         InvalidInputError: the tool runs on the servers of another provider, or has no name.
@@ -155,7 +186,27 @@ def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, A
             "with the schema of a function. Tools that run on another provider's servers are not "
             f"supported; got {short_repr(tool)}"
         )
+    if (parameters := recursive_schema(_argument_schema(tool))) is not None:
+        parameters.pop("description", None)
+        converted = convert_to_openai_tool({**function, "parameters": parameters}, strict=strict)
     return converted
+
+
+def _argument_schema(tool: ToolLike) -> dict[str, Any]:
+    """Return the schema of a tool's arguments; empty for a form that keeps its schema."""
+    form: Any = tool
+    if isinstance(tool, BaseTool):
+        form = tool.tool_call_schema
+    elif callable(tool) and not isinstance(tool, type):
+        form = create_schema_from_function(
+            tool.__name__, tool, parse_docstring=True, error_on_invalid_docstring=False
+        )
+    if isinstance(form, type) and is_basemodel_subclass(form):
+        read: Any = getattr(form, "model_json_schema", None) or getattr(form, "schema", dict)
+        return dict(read())
+    if not isinstance(form, dict):
+        return {}
+    return form if form is not tool or ("title" in form and "name" not in form) else {}
 
 
 def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:

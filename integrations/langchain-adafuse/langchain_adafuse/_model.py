@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.serializable import Serializable
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -21,16 +20,16 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from typing_extensions import Self, TypedDict, Unpack
+from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, check_option_names
-from adafuse_llm.config import CONSTRAINTS, Options
+from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.option_errors import explain
-from langchain_adafuse._metadata import PROVIDER
+from adafuse_llm.strategies.registry import AUTO
 from langchain_adafuse._rounds import RoundDetail
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from adafuse_llm import MemberSpec
 
-    Members = Sequence[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
+    Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
 else:  # pydantic would need torch to resolve the types in MemberSpec
     Members = Any
 
@@ -56,38 +55,9 @@ ACCEPTED = ("api_key", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
 
 
-class ModelFields(TypedDict, total=False):
+class ModelFields(DecodeOptions, total=False):
     """The keyword arguments of `AdaFuseLLM` and `ChatAdaFuse`, for type checkers."""
 
-    margin_threshold: float | None
-    max_words: int | None
-    branching_factor: int | None
-    max_word_tokens: int | None
-    max_word_letters: int | None
-    max_new_tokens: int | None
-    stop: str | Sequence[str] | None
-    weights: Mapping[str, float] | Sequence[float] | None
-    use: str | Sequence[str] | None
-    json_schema: Mapping[str, Any] | type[BaseModel] | str | None
-    regex: str | None
-    grammar: str | None
-    choices: Sequence[str] | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None
-    n: int | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    no_repeat_ngram_size: int | None
-    min_new_tokens: int | None
-    logit_bias: Mapping[str, float] | None
-    logprobs: bool | None
-    top_logprobs: int | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    continue_final_message: bool | None
     members: Members
     engine: Engine | None
     dtype: str | torch.dtype
@@ -146,7 +116,7 @@ class EnsembleModel(Serializable):
     """Whether to run code from model repositories."""
     runtime: RuntimeConfig | None = None
     """Settings of the engine's scheduler and caches."""
-    strategy: str = "auto"
+    strategy: str = AUTO
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
     differ only in it share their weights. With `engine`, the engine has the strategy."""
 
@@ -213,6 +183,7 @@ class EnsembleModel(Serializable):
     """Whether to report each round as a child run. Use it for tracers that do not show custom
     events, such as LangSmith."""
 
+    _call_options: ClassVar[frozenset[str]] = frozenset((*OPTIONS, *PER_CALL, *ALIASES))
     _logger: ClassVar[logging.Logger] = logging.getLogger("langchain_adafuse")
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
 
@@ -244,14 +215,17 @@ class EnsembleModel(Serializable):
         checked = {name: value for name, value in checked.items() if name not in ACCEPTED}
         checked = _with_plain_schema(checked)
         check_engine(checked.get("engine"))
-        if checked.get("engine") is None and not checked.get("members"):
+        members = checked.get("members")
+        if isinstance(members, Iterator):
+            checked["members"] = list(members)
+        elif members is None and checked.get("engine") is None:
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
-            checked["members"] = [path.strip() for path in paths if path.strip()]
+            checked["members"] = [path.strip() for path in paths if path.strip()] or None
         return handler(checked)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if (self.engine is None) == (not self.members):
+        if (self.engine is None) == (self.members is None):
             if self.engine is None and (given := self.use or self.model):
                 paths = [given] if isinstance(given, str) else given
                 raise InvalidInputError(
@@ -263,7 +237,7 @@ class EnsembleModel(Serializable):
                 f"{type(self).__name__}.from_embedded() uses the small models that ship with "
                 "adafuse-llm"
             )
-        if self.engine is not None and "strategy" in self.model_fields_set:
+        if self.engine is not None and self.strategy != AUTO:
             raise InvalidOptionError(
                 "engine= and strategy= cannot be combined. Pass "
                 f"engine=engine.with_strategy({self.strategy!r})"
@@ -315,10 +289,37 @@ class EnsembleModel(Serializable):
         names = self._ensemble.names
         return tuple(name for name in names if chosen is None or name in chosen)
 
-    @property
-    def max_tokens(self) -> int | None:
-        """LangChain's name for `max_new_tokens`."""
-        return self.max_new_tokens
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(ALIASES.get(name, name), value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        return super().model_copy(update=_named_as_fields(update or {}), deep=deep)
+
+    if TYPE_CHECKING:  # the names in `ALIASES`; methods with the types of LangChain's
+        max_tokens: int | None
+        max_completion_tokens: int | None
+        num_predict: int | None
+        num_return_sequences: int | None
+        stop_sequences: list[str] | str | None
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the value of a field under another name."""
+            return getattr(self, ALIASES[name]) if name in ALIASES else super().__getattr__(name)
+
+        def configurable_fields(self, **kwargs: Any) -> Any:
+            return super().configurable_fields(**_named_as_fields(kwargs))
+
+        def bind(self, **kwargs: Any) -> Any:
+            """Return the model with other options, to which the other keywords are bound.
+
+            LangChain's binding would lose options that are bound before `bind_tools`.
+            """
+            options = {name: each for name, each in kwargs.items() if name in self._call_options}
+            model = self._for_call(None, options) if options else self
+            others = {name: each for name, each in kwargs.items() if name not in options}
+            return super(EnsembleModel, model).bind(**others) if others else model
 
     def get_token_ids(self, text: str) -> list[int]:
         """Encode a text with the first active member's tokenizer. This loads the members."""
@@ -365,7 +366,7 @@ class EnsembleModel(Serializable):
         if self.engine is not None:
             return Ensemble(given=self.engine)
         return Ensemble.of(
-            () if self.members == "embedded" else self.members or (),
+            self.members or (),
             dtype=self.dtype,
             device_map=self.device_map,
             trust_remote_code=self.trust_remote_code,
@@ -485,27 +486,12 @@ class EnsembleModel(Serializable):
         """Whether the form of replies is enforced. A text model has no form."""
         return False
 
-    def _tracing_params(
-        self, kind: Literal["chat", "llm"], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> LangSmithParams:
-        """Return the parameters that LangSmith shows for a call. They are not validated."""
-        given = {name: value for name, value in keywords.items() if value is not None}
-        name = given.get("model", given.get("use", self.model_name))
-        params = LangSmithParams(
-            ls_provider=PROVIDER,
-            ls_model_type=kind,
-            ls_model_name=name if isinstance(name, str) else "+".join(map(str, name)),
-        )
-        temperature = given.get("temperature", self.temperature)
-        if temperature is not None:
-            params["ls_temperature"] = temperature
-        given |= {ALIASES[name]: value for name, value in given.items() if name in ALIASES}
-        max_tokens = given.get("max_new_tokens", self.max_new_tokens)
-        if max_tokens is not None:
-            params["ls_max_tokens"] = max_tokens
-        if stops := given.get("stop", self._stops) if stop is None else stop:
-            params["ls_stop"] = [stops] if isinstance(stops, str) else list(stops)
-        return params
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        """Return what LangSmith shows of a call. The keywords of the call are not validated."""
+        given = {name: value for name, value in kwargs.items() if name in self._call_options}
+        model = self.model_copy(update={k: v for k, v in given.items() if v is not None})
+        base = cast("Any", super(EnsembleModel, model))
+        return cast("LangSmithParams", base._get_ls_params(model._stops if stop is None else stop))
 
 
 _PER_CALL_FIELDS = {name: EnsembleModel.model_fields[name] for name in PER_CALL}
@@ -526,6 +512,10 @@ def _with_plain_schema(options: dict[str, Any]) -> dict[str, Any]:
     if (schema := options.get("json_schema")) is None:
         return options
     return {**options, "json_schema": AdaFuseConfig(json_schema=schema).json_schema}
+
+
+def _named_as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {ALIASES.get(name, name): value for name, value in values.items()}
 
 
 def _one_error(error: ValidationError, kind: type[EnsembleModel]) -> InvalidInputError:

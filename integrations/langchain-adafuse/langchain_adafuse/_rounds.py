@@ -1,10 +1,8 @@
-"""Report rounds to LangChain's callbacks and tracers, and to LangGraph's streams."""
+"""Report rounds to LangChain's callbacks and tracers."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from langchain_core.callbacks import (
@@ -33,32 +31,20 @@ RoundRecords = list[dict[str, Any]]
 ModelRun = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 
 
-def _graph_writer() -> Callable[[Any], None] | None:
-    """Return the ``stream_mode="custom"`` writer of the running LangGraph graph, if any."""
-    langgraph = sys.modules.get("langgraph.config")
-    if langgraph is None:
-        return None
-    try:
-        return cast("Callable[[Any], None]", langgraph.get_stream_writer())
-    except (RuntimeError, KeyError):  # called outside of a graph
-        return None
-
-
 @dataclass(frozen=True)
 class RoundReporter:
     """A reporter of the rounds of one model run.
 
     Args:
         run: the model run whose callbacks receive the rounds; None for no callbacks.
-        detail: ``"none"`` to report nothing, ``"summary"`` to report full records to callbacks and
-            streams only, ``"full"`` to return them for messages, too.
+        detail: ``"none"`` to report nothing, ``"summary"`` to report full records to callbacks
+            only, ``"full"`` to return them for messages, too.
         traced: whether to report each round as a child run too, because tracers show child runs.
     """
 
     run: ModelRun | None
     detail: RoundDetail
     traced: bool
-    _write: Callable[[Any], None] | None = field(default_factory=_graph_writer)
 
     def report(self, event: StreamEvent, **extra: Any) -> list[dict[str, Any]]:
         """Report the round of an event.
@@ -95,11 +81,7 @@ class RoundReporter:
     def _record(self, event: StreamEvent, extra: dict[str, Any]) -> dict[str, Any]:
         if event.round is None or self.detail == "none":
             return {}
-        data = record(event.round) | extra
-        if self._write is not None:
-            run_id = None if self.run is None else str(self.run.run_id)
-            self._write({"type": ROUND_EVENT, "run_id": run_id, **data})
-        return data
+        return record(event.round) | extra
 
     def _stored(self, data: dict[str, Any]) -> list[dict[str, Any]]:
         return [data] if self.detail == "full" else []

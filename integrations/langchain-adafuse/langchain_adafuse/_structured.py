@@ -27,6 +27,7 @@ from pydantic.v1 import ValidationError as ValidationErrorV1
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.adapters.structured import correction, find_json, partial_json
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from langchain_adafuse._messages import to_openai_tool
 from langchain_adafuse._schema import check_schema, problems
 from langchain_adafuse._schema_forms import Schema, prepare
 
@@ -159,7 +160,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
                 )
             schema = ANY_OBJECT
         schema = prepare(schema)
-        json_schema = convert_to_json_schema(schema, strict=strict)
+        json_schema = convert_to_json_schema(to_openai_tool(schema, strict=strict))
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         if not is_class:  # a class validates its objects itself
             check_schema(json_schema)

@@ -16,7 +16,6 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
 )
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -89,8 +88,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     valid calls becomes calls. If a reply looks like a call and is none,
     ``response_metadata["adafuse_warnings"]`` gives the reason.
 
-    In assistant messages of other providers, members read the text. Other content blocks, such as
-    images, are omitted, and one warning per model names their types.
+    In assistant messages of other providers and in results of tools, members read text and JSON.
+    Other content blocks, such as images, are omitted, and one warning per model names their types.
 
     Raises:
         ContextOverflowError: the messages do not fit a member's context window. In this case,
@@ -118,6 +117,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     reason, and the members only read the schema. True raises an error instead. False never
     constrains decoding. Every call can override this field."""
 
+    _call_options = EnsembleModel._call_options | {"enforce"}
     _logger = logging.getLogger(__name__)
     _run: ModelRun | None = PrivateAttr(default=None)
     _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
@@ -127,9 +127,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "adafuse-chat"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return self._tracing_params("chat", stop, kwargs)
 
     def get_num_tokens_from_messages(
         self,
@@ -331,7 +328,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         """Convert the messages and keywords of a call."""
         if blocks := omitted_blocks(messages):
             self._warn_once(
-                "assistant messages contain blocks that are not text, which members do not read: "
+                "the messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(blocks)}"
             )
         form = ReplyForm(choice="auto")
@@ -491,7 +488,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             video_inputs=False,
             pdf_inputs=False,
             reasoning_output=True,
-            tool_call_streaming=True,
+            tool_call_streaming=False,
             temperature=True,
             **self._abilities(ensemble.engine() if ensemble.is_loaded else None),
         )
@@ -576,12 +573,19 @@ def _chunks(call: Call, reply: Reply, step: Step, *, is_merged: bool) -> list[Ch
     """
     generation = step.event.generation
     if generation is None:
-        first, *others = reply.chunks(step.event, step.records)
-        first.message.response_metadata = call.metadata(step) if is_merged else {}
-        return [first, *others]
+        chunks = reply.chunks(step.event, step.records)
+        chunks[0].message.response_metadata = call.metadata(step) if is_merged else {}
+        return list(filter(_has_content, chunks))
     (whole,) = call.wholes([step], partial(_message, call))
     metadata = call.metadata(step) if is_merged else whole.metadata
-    return reply.chunks(step.event, step.records, metadata, usage_of(generation))
+    chunks = reply.chunks(step.event, step.records, metadata, usage_of(generation))
+    return list(filter(_has_content, chunks))
+
+
+def _has_content(chunk: ChatGenerationChunk) -> bool:
+    """Return whether a chunk is more than a sign that a call is being written."""
+    it = cast("AIMessageChunk", chunk.message)
+    return any((it.content, it.additional_kwargs, it.tool_call_chunks, it.response_metadata))
 
 
 def _run_fields(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
@@ -14,15 +13,17 @@ from langchain_core.callbacks import (
     Callbacks,
 )
 from langchain_core.language_models import BaseLLM
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from adafuse_llm import Request
 from langchain_adafuse._calls import Call, Step
 from langchain_adafuse._metadata import output_of, token_usage, usage_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
 from langchain_adafuse._rounds import ROUNDS_KEY, ModelRun
+
+RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
+"""Keywords of `BaseLLM.generate` that describe the run."""
 
 
 class AdaFuseLLM(EnsembleModel, BaseLLM):
@@ -58,56 +59,34 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
     def _llm_type(self) -> str:
         return "adafuse"
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return self._tracing_params("llm", stop, kwargs)
-
     def generate(
         self,
         prompts: list[str],
         stop: list[str] | None = None,
         callbacks: Callbacks | list[Callbacks] | None = None,
-        *,
-        tags: list[str] | list[list[str]] | None = None,
-        metadata: dict[str, Any] | list[dict[str, Any]] | None = None,
-        run_name: str | list[str] | None = None,
-        run_id: uuid.UUID | list[uuid.UUID | None] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
         """Generate as `BaseLLM.generate` does, but add the call's overrides to the cache key."""
-        call = self._for_call(stop, kwargs)
-        return super(AdaFuseLLM, call).generate(
-            prompts,
-            call._stops,
-            callbacks,
-            tags=tags,
-            metadata=metadata,
-            run_name=run_name,
-            run_id=run_id,
-        )
+        call, run = self._for_run(stop, kwargs)
+        return super(AdaFuseLLM, call).generate(prompts, call._stops, callbacks, **run)
 
     async def agenerate(
         self,
         prompts: list[str],
         stop: list[str] | None = None,
         callbacks: Callbacks | list[Callbacks] | None = None,
-        *,
-        tags: list[str] | list[list[str]] | None = None,
-        metadata: dict[str, Any] | list[dict[str, Any]] | None = None,
-        run_name: str | list[str] | None = None,
-        run_id: uuid.UUID | list[uuid.UUID | None] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
         """Generate as `generate` does, without blocking the event loop."""
-        call = self._for_call(stop, kwargs)
-        return await super(AdaFuseLLM, call).agenerate(
-            prompts,
-            call._stops,
-            callbacks,
-            tags=tags,
-            metadata=metadata,
-            run_name=run_name,
-            run_id=run_id,
-        )
+        call, run = self._for_run(stop, kwargs)
+        return await super(AdaFuseLLM, call).agenerate(prompts, call._stops, callbacks, **run)
+
+    def _for_run(
+        self, stop: list[str] | None, keywords: dict[str, Any]
+    ) -> tuple[Self, dict[str, Any]]:
+        """Return the model with the options in the keywords, and the other keywords."""
+        run = {name: keywords.pop(name) for name in RUN_KEYWORDS if name in keywords}
+        return self._for_call(stop, keywords), run
 
     def _generate(
         self,

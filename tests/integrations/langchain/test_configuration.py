@@ -11,10 +11,12 @@ import warnings
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.messages import HumanMessage
+from langchain_core.runnables import ConfigurableField
 from pydantic import BaseModel
 
 from adafuse_llm import (
@@ -59,9 +61,35 @@ def test_a_call_overrides_options_of_the_model(model):
     assert text(model.invoke("Hi", stop=[" day"])).endswith("Good")
     assert text(model.invoke("Hi", stop=" day")).endswith("Good")
     assert text(model.bind(stop=" day").invoke("Hi")).endswith("Good")
+    assert text(model.bind(stop=" day").invoke("Hi", stop=[])) == whole
     assert text(model.invoke("Hi", use=["quill"])) == whole
     with pytest.raises(InvalidOptionError, match="use="):
         model.invoke("Hi", members=["quill"])
+
+
+@BOTH
+def test_other_names_of_options_are_fields(kind, obliging):
+    model = kind(engine=obliging, num_predict=5)
+    assert model.max_tokens == 5
+    model.max_tokens = 2
+    assert model.max_new_tokens == model.max_completion_tokens == 2
+    assert model.model_copy(update={"stop_sequences": ["a"]}).stop == ["a"]
+    longer = model.configurable_fields(max_tokens=ConfigurableField(id="most"))
+    said = longer.with_config(configurable={"most": 4}).invoke("Hi")
+    assert len(text(said)) > len(text(model.invoke("Hi")))
+
+
+def test_bound_options_stay_when_tools_or_a_schema_are_bound(chat):
+    bound = chat.bind(use=["quill"], enforce=False)
+    agent: Any = create_agent(bound, [City])
+    structured = bound.with_structured_output(City, include_raw=True, max_repairs=0)
+    for reply in (
+        bound.bind_tools([City]).invoke("Hi"),
+        bound.bind(tools=[], max_words=1).invoke("Hi"),
+        structured.invoke("Hi")["raw"],
+        agent.invoke({"messages": "Hi"})["messages"][-1],
+    ):
+        assert reply.response_metadata["model_name"] == "quill"
 
 
 @BOTH

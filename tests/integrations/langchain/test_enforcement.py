@@ -7,7 +7,7 @@ import re
 import sys
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain.agents import create_agent
@@ -84,6 +84,38 @@ async def test_a_reply_fits_the_schema_whatever_the_members_write(method):
         City, method=method, max_repairs=0, include_raw=True, enforce=False
     )
     assert "people" in str(free.invoke("Which city?")["parsing_error"])
+
+
+class Expr(BaseModel):
+    """An expression."""
+
+    op: Literal["add", "multiply"]
+    of: Expr | Literal[1, 2]
+
+
+@tool
+def evaluate(expr: Expr) -> str:
+    """Evaluate an expression."""
+    return type(expr.of).__name__
+
+
+def test_a_class_that_contains_itself_is_enforced_at_every_depth():
+    inner = {"op": "add", "of": {"op": "multiply", "of": "two"}}
+
+    def that(reply):
+        return chat_that(reply, enforce=True, max_new_tokens=200)
+
+    calling = that(call("Expr", **inner)).with_structured_output(
+        Expr, method="function_calling", strict=True, max_repairs=0
+    )
+    writing = that(json.dumps(inner)).with_structured_output(Expr, max_repairs=0)
+    for structured in (calling, writing):
+        expr = structured.invoke("Go")
+        assert isinstance(expr.of, Expr)
+        assert expr.of.of in (1, 2)
+    chat = that(call("evaluate", expr=inner)).bind_tools([evaluate], tool_choice="any")
+    (made,) = chat.invoke("Go").tool_calls
+    assert evaluate.invoke(made["args"]) == "Expr"
 
 
 # Tools ----------------------------------------------------------------------------------------

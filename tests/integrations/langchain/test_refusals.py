@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import RetryPolicy
 
-from adafuse_llm import ContextWindowError, InvalidInputError, InvalidOptionError
+from adafuse_llm import (
+    ContextWindowError,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberUnavailableError,
+    QueueFullError,
+)
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
@@ -54,11 +62,14 @@ async def test_a_wrong_option_is_named_at_once_in_one_line(kind, obliging, optio
 
 @pytest.mark.quick
 @BOTH
-def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging):
-    nobody: list[str] = []
-    for members in (None, nobody):
-        with pytest.raises(InvalidInputError, match="members="):
-            kind(members=members)
+def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkeypatch):
+    with pytest.raises(InvalidInputError, match="members="):
+        kind()
+    monkeypatch.setenv("ADAFUSE_MEMBERS", "a/b")
+    nobodies: list[Any] = [[], iter([])]
+    for nobody in nobodies:
+        with pytest.raises(InvalidInputError, match="members is empty"):
+            kind(members=nobody)
     with pytest.raises(InvalidInputError, match="text"):
         kind(engine=obliging).invoke("")
 
@@ -123,3 +134,19 @@ def test_a_prompt_that_is_too_long_is_langchains_error_for_it(llm):
     with pytest.raises(ContextOverflowError) as raised:
         llm.invoke("x " * 9000)
     assert isinstance(raised.value.__cause__, ContextWindowError)
+
+
+def test_graphs_try_again_after_errors_that_pass():
+    errors = iter([QueueFullError("full"), MemberUnavailableError("far", "it is away")])
+
+    def respond(state):
+        for error in errors:
+            raise error
+        return "Good day."
+
+    state: Any = str
+    graph = StateGraph(state)
+    graph.add_node("respond", respond, retry_policy=RetryPolicy(initial_interval=0.001))
+    graph.add_edge(START, "respond")
+    graph.add_edge("respond", END)
+    assert graph.compile().invoke("Hi") == "Good day."

@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.context import collect_runs
 from langgraph.graph import END, START, StateGraph
 
-from adafuse_llm import MissingDependencyError
+from adafuse_llm import InvalidInputError, MissingDependencyError
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse, RoundCallbackHandler, get_round_callback
 
 
@@ -117,7 +117,7 @@ def test_how_much_is_told(model):
 @pytest.mark.quick
 def test_rounds_in_figures_and_as_a_table(chat):
     with get_round_callback() as rounds:
-        chat.batch(["Hi", "Hey"])
+        both = chat.batch(["Hi", "Hey"])
     summary = rounds.summary()
     assert summary.rounds == len(rounds.rounds)
     assert summary.backed == {"ink": summary.rounds, "quill": summary.rounds}
@@ -127,10 +127,26 @@ def test_rounds_in_figures_and_as_a_table(chat):
     assert set(summary.mean_margin) == {"ink", "quill"}
     table = rounds.to_dataframe()
     assert len(table) == summary.rounds
-    assert {"run_id", "round", "text", "proposers", "score"} <= set(table.columns)
+    assert list(table.groupby("response")["text"].sum().str.strip()) == [
+        reply.text for reply in both
+    ]
     with get_round_callback() as brief:
         chat.invoke("Hi", round_detail="summary")
     assert brief.summary().agreement == 1
+
+
+@pytest.mark.quick
+def test_rounds_as_a_page_and_in_a_notebook(chat, llm, tmp_path):
+    with get_round_callback() as rounds:
+        reply = chat.invoke("Hi")
+        llm.generate(["Hi", "Hey"], max_new_tokens=1)
+    page = rounds.to_html(tmp_path / "rounds.html", title="Hi").read_text()
+    assert rounds._repr_html_().count("<h2>Response ") == page.count("<h2>Response ") == 3
+    first, second, _ = page.split("<h2>Response ")[1:]
+    assert f">{reply.usage_metadata['input_tokens']}<" in first
+    assert ("limit" in first, "limit" in second) == (False, True)
+    with pytest.raises(InvalidInputError, match="no rounds"):
+        RoundCallbackHandler().to_html(tmp_path / "none.html")
 
 
 def test_a_table_without_pandas_says_what_to_install(monkeypatch):
@@ -157,36 +173,24 @@ async def test_rounds_become_child_runs_where_that_is_asked(obliging):
     assert not runs.traced_runs[0].child_runs
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_rounds_of_parallel_nodes_name_their_runs(model, is_async):
-    """Two nodes run at the same time, and each of their rounds has the id of its model run."""
-
+def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_alone(model):
     class Both(TypedDict):
         input: str
         left: str
         right: str
 
-    def node(key, words):
-        async def asay(state, config):
-            return {key: str(await model.ainvoke(words, config))}
-
-        return asay if is_async else lambda state: {key: str(model.invoke(words))}
-
     graph = StateGraph(Both)
     for key, words in (("left", "Hi"), ("right", "What is it?")):
-        graph.add_node(f"say_{key}", node(key, words))
+        graph.add_node(
+            f"say_{key}", lambda _, key=key, words=words: {key: str(model.invoke(words))}
+        )
         graph.add_edge(START, f"say_{key}")
         graph.add_edge(f"say_{key}", END)
     app: Any = graph.compile()
     recorder = Recorder()
-    config = {"callbacks": [recorder]}
-    if is_async:
-        told = [each async for each in app.astream({"input": ""}, config, stream_mode="custom")]
-    else:
-        told = list(app.stream({"input": ""}, config, stream_mode="custom"))
+    assert not list(app.stream({"input": ""}, {"callbacks": [recorder]}, stream_mode="custom"))
     assert len(recorder.models) == 2
-    assert {each["run_id"] for each in told} == {str(run) for run in recorder.models}
     for run in recorder.models:
-        mine = [each["round"] for each in told if each["run_id"] == str(run)]
+        mine = [each["round"] for at, each in recorder.rounds if at == run]
         assert mine == list(range(len(mine)))
         assert len(mine) > 1

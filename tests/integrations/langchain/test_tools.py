@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import reduce
 from operator import add
 from typing import Any
@@ -107,16 +108,20 @@ def asks_in_turn(prompt):
 async def test_agents_stream_messages_rounds_and_events():
     agent: Any = create_agent(chat_that(asks_in_turn, round_detail="full"), TOOLS)
     given = {"messages": [HumanMessage("How many?")]}
-    pieces, rounds = [], []
-    async for mode, data in agent.astream(given, stream_mode=["messages", "custom"]):
-        if mode == "custom":
-            rounds.append(data)
-        elif data[1]["langgraph_node"] == "model":
-            pieces.append(data[0])
+    stream = agent.astream(given, stream_mode="messages")
+    pieces = [piece async for piece, at in stream if at["langgraph_node"] == "model"]
+    rounds = [
+        each for piece in pieces for each in piece.additional_kwargs.get("adafuse_rounds", ())
+    ]
     assert "".join(str(piece.content) for piece in pieces) == "Twice Orrin is 2400."
     called = [each["name"] for piece in pieces for each in piece.tool_call_chunks]
     assert called == ["population", "multiply"]
-    assert len(rounds) == sum("adafuse_rounds" in piece.additional_kwargs for piece in pieces)
+    agent = create_agent(chat_that(asks_in_turn), TOOLS)
+    stream = agent.astream(given, stream_mode="messages")
+    pieces = [piece async for piece, at in stream if at["langgraph_node"] == "model"]
+    assert all(
+        piece.content or piece.tool_call_chunks or piece.response_metadata for piece in pieces
+    )
     events = [event async for event in agent.astream_events(given, version="v2")]
     named = [each["name"] for each in events if each["event"] == "on_tool_end"]
     assert named == ["population", "multiply"]
@@ -126,6 +131,9 @@ async def test_agents_stream_messages_rounds_and_events():
 # Histories ------------------------------------------------------------------------------------
 
 
+PICTURE: dict[str, Any] = {"type": "image", "url": "data:x"}
+FOUND = {"type": "search_result", "content": [{"type": "text", "text": "In Orrin."}, PICTURE]}
+BLOCKS: list[Any] = ["1200", {"type": "json", "json": {"é": 1}}, PICTURE, FOUND]
 HISTORY = [
     SystemMessage([{"type": "text", "text": "Be brief."}]),
     HumanMessage("How many?", name="Anna"),
@@ -135,14 +143,14 @@ HISTORY = [
         tool_calls=[{"name": "population", "args": {"city": "Orrin"}, "id": "1"}],
         additional_kwargs={"reasoning_content": "hidden thoughts"},
     ),
-    ToolMessage("1200", tool_call_id="1"),
+    ToolMessage(BLOCKS, tool_call_id="1"),
     AIMessage("<think>more hidden thoughts</think>It has 1200."),
     AIMessage("So."),
     HumanMessage("Thanks"),
 ]
 
 
-def test_what_members_read_of_a_history():
+def test_what_members_read_of_a_history(caplog):
     prompts = []
 
     def script(prompt):
@@ -156,9 +164,14 @@ def test_what_members_read_of_a_history():
         (read, *_) = [each for each in prompts if template in each and "Thanks" in each]
         for said in ("Be brief.", "Anna: How many?", "I look.", '"name": "population"', "It has"):
             assert said in read
-        assert '<tool_response>\n{"name": "population", "content": "1200"}' in read
+        result = json.dumps('1200\n{"é": 1}\nIn Orrin.', ensure_ascii=False)
+        assert f'<tool_response>\n{{"name": "population", "content": {result}}}' in read
         assert "hidden" not in read
         assert "tool_use" not in read
+    assert [each.getMessage().endswith(": image") for each in caplog.records] == [True]
+    picture = [*HISTORY[:4], ToolMessage([PICTURE], tool_call_id="1")]
+    assert bound.invoke(picture).content == "Well."
+    assert any("(image left out)" in prompt for prompt in prompts)
     tokens = chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
     assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
 

@@ -91,6 +91,8 @@ def test_wrong_ways_of_making_one():
         assert AdaFuseLLM(engine=engine, temperature=0, callback_manager=none).complete("x").text
     with pytest.raises(InvalidInputError, match="members must be a list"):
         AdaFuseLLM("gpt2")
+    with pytest.raises(InvalidInputError, match="members is empty"):
+        AdaFuseLLM(iter([]))
     with pytest.raises(InvalidOptionError, match="members"):
         AdaFuseLLM(model="gpt2")  # type: ignore[call-arg]
     with pytest.raises(InvalidInputError, match="members"):

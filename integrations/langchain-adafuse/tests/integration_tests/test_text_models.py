@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.load import dumpd
 
 from adafuse_llm.embedded import member_paths
 from langchain_adafuse import AdaFuseLLM
@@ -48,36 +45,6 @@ def model():
 @pytest.fixture(scope="module")
 def whole(model):
     return model.invoke(PROMPT)
-
-
-def test_what_tracers_and_stores_read(model):
-    params = model._get_ls_params(stop=["x"], temperature=0.5)
-    assert params == {
-        "ls_provider": "adafuse",
-        "ls_model_type": "llm",
-        "ls_model_name": "wren+heron",
-        "ls_max_tokens": 100,
-        "ls_temperature": 0.5,
-        "ls_stop": ["x"],
-    }
-    assert AdaFuseLLM.is_lc_serializable()
-    assert json.loads(json.dumps(dumpd(model))) == dumpd(model)
-    assert json.loads(json.dumps(model.asdict())) == model.asdict()
-    assert model.asdict()["_type"] == "adafuse"
-    assert "AdaFuseLLM" in repr(model)
-    assert model.get_output_jsonschema()["type"] == "string"
-    assert model.get_input_jsonschema()
-
-
-def test_stop_sequences_of_a_call_replace_those_of_the_model(model, whole):
-    stopped = model.invoke(PROMPT, stop=[" by"])
-    assert whole.startswith(stopped)
-    assert " by" not in stopped
-    assert "".join(model.stream(PROMPT, stop=[" by"])) == stopped
-    assert model.bind(stop=[" by"]).invoke(PROMPT) == stopped
-    own = model.model_copy(update={"stop": (" by",)})
-    assert own.invoke(PROMPT) == stopped
-    assert own.invoke(PROMPT, stop=[]) == whole
 
 
 async def test_callbacks(model, whole):

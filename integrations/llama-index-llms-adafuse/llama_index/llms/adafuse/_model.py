@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,7 +20,6 @@ from adafuse_llm import (
     AdaFuseConfig,
     Engine,
     InvalidInputError,
-    InvalidOptionError,
     MemberSpec,
     RuntimeConfig,
 )
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
 
 _PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
-_OTHER_NAMES_OF_MEMBERS = ("member", "model", "models", "model_id", "model_name", "model_path")
 
 
 def _option(name: str) -> Any:
@@ -85,10 +84,9 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
 
     model_config = ConfigDict(validate_assignment=True)
 
-    members: tuple[Any, ...] | None = Field(
+    members: tuple[Any, ...] | Literal["embedded"] | None = Field(
         default=None,
-        description="Folders, GGUF files, hub ids or MemberSpec objects; empty for the embedded "
-        "members.",
+        description="Folders, GGUF files, hub ids or MemberSpec objects, or 'embedded'.",
     )
     dtype: Any = Field(default="auto", description="Data type of the weights.")
     device_map: str | None = Field(
@@ -178,19 +176,13 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
 
     def __init__(
         self,
-        members: Sequence[str | MemberSpec | dict[str, Any]] | None = None,
+        members: Members = None,
         *,
         engine: Engine | None = None,
         **kwargs: Unpack[LLMOptions],
     ) -> None:
         fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
         given: dict[str, Any] = {**kwargs}
-        for name in _OTHER_NAMES_OF_MEMBERS:
-            if name in given:
-                raise InvalidOptionError(
-                    f"unknown option {name!r}. Did you mean 'members'? It takes a list of folders, "
-                    "hub ids or MemberSpec objects: members=[...]"
-                )
         base = {key: given.pop(key) for key in fields & {*given}}
         options = check_option_names(given, extra=sorted(fields))
         config = AdaFuseConfig(**options)
@@ -217,7 +209,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         if isinstance(base.get("query_wrapper_prompt"), str):
             base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
         super().__init__(
-            members=None if members is None else ensemble.members,
+            members=None if members is None else ensemble.members or "embedded",
             **{key: value for key, value in base.items() if value is not None},
             **{name: getattr(config, name) for name in options},
         )
@@ -239,7 +231,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
                 f"adafuse-llm. For other members, call AdaFuseLLM({given[0]}=...); to choose among "
                 "the three, pass use=[...]"
             )
-        return cls(members=[], **kwargs)
+        return cls(members="embedded", **kwargs)
 
     @classmethod
     def from_config(cls, path: str | PathLike[str], **kwargs: Unpack[LLMOptions]) -> Self:
@@ -252,7 +244,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         Raises:
             InvalidInputError: the file cannot be read, or has unknown or invalid content.
         """
-        return cls(**{"members": [], **fields_from_config(path), **kwargs})
+        return cls(**{"members": "embedded", **fields_from_config(path), **kwargs})
 
     @classmethod
     def class_name(cls) -> str:
@@ -342,8 +334,8 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         return super().__getstate__()
 
     @field_serializer("members")
-    def _serialize_members(self, members: tuple[MemberSpec, ...] | None) -> list[Any] | None:
-        return self._ensemble.identity["members"] if members else None if members is None else []
+    def _serialize_members(self, members: Members) -> Any:
+        return self._ensemble.identity["members"] if isinstance(members, tuple) else members
 
     @field_serializer("dtype")
     def _serialize_dtype(self, dtype: Any) -> str:

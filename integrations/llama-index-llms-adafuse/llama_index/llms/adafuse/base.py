@@ -30,13 +30,13 @@ from llama_index.llms.adafuse._calls import (
     to_openai_tool,
 )
 from llama_index.llms.adafuse._decode import aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._model import LLMOptions
+from llama_index.llms.adafuse._model import LLMOptions, Members
 from llama_index.llms.adafuse._requests import RequestingLLM
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Unpack, override
 
-from adafuse_llm import Choice, Engine, MalformedReplyError, MemberSpec
+from adafuse_llm import Choice, Engine, MalformedReplyError
 
 if TYPE_CHECKING:
     from llama_index.core.chat_engine.types import AgentChatResponse
@@ -55,8 +55,8 @@ class AdaFuseLLM(RequestingLLM):
     options, but no weights.
 
     Args:
-        members: folders, GGUF files, hub ids or `MemberSpec` objects; an empty list for the three
-            small models that ship with adafuse-llm.
+        members: folders, GGUF files, hub ids or `MemberSpec` objects. For the three small models
+            that ship with adafuse-llm, call `from_embedded`.
         engine: an existing engine, such as a `RemoteEngine`, to use instead of `members` and the
             options for loading them.
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
@@ -96,7 +96,7 @@ class AdaFuseLLM(RequestingLLM):
 
         def __init__(
             self,
-            members: Sequence[str | MemberSpec | dict[str, Any]] | None = None,
+            members: Members = None,
             *,
             engine: Engine | None = None,
             **kwargs: Unpack[LLMOptions],
