@@ -108,13 +108,6 @@ class RuntimeConfig(Options):
         "of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of the memory that "
         "is free when a request first uses the device.",
     )
-    grammar_isolation: bool = Field(
-        default=False,
-        description="Whether JSON schemas, regular expressions and grammars are tried in another "
-        "process before they are compiled in this one. A grammar that crashes the compiler, or "
-        "takes too much time or memory there, is refused with `GrammarError`. This needs a system "
-        "with `fork`, such as Linux or macOS. A server does it by default.",
-    )
 
 
 class ChoiceOptions(TypedDict, total=False):

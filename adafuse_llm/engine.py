@@ -50,7 +50,7 @@ from adafuse_llm.strategies.base import (
 )
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.grammar import NO_LEAD, Grammar
-from adafuse_llm.text.isolation import check_isolation, isolated
+from adafuse_llm.text.isolation import isolated
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
 
@@ -122,8 +122,6 @@ class AdaFuseEngine(Engine):
         active = self._active_backends(self.config)
         self._encoder = Encoder(self.members)
         self.runtime = runtime or RuntimeConfig()
-        if self.runtime.grammar_isolation:
-            check_isolation()
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
@@ -271,12 +269,10 @@ class AdaFuseEngine(Engine):
         )
 
     @override
-    def check_grammar(
-        self, *, cancel: threading.Event | None = None, **overrides: Unpack[DecodeOptions]
-    ) -> None:
+    def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
-        with isolated(self.runtime.grammar_isolation, cancel):
+        with isolated():
             if (grammar := Grammar.of(config)) is not None:
                 for backend, _ in self._active_backends(config):
                     self._encoder.vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
@@ -377,7 +373,7 @@ class AdaFuseEngine(Engine):
             configs = [config.override({"seed": seed}) for seed in config.seeds()]
             if config.choices is None:
                 prepare_draws(active, config)
-        with isolated(self.runtime.grammar_isolation, request.cancel, request.timeout):
+        with isolated(request.cancel, request.timeout):
             return [
                 self._decoding(request, checked._replace(config=each), active) for each in configs
             ]
