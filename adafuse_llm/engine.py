@@ -397,7 +397,7 @@ class AdaFuseEngine(Engine):
             stops = {"stop": (*config.stop, *turns)} if turns else {}
             context = StrategyContext(members, config.override(stops), drafts)
             play = self.strategy.begin(context)
-        needs = self._budget.needs(members, config, spare)
+        needs = self._budget.needs(members, config, spare, self._scheduler.needs)
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
@@ -420,9 +420,10 @@ class AdaFuseEngine(Engine):
         members = self._encoder.members(checked, active, top, to_score=True)
         pool = pool_texts(members, texts, stops=request.stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
+        shortest = config.override({"max_new_tokens": 1})
         return Job(
             members,
-            self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room),
+            self._budget.needs(members, shortest, room, self._scheduler.needs),
             score_texts(members, pool),
             cancelled=_refuse_cancelled,
             cancel=request.cancel,
