@@ -494,10 +494,12 @@ class AdaFuseConfig(Options):
         """
         if not options:
             return self
-        values = self.model_dump()
+        values = dict(self)
         if any(options.get(name) is not None for name in CONSTRAINTS):
             values.update(dict.fromkeys(CONSTRAINTS))
-        return AdaFuseConfig(**{**values, **options})
+        schema = None if "json_schema" in options else values.pop("json_schema")
+        config = AdaFuseConfig(**{**values, **options})
+        return config if schema is None else config.model_copy(update={"json_schema": schema})
 
     @property
     def branches(self) -> int:

@@ -368,21 +368,24 @@ class AdaFuseEngine(Engine):
         active = self._active_backends(config)
         self.strategy.check([backend for backend, _ in active])
         config.check_n()
-        configs = [config]
+        seeds: Sequence[int | None] = (None,)
         if config.temperature:
-            configs = [config.override({"seed": seed}) for seed in config.seeds()]
+            seeds = config.seeds()
             if config.choices is None:
                 prepare_draws(active, config)
-        with isolated(request.cancel, request.timeout):
-            return [
-                self._decoding(request, checked._replace(config=each), active) for each in configs
-            ]
-
-    def _decoding(self, request: Request, checked: Checked, active: Active) -> Job:
-        """Encode a request for one response."""
-        config = checked.config
         top = max(self.strategy.top(config), config.top_logprobs)
-        members = self._encoder.members(checked, active, top)
+        with isolated(request.cancel, request.timeout):
+            responses = self._encoder.members(checked, active, top, seeds)
+        return [
+            self._decoding(request, checked, members, seed)
+            for members, seed in zip(responses, seeds, strict=True)
+        ]
+
+    def _decoding(
+        self, request: Request, checked: Checked, members: Sequence[Member], seed: int | None
+    ) -> Job:
+        """Return the job of one response."""
+        config = checked.config.model_copy(update={"seed": seed})
         grammar = members[0].grammar
         is_free = config.choices is None and grammar is None
         has_plain = not all(member.codec.has_chat_template for member in members)
@@ -417,7 +420,7 @@ class AdaFuseEngine(Engine):
         config = checked.config
         top = max(self.strategy.top(config), config.top_logprobs)
         active = self._active_backends(config)
-        members = self._encoder.members(checked, active, top, to_score=True)
+        (members,) = self._encoder.members(checked, active, top, to_score=True)
         pool = pool_texts(members, texts, stops=request.stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
         shortest = config.override({"max_new_tokens": 1})

@@ -322,6 +322,10 @@ class GrammarText:
         self._spare_seconds = min(self._spare_seconds, max(expires - time.thread_time(), 0))
         return found.decode() if isinstance(found, bytes) else None
 
+    def copy(self) -> GrammarText:
+        """Return an empty response with the same beginning."""
+        return GrammarText(self._first, self.begun, self._closings.get(""))
+
     def begun_with(self, text: str) -> GrammarText:
         """Return a response that follows `text`, or this response if the grammar forbids it."""
         state = self._after(text)

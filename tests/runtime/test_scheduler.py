@@ -231,7 +231,7 @@ def test_the_default_limit_is_half_of_the_memory_that_is_free_now():
 def test_the_default_limit_counts_what_running_requests_may_hold():
     member = FakeBackend("dots", counting, bytes_per_token=1, free=20)
     budget = CacheBudget(None)
-    members = AdaFuseEngine([member])._encoder.members(
+    (members,) = AdaFuseEngine([member])._encoder.members(
         Checked("x", None, AdaFuseConfig()), [(member, 1.0)], 5
     )
 
