@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import re
+import select
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -36,6 +37,14 @@ from adafuse_llm import (
 )
 from adafuse_llm.evaluation.files import naming
 from adafuse_llm.report.styles import printable
+
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
+PASTE_SECONDS = 0.02
+"""Maximum seconds between two pasted lines. Nobody types a line so fast."""
 
 
 def one_line(text: str) -> str:
@@ -80,6 +89,29 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, ours)
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Keep what is typed meanwhile out of the output of a terminal. It is the next input."""
+    if termios is None or not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    flags = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # the terminal is closed
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def pasted_more() -> bool:
+    """Return whether a terminal has more input, which nobody can have typed so fast."""
+    if termios is None or not sys.stdin.isatty():
+        return False
+    return bool(select.select([sys.stdin], [], [], PASTE_SECONDS)[0])
 
 
 def last(
