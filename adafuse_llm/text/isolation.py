@@ -187,7 +187,8 @@ class _Trials:
             places.release()
         _, ready, answer = output.partition(READY)
         if not ready:
-            return self._untried(code)
+            self._note_untried(code)
+            return None
         self.can_start = True
         if answer.startswith(REFUSED):
             raise GrammarError(answer.removeprefix(REFUSED))
@@ -198,7 +199,7 @@ class _Trials:
             self._found.popitem(last=False)
         return answer.removeprefix(FOUND)
 
-    def _untried(self, reason: object) -> None:
+    def _note_untried(self, reason: object) -> None:
         """Note that a trial did not start.
 
         Raises:
