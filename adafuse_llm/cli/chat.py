@@ -28,7 +28,6 @@ from adafuse_llm.cli.terminal import (
     one_line,
     pasted_more,
     stdout_console,
-    without_echo,
 )
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.report.terminal import Display, Growing
@@ -82,9 +81,7 @@ def chat(
         conversation = _Conversation(engine, system, has_grammar=setup.has_grammar)
         conversation.search(retriever, passages)
         for line in _lines(conversation.greet):
-            with without_echo():
-                goes_on = conversation.take(line)
-            if not goes_on:
+            if not conversation.take(line):
                 break
     return 0
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -52,11 +52,40 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def _has_terminal() -> bool:
+    """Return whether this process has a terminal for itself.
+
+    A job in the background that changes the terminal is stopped, and in a pipe, a pager may use it.
+    """
+    if termios is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # the terminal is closed, or that of another session
+        return False
+
+
+@contextmanager
+def _without_echo() -> Iterator[None]:
+    """Keep what is typed meanwhile out of the output of a terminal. It is the next input."""
+    if not _has_terminal():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    flags = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
+    try:
+        yield
+    finally:
+        if _has_terminal():
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
 @contextmanager
 def cancel_on_interrupt() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C sets, for the engine's `cancel`.
 
-    A second Ctrl-C interrupts immediately.
+    What is typed meanwhile stays out of the output. A second Ctrl-C interrupts immediately.
     """
     cancel = threading.Event()
 
@@ -69,7 +98,8 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
     if previous is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, on_signal)
     try:
-        yield cancel
+        with _without_echo():
+            yield cancel
     finally:
         signal.signal(signal.SIGINT, previous)
 
@@ -89,22 +119,6 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, ours)
-
-
-@contextmanager
-def without_echo() -> Iterator[None]:
-    """Keep what is typed meanwhile out of the output of a terminal. It is the next input."""
-    if termios is None or not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    flags = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
-    try:
-        yield
-    finally:
-        with suppress(termios.error):  # the terminal is closed
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def pasted_more() -> bool:

@@ -90,11 +90,12 @@ def test_a_message_that_fails_is_not_kept(adafuse, members, asked):
 
 
 CHAT = """
-import sys, time
+import fcntl, sys, termios, time
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from adafuse_llm.cli import chat
-from adafuse_llm.cli.terminal import without_echo
+from adafuse_llm.cli.terminal import cancel_on_interrupt
 for line in chat._lines(lambda: None):
-    with without_echo():
+    with cancel_on_interrupt():
         print("ASKED", repr(line), flush=True)
         time.sleep(0.5)
         print("ANSWERED", flush=True)
@@ -111,6 +112,7 @@ def test_pasted_lines_are_one_message_and_typing_stays_out_of_the_answer(paste):
         stdin=follower,
         stdout=follower,
         env={**os.environ, "TERM": "xterm"},
+        start_new_session=True,
     )
     os.close(follower)
     shown = b""
