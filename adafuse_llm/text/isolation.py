@@ -62,7 +62,7 @@ POLL_SECONDS: Final = 0.05
 """Seconds after which a cancelled request is noticed."""
 
 MARK: Final = "ADAFUSE_GRAMMAR_TRIAL"
-"""Environment variable of trials. A process that has it starts none, in case that the interpreter
+"""Environment variable of trials. A process that has it starts none, in case the interpreter
 is an application that runs itself again."""
 
 BOOTSTRAP: Final = """
@@ -159,11 +159,12 @@ class _Trials:
     """The trials of this process, what they found, and threads that wait for them.
 
     Attributes:
-        can_start: whether trials can start; None until one has.
+        can_start: whether a trial has started.
     """
 
     def __init__(self) -> None:
-        self.can_start = False if MARK in os.environ or getattr(sys, "frozen", False) else None
+        self.can_start = False
+        self._has_warned = False
         self._found: OrderedDict[bytes, str] = OrderedDict()
         after_fork(self._renew)
 
@@ -174,8 +175,8 @@ class _Trials:
     def run(self, request: _Request, lark: str, *, search: bool) -> str | None:
         """Try a grammar, and return the text that was found, as `try_grammar` does."""
         key = hashlib.sha256(f"{search}{lark}".encode()).digest()
-        if self.can_start is False or key in self._found:
-            return self._found.get(key)
+        if key in self._found:
+            return self._found[key]
         places = self._places
         while not places.acquire(timeout=POLL_SECONDS):
             request.check()
@@ -187,7 +188,7 @@ class _Trials:
             places.release()
         _, ready, answer = output.partition(READY)
         if not ready:
-            self._note_untried(code)
+            self._note_untried(code if isinstance(code, str) else f"exit code {code}")
             return None
         self.can_start = True
         if answer.startswith(REFUSED):
@@ -199,7 +200,7 @@ class _Trials:
             self._found.popitem(last=False)
         return answer.removeprefix(FOUND)
 
-    def _note_untried(self, reason: object) -> None:
+    def _note_untried(self, reason: str) -> None:
         """Note that a trial did not start.
 
         Raises:
@@ -209,12 +210,13 @@ class _Trials:
             raise QueueFullError(
                 f"the process that tries the grammar did not start ({reason}). Try again later."
             )
-        self.can_start = False
-        logger.warning(
-            "grammars are compiled without a trial in another process, because none can be started "
-            "(%s). Do not accept grammars or schemas from strangers",
-            reason,
-        )
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a grammar is compiled without a trial in another process, because none can be "
+                "started (%s). Do not accept grammars or schemas from strangers",
+                reason,
+            )
 
 
 _trials = _Trials()
@@ -225,7 +227,13 @@ class _NotStarted(Exception):  # noqa: N818  # never leaves this module
 
 
 def _start(*, search: bool) -> subprocess.Popen[bytes]:
-    """Start a trial."""
+    """Start a trial.
+
+    Raises:
+        _NotStarted: this is not possible.
+    """
+    if MARK in os.environ or getattr(sys, "frozen", False):
+        raise _NotStarted("this application is no Python interpreter")
     setting = json.dumps([str(Path(__file__).parents[1]), search, [*map(str, sys.path)]])
     try:
         return subprocess.Popen(  # noqa: S603  # this interpreter, and our own code

@@ -192,6 +192,13 @@ def test_without_another_process_grammars_are_compiled_here_with_a_warning(
         trial('start: "x"')
 
 
-def test_a_trial_never_starts_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_application_that_is_its_own_interpreter_starts_no_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr(isolation, "_trials", isolation._Trials())
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert trial('start: "f"') is None
+    monkeypatch.delattr(sys, "frozen")
     monkeypatch.setenv(isolation.MARK, "1")
-    assert isolation._Trials().can_start is False
+    assert trial('start: "f"') is None
