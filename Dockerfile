@@ -16,7 +16,9 @@ RUN pip install --quiet --constraint /src/constraints.txt "/src[cli,gguf,grammar
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/adafuse /opt/adafuse
-RUN useradd --create-home --uid 1000 adafuse
+# A new volume takes its owner from the folder of the image.
+RUN useradd --create-home --uid 1000 adafuse \
+    && install --directory --owner=adafuse --group=adafuse /home/adafuse/.cache
 USER adafuse
 WORKDIR /models
 VOLUME /models

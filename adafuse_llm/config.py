@@ -105,15 +105,8 @@ class RuntimeConfig(Options):
         description="Maximum bytes of key/value cache that running requests hold on one device. A "
         "request that does not fit waits. The limit does not cover the logits of tree nodes "
         "(4 bytes per node and vocabulary entry), the activations of a forward pass, or the cache "
-        "of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of the memory that "
-        "is free when a request first uses the device.",
-    )
-    grammar_isolation: bool = Field(
-        default=False,
-        description="Whether JSON schemas, regular expressions and grammars are tried in another "
-        "process before they are compiled in this one. A grammar that crashes the compiler, or "
-        "takes too much time or memory there, is refused with `GrammarError`. This needs a system "
-        "with `fork`, such as Linux or macOS. A server does it by default.",
+        "of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of the free memory, "
+        "measured for each request.",
     )
 
 
@@ -502,10 +495,12 @@ class AdaFuseConfig(Options):
         """
         if not options:
             return self
-        values = self.model_dump()
+        values = dict(self)
         if any(options.get(name) is not None for name in CONSTRAINTS):
             values.update(dict.fromkeys(CONSTRAINTS))
-        return AdaFuseConfig(**{**values, **options})
+        schema = None if "json_schema" in options else values.pop("json_schema")
+        config = AdaFuseConfig(**{**values, **options})
+        return config if schema is None else config.model_copy(update={"json_schema": schema})
 
     @property
     def branches(self) -> int:

@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,10 +38,15 @@ _HEADING: Final = re.compile(r"#{1,6}\s+\S")
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a document, with the name of its source."""
+    """A piece of a document, with the name of its source.
+
+    Attributes:
+        score: how well the passage fits the query that found it (BM25); 0 if it shares no word.
+    """
 
     source: str
     text: str
+    score: float = field(default=0.0, compare=False)
 
 
 def read_documents(
@@ -274,11 +279,22 @@ class Retriever:
             return list(self.passages[:k])
         indices, scores = self._index.retrieve(words, k=k, show_progress=False)
         found = [
-            self.passages[int(index)]
+            replace(self.passages[int(index)], score=float(score))
             for index, score in zip(indices[0], scores[0], strict=True)
             if score > 0
         ]
         return found or list(self.passages[:k])
+
+    def missing(self, query: str, passage: Passage) -> list[str]:
+        """Return the words of ``query`` that ``passage`` lacks if it lacks most of them, or []."""
+        asked, read = self._bm25s.tokenize(
+            [query, f"{passage.source} {passage.text}"],
+            stopwords="en",
+            return_ids=False,
+            show_progress=False,
+        )
+        missing = [word for word in dict.fromkeys(asked) if word not in read]
+        return missing if 2 * len(missing) > len(set(asked)) else []
 
 
 def _import_bm25s() -> Any:

@@ -59,25 +59,27 @@ class Encoder:
         self._warnings.check_members(codecs, config.chat_template_kwargs, self._names)
 
     def members(
-        self, checked: Checked, active: Active, top: int, *, to_score: bool = False
-    ) -> list[Member]:
-        """Return the active members with their encoded prompts.
+        self,
+        checked: Checked,
+        active: Active,
+        top: int,
+        seeds: Sequence[int | None] = (None,),
+        *,
+        to_score: bool = False,
+    ) -> list[list[Member]]:
+        """Return the active members with their encoded prompts, for each response.
 
         Args:
             checked: the request.
             active: the active members.
             top: number of likeliest tokens that each distribution lists.
+            seeds: the seed of each response; None if nothing is drawn.
             to_score: whether the members score given texts. Leading whitespace of the texts then
                 counts after messages, too.
         """
         prompt, conversation, config = checked
         check_listed([backend for backend, _ in active], top)
         decodes_freely = not to_score and config.choices is None
-        sampling = None
-        if decodes_freely and config.temperature and config.seed is not None:
-            sampling = Sampling(
-                config.seed, config.temperature, config.top_p, config.top_k, config.min_p
-            )
         given = prompt or ""
         if conversation is not None:
             given = as_plain_text(conversation.flat(), continues=conversation.continues)
@@ -91,7 +93,7 @@ class Encoder:
             response = response.begun_with(prefix)
         is_exact = bool(begun) or to_score or (grammar and grammar.begins_with_space)
         opening = Opening(spaces, is_reply=not is_exact)
-        members = []
+        prompts = []
         for backend, weight in active:
             space_tokens = self.vocabularies.space_tokens(backend, spaces) if spaces else None
             form = None
@@ -110,7 +112,17 @@ class Encoder:
                 ids = ids or sorted(backend.end_ids)[:1]
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
-            members.append(
+            adjustment = _adjustment(backend, config) if decodes_freely else None
+            prompts.append((backend, ids, weight, space_tokens, form, adjustment))
+
+        def members_of(seed: int | None) -> list[Member]:
+            own = None if response is None else response.copy()
+            sampling = None
+            if decodes_freely and config.temperature and seed is not None:
+                sampling = Sampling(
+                    seed, config.temperature, config.top_p, config.top_k, config.min_p
+                )
+            return [
                 Member(
                     backend,
                     ids,
@@ -120,14 +132,17 @@ class Encoder:
                     limit=config.max_new_tokens,
                     opening=opening,
                     space_tokens=space_tokens,
-                    form=form,
+                    form=None if own is None or form is None else form.of(own),
                     reply_prefix=prefix,
                     sampling=sampling,
-                    adjustment=_adjustment(backend, config) if decodes_freely else None,
+                    adjustment=adjustment,
                 )
-            )
-        _check_windows(members)
-        return members
+                for backend, ids, weight, space_tokens, form, adjustment in prompts
+            ]
+
+        responses = [members_of(seed) for seed in seeds]
+        _check_windows(responses[0])
+        return responses
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
         """Return the tokens of a whole prompt, by active member."""

@@ -50,7 +50,7 @@ from adafuse_llm.strategies.base import (
 )
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.grammar import NO_LEAD, Grammar
-from adafuse_llm.text.isolation import check_isolation, isolated
+from adafuse_llm.text.isolation import isolated
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
 
@@ -122,8 +122,6 @@ class AdaFuseEngine(Engine):
         active = self._active_backends(self.config)
         self._encoder = Encoder(self.members)
         self.runtime = runtime or RuntimeConfig()
-        if self.runtime.grammar_isolation:
-            check_isolation()
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
@@ -271,12 +269,10 @@ class AdaFuseEngine(Engine):
         )
 
     @override
-    def check_grammar(
-        self, *, cancel: threading.Event | None = None, **overrides: Unpack[DecodeOptions]
-    ) -> None:
+    def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
-        with isolated(self.runtime.grammar_isolation, cancel):
+        with isolated():
             if (grammar := Grammar.of(config)) is not None:
                 for backend, _ in self._active_backends(config):
                     self._encoder.vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
@@ -372,21 +368,24 @@ class AdaFuseEngine(Engine):
         active = self._active_backends(config)
         self.strategy.check([backend for backend, _ in active])
         config.check_n()
-        configs = [config]
+        seeds: Sequence[int | None] = (None,)
         if config.temperature:
-            configs = [config.override({"seed": seed}) for seed in config.seeds()]
+            seeds = config.seeds()
             if config.choices is None:
                 prepare_draws(active, config)
-        with isolated(self.runtime.grammar_isolation, request.cancel, request.timeout):
-            return [
-                self._decoding(request, checked._replace(config=each), active) for each in configs
-            ]
-
-    def _decoding(self, request: Request, checked: Checked, active: Active) -> Job:
-        """Encode a request for one response."""
-        config = checked.config
         top = max(self.strategy.top(config), config.top_logprobs)
-        members = self._encoder.members(checked, active, top)
+        with isolated(request.cancel, request.timeout):
+            responses = self._encoder.members(checked, active, top, seeds)
+        return [
+            self._decoding(request, checked, members, seed)
+            for members, seed in zip(responses, seeds, strict=True)
+        ]
+
+    def _decoding(
+        self, request: Request, checked: Checked, members: Sequence[Member], seed: int | None
+    ) -> Job:
+        """Return the job of one response."""
+        config = checked.config.model_copy(update={"seed": seed})
         grammar = members[0].grammar
         is_free = config.choices is None and grammar is None
         has_plain = not all(member.codec.has_chat_template for member in members)
@@ -401,7 +400,7 @@ class AdaFuseEngine(Engine):
             stops = {"stop": (*config.stop, *turns)} if turns else {}
             context = StrategyContext(members, config.override(stops), drafts)
             play = self.strategy.begin(context)
-        needs = self._budget.needs(members, config, spare)
+        needs = self._budget.needs(members, config, spare, self._scheduler.needs)
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
@@ -422,12 +421,13 @@ class AdaFuseEngine(Engine):
         config = checked.config
         top = max(self.strategy.top(config), config.top_logprobs)
         active = self._active_backends(config)
-        members = self._encoder.members(checked, active, top, to_score=True)
+        (members,) = self._encoder.members(checked, active, top, to_score=True)
         pool = pool_texts(members, texts, stops=request.stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
+        shortest = config.override({"max_new_tokens": 1})
         return Job(
             members,
-            self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room),
+            self._budget.needs(members, shortest, room, self._scheduler.needs),
             score_texts(members, pool),
             cancelled=_refuse_cancelled,
             cancel=request.cancel,

@@ -6,7 +6,7 @@ The benchmark runs ``adafuse serve`` with the embedded members. Some clients sen
 `tests.support.hostile_requests`; some of these clients leave early. Meanwhile an honest client asks
 a short question again and again, every other time with a small schema: first alone, and then beside
 the hostile clients. The benchmark prints the number of requests by outcome, the honest client's
-latencies, and the resident memory of the server and its helper. The members keep nothing of
+latencies, and the resident memory of the server and its children. The members keep nothing of
 prompts, so that this memory shows only what grammars leave behind. The benchmark exits with 1 if
 the server has died, if a request had an unexpected outcome, or if an honest request failed.
 

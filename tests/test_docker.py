@@ -23,6 +23,8 @@ import pytest
 from adafuse_llm.embedded import member_paths
 from tests.support.paths import ROOT
 
+DOCKERFILE = ROOT / "Dockerfile"
+GUIDE = ROOT / "docs" / "guides" / "docker.md"
 DOCKER = os.environ.get("DOCKER", "docker")
 IMAGE = "adafuse-test"
 BUILD_SECONDS = 1800
@@ -31,11 +33,18 @@ START_SECONDS = 120
 
 @pytest.mark.quick
 def test_the_builder_gets_all_that_is_copied_and_nothing_else() -> None:
-    copies = re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    copies = re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE.read_text(), re.MULTILINE)
     copied = {source for line in copies for source in line.split()[:-1]}
     allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert copied == {*allowed}
     assert all((ROOT / source).exists() for source in copied)
+
+
+@pytest.mark.quick
+def test_the_cache_that_the_guide_mounts_belongs_to_the_user_of_the_image() -> None:
+    (folder,) = re.findall(r"--volume adafuse-hub:(\S+?)`", GUIDE.read_text())
+    (user,) = re.findall(r"^USER (\w+)", DOCKERFILE.read_text(), re.MULTILINE)
+    assert f"--owner={user} --group={user} {folder}" in DOCKERFILE.read_text()
 
 
 def docker(*arguments: str, seconds: float = 60) -> str:
@@ -93,6 +102,18 @@ def test_a_container_serves_the_models_of_a_volume(image: str, models: Path) -> 
         assert docker("inspect", "--format", "{{.State.ExitCode}}", container) == "0"
     finally:
         docker("rm", "--force", container)
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(BUILD_SECONDS + START_SECONDS)
+def test_a_new_volume_of_the_cache_can_be_written(image: str) -> None:
+    (folder,) = re.findall(r"--volume adafuse-hub:(\S+?)`", GUIDE.read_text())
+    volume = docker("volume", "create")
+    try:
+        mount = ("--volume", f"{volume}:{folder}", "--entrypoint", "touch")
+        docker("run", "--rm", *mount, image, f"{folder}/x")
+    finally:
+        docker("volume", "rm", volume)
 
 
 def until_healthy(container: str) -> None:

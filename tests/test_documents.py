@@ -114,6 +114,15 @@ def test_the_retriever_ranks_the_fitting_passage_first() -> None:
     assert retriever.search("When does the bakery open?", k=2)[0] == PASSAGES[1]
 
 
+def test_passages_have_scores_and_weak_ones_lack_most_words_of_the_query() -> None:
+    retriever = Retriever(PASSAGES)
+    (mill,) = retriever.search("Who founded the Halix Mill?", k=1)
+    (poor,) = retriever.search("Which teachers founded a chess club?", k=1)
+    assert mill.score > poor.score > 0
+    assert retriever.missing("Who founded the Halix Mill?", mill) == []
+    assert "chess" in retriever.missing("Which teachers founded a chess club?", poor)
+
+
 @pytest.mark.parametrize("query", ["zebra", "the", "???"])
 def test_a_query_without_a_match_still_gets_something_to_read(query: str) -> None:
     assert Retriever(PASSAGES).search(query, k=2) == PASSAGES[:2]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,24 +13,31 @@ import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError, MemberError
 from adafuse_llm.backends import FakeBackend, NodeQuery, NodeResult
+from adafuse_llm.backends.fake import FakeCodec
+from adafuse_llm.text.grammar import Grammar
 from adafuse_llm.tree import TokenTree
 
 pytestmark = pytest.mark.quick
 
-WORDS = (" a", " b", " c", " d")
+WORDS = (" a", " b", " c", " d", '"')
+CHARACTERS = tuple(filter(str.isprintable, map(chr, range(128))))
 
 
 def rule(text: str) -> dict[str, float]:
-    return dict.fromkeys(WORDS, 0.22) | {"<end>": 0.12}
+    return dict.fromkeys(WORDS, 0.17) | {"<end>": 0.15}
 
 
 def engine(*names: str, **options: Any) -> AdaFuseEngine:
-    members = [FakeBackend(name, rule, WORDS) for name in names or ("x", "y")]
+    members = [
+        FakeBackend(name, rule, sorted({*WORDS, *CHARACTERS}), is_complete=True)
+        for name in names or ("x", "y")
+    ]
     return AdaFuseEngine(members, **options)
 
 
-def test_several_responses_are_those_of_their_seeds() -> None:
-    with engine() as made:
+@pytest.mark.parametrize("regex", [None, "( [a-d]){1,9}"])
+def test_several_responses_are_those_of_their_seeds(regex: str | None) -> None:
+    with engine(config=AdaFuseConfig(regex=regex)) as made:
         first = made.generate("Say", temperature=1, seed=3, n=5)
         responses = [first, *first.alternatives]
         assert len({each.seed for each in responses}) == len(responses) == 5
@@ -39,6 +48,26 @@ def test_several_responses_are_those_of_their_seeds() -> None:
         assert first.seed == 3
         fewer = made.generate("Say", temperature=1, seed=3, n=2)
         assert fewer.alternatives[0].text == first.alternatives[0].text
+
+
+def test_several_responses_encode_their_prompt_and_check_their_schema_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: Counter[str] = Counter()
+    for owner, name in ((Grammar, "of"), (FakeCodec, "encode_prompt"), (json, "dumps")):
+        true = getattr(owner, name)
+        counted = lambda *given, name=name, true=true, **named: (  # noqa: E731
+            calls.update([name]) or true(*given, **named)
+        )
+        monkeypatch.setattr(owner, name, counted)
+    schema = {"type": "string", "pattern": "^[a-d ]*$"}
+    with engine("x") as made:
+        made.generate("Say", temperature=1, n=1, json_schema=schema)
+        once = calls.copy()
+        calls.clear()
+        made.generate("Say", temperature=1, n=5, json_schema=schema)
+    assert calls["of"] == calls["encode_prompt"] == 1
+    assert calls["dumps"] <= once["dumps"]
 
 
 def test_without_a_seed_every_response_has_a_seed_of_its_own() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError
 from adafuse_llm.interface import Engine
+from adafuse_llm.text.isolation import isolated
 
 Enforce = Literal["auto"] | bool
 """``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
@@ -21,7 +23,7 @@ def enforced(
     options: Mapping[str, Any],
     enforce: Enforce,
     *,
-    check: Callable[..., None] | None = None,
+    cancel: threading.Event | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Return options that enforce the form of a reply, and why they do not, if they should.
 
@@ -33,7 +35,7 @@ def enforced(
         form: the form.
         options: the options of the request.
         enforce: whether to enforce the form.
-        check: function to call instead of `Engine.check_grammar`.
+        cancel: flag that ends the check.
 
     Raises:
         InvalidOptionError: `enforce` is True, and the form cannot be enforced.
@@ -48,8 +50,9 @@ def enforced(
     if not enforce:
         return free, ""
     try:
-        constrained = {**free, **form.constraint()}
-        (check or engine.check_grammar)(**constrained)
+        with isolated(cancel):
+            constrained = {**free, **form.constraint()}
+            engine.check_grammar(**constrained)
     except (InvalidOptionError, MissingDependencyError) as error:
         if enforce is True:
             raise

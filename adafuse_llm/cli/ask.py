@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError, Generation, Round, StreamEvent
 from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Setup
+from adafuse_llm.cli.passages import FollowLinks, HandbookDocs, Passages, show_sources
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     check_page,
@@ -55,24 +57,9 @@ def ask(
     setup: Setup,
     *,
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="Question to answer.")],
-    docs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PATH",
-            help="Text, Markdown or PDF file, or a folder of such files. Repeatable. Default: the "
-            "handbook of a fictional town, which ships with the package. For other documents, also "
-            "pass --model: the embedded members know only this town.",
-        ),
-    ] = None,
-    follow_links: Annotated[
-        bool,
-        typer.Option(
-            "--follow-links", help="Also read files outside a folder that links in it point to."
-        ),
-    ] = False,
-    passages: Annotated[
-        int, typer.Option(min=1, help="Number of passages that the members read.")
-    ] = 3,
+    docs: HandbookDocs = None,
+    follow_links: FollowLinks = False,
+    passages: Passages = 3,
     html: Annotated[
         Path | None,
         typer.Option(help="Also write the answer, its rounds and its sources to this HTML file."),
@@ -91,7 +78,8 @@ def ask(
     documents = read_documents(
         docs or [handbook_path()], follow_links=follow_links, on_skip=partial(typer.echo, err=True)
     )
-    sources = Retriever(documents).search(question, k=passages)
+    retriever = Retriever(documents)
+    sources = retriever.search(question, k=passages)
     familiar = all(map(_is_handbook, docs or ()))
     if setup.is_embedded and not familiar:
         typer.echo(UNFAMILIAR, err=True)
@@ -110,7 +98,9 @@ def ask(
         if compare and generation.finish_reason != "cancelled":
             alone = answers_alone(engine, messages, cancel)
         if not as_json:
-            _show_rounds(generation, alone, sources, display)
+            _show_rounds(generation, alone, display)
+            show_sources(display.console, retriever, question, sources)
+            display.console.print()
     if html is not None:
         named = [(passage.source, passage.text) for passage in sources]
         write_page(html, page(generation, title=question, alone=alone, sources=named))
@@ -120,7 +110,7 @@ def ask(
             "answer": generation.answer,
             "reasoning": generation.reasoning,
             **({"alone": alone} if compare else {}),
-            "sources": [{"source": p.source, "text": p.text} for p in sources],
+            "sources": [asdict(each) for each in sources],
             "members": list(display.members),
             **generation.model_dump(mode="json", exclude={"text"}),
             "seconds": round(seconds, 3),
@@ -196,10 +186,8 @@ def _show_answer(
     return generation
 
 
-def _show_rounds(
-    generation: Generation, alone: Mapping[str, str], sources: Sequence[Passage], display: Display
-) -> None:
-    """Print the answers of the members alone, the rounds and the sources."""
+def _show_rounds(generation: Generation, alone: Mapping[str, str], display: Display) -> None:
+    """Print the answers of the members alone, and the rounds."""
     console = display.console
     if alone:
         console.print(Text("Each member alone", "bold"))
@@ -207,12 +195,6 @@ def _show_rounds(
     columns = ": winning member, its text, score, and the runner-up or who was not asked"
     console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
     console.print(display.rounds(generation.rounds), display.terms(generation.rounds), sep="\n")
-    console.print()
-    console.print(Text("Sources", "bold"))
-    for number, passage in enumerate(sources, start=1):
-        excerpt = printable(" ".join(passage.text.replace("#", "").split()))
-        line = Text(f"[{number}] {printable(passage.source)}: ").append(excerpt, "dim")
-        console.print(line, no_wrap=True, overflow="ellipsis")
     console.print()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -19,12 +20,15 @@ from adafuse_llm import (
 )
 from adafuse_llm.cli.ask import answers_alone
 from adafuse_llm.cli.common import Setup
+from adafuse_llm.cli.passages import Docs, FollowLinks, Passages, show_sources
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     interruptible,
     last,
     one_line,
+    pasted_more,
 )
+from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.report.terminal import Display, Growing
 
 REFUSED = {
@@ -55,18 +59,26 @@ def chat(
     setup: Setup,
     *,
     system: Annotated[str | None, typer.Option(help="System message of the conversation.")] = None,
+    docs: Docs = None,
+    follow_links: FollowLinks = False,
+    passages: Passages = 3,
 ) -> int:
     """Talk with the ensemble, and ask why it said what it said.
 
     Answers appear as they are written, in the colors of the members. In a pipe, each line is a
-    question, and the output is only the answers.
+    question, and the output is only the answers. With --docs, every question comes with the
+    passages that fit it and the question before.
     """
+    retriever = None
+    if docs:
+        skipped = partial(typer.echo, err=True)
+        documents = read_documents(docs, follow_links=follow_links, on_skip=skipped)
+        retriever = Retriever(documents)
     if setup.is_embedded:
         typer.echo(EMBEDDED, err=True)
-    with suppress(ImportError):
-        import readline  # noqa: F401  # lets `input` edit lines and recall earlier ones
     with setup.engine() as engine:
         conversation = _Conversation(engine, system, setup.display(engine))
+        conversation.search(retriever, passages)
         for line in _lines(conversation.greet):
             if not conversation.take(line):
                 break
@@ -77,6 +89,10 @@ def _lines(greet: Callable[[], None]) -> Iterator[str]:
     """Yield what the user enters, without the line breaks at the ends."""
     prompts = ("> ", "  ")
     if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # lets `input` edit lines and recall earlier ones
+
+            readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one input
         greet()
     else:
         prompts = ("", "")
@@ -95,10 +111,10 @@ def _lines(greet: Callable[[], None]) -> Iterator[str]:
             begun = []  # drops what was entered
             sys.stdout.write("\n")
             continue
-        if line.endswith("\\"):
-            begun.append(line.removesuffix("\\"))
+        begun.append(line.removesuffix("\\"))
+        if line.endswith("\\") or pasted_more():
             continue
-        entered = "\n".join([*begun, line])
+        entered = "\n".join(begun)
         begun = []
         if entered.strip():
             yield entered
@@ -119,6 +135,13 @@ class _Conversation:
         self._messages = [*self._start]
         self._display = display
         self._answer: Generation | None = None
+        self._sent: list[dict[str, str]] = []
+        self._retriever: Retriever | None = None
+        self._passages = 0
+
+    def search(self, retriever: Retriever | None, passages: int) -> None:
+        """Put passages before every question from now on."""
+        self._retriever, self._passages = retriever, passages
 
     def greet(self) -> None:
         self._display.console.print(self._display.legend(), Text(HINT, "dim"), "", sep="\n")
@@ -156,7 +179,7 @@ class _Conversation:
             raise InvalidInputError(f"{name} needs an answer. Ask something first.")
         elif name == "/alone":
             with cancel_on_interrupt() as cancel:
-                alone = answers_alone(self._engine, self._messages[:-1], cancel)
+                alone = answers_alone(self._engine, self._sent, cancel)
             console.print(self._display.alone(alone))
         elif rest:
             rounds = {str(each.index): each for each in self._answer.rounds}
@@ -174,17 +197,23 @@ class _Conversation:
         """Answer the last message. Ctrl-C ends the answer, which stays in the conversation."""
         console = self._display.console
         growing = Growing(self._display)
+        self._sent = [*self._messages]
+        asked = [each["content"] for each in self._messages if each["role"] == "user"][-2:]
+        found: list[Passage] = []
+        if self._retriever is not None:
+            found = self._retriever.search(" ".join(asked), k=self._passages)
+            self._sent[-1:] = question_messages(asked[-1], found)
 
         def show(event: StreamEvent) -> None:
             console.print(growing.add(event), end="", soft_wrap=True)
 
         with cancel_on_interrupt() as cancel:
             try:
-                self._answer = last(
-                    self._engine.stream(messages=self._messages, cancel=cancel), show
-                )
+                self._answer = last(self._engine.stream(messages=self._sent, cancel=cancel), show)
             finally:
                 console.print()
         self._messages.append({"role": "assistant", "content": self._answer.answer.strip()})
         if cancel.is_set() and console.is_terminal:
             console.print(Text("stopped", "dim"))
+        if self._retriever is not None and console.is_terminal:
+            show_sources(console, self._retriever, " ".join(asked), found)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from adafuse_llm import AdaFuseConfig, InvalidInputError, RequestCancelledError, __version__
 from adafuse_llm.cli.common import FILE, INTERRUPTED, RESUMABLE, Setup
+from adafuse_llm.cli.passages import Docs, FollowLinks, Passages
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
@@ -26,6 +28,7 @@ from adafuse_llm.cli.terminal import (
     stdout_console,
 )
 from adafuse_llm.config import SAMPLING
+from adafuse_llm.documents import Retriever, question_messages, read_documents
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.files import Results, naming, prompt_form
 from adafuse_llm.evaluation.metrics import load_metric
@@ -93,6 +96,9 @@ def tune(
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a chat message.")
     ] = False,
+    docs: Docs = None,
+    follow_links: FollowLinks = False,
+    passages: Passages = 3,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N questions.")
     ] = None,
@@ -137,6 +143,13 @@ def tune(
     """
     form = prompt_form(prompts, template)
     questions = _questions(setup, file, form, chat=chat)[:limit]
+    if docs:
+        if prompts or template:
+            raise InvalidInputError(
+                "--docs has a prompt of its own, as in adafuse ask: leave out --prompts and "
+                "--template"
+            )
+        questions = _with_passages(questions, docs, passages, follow_links=follow_links)
     metric = metric or ("verbatim" if file is None else "exact_match")
     load_metric(metric)
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
@@ -153,6 +166,7 @@ def tune(
         "test set": "embedded" if file is None else hashlib.sha256(file.read_bytes()).hexdigest(),
         "prompts": form,
         "chat": chat,
+        **({"docs": _digest(questions)} if docs else {}),
         "metric": metric,
         "models": list(setup.models) or "embedded",
         "strategy": setup.strategy,
@@ -240,6 +254,28 @@ def _questions(setup: Setup, file: Path | None, form: str, *, chat: bool) -> lis
             "their own"
         )
     return embedded_questions()
+
+
+def _with_passages(
+    questions: Sequence[Question], docs: Sequence[Path], passages: int, *, follow_links: bool
+) -> list[Question]:
+    """Return the questions with the passages of documents before them, as `adafuse ask` sends."""
+    skipped = partial(typer.echo, err=True)
+    retriever = Retriever(read_documents(docs, follow_links=follow_links, on_skip=skipped))
+    return [
+        dataclasses.replace(
+            each,
+            request={
+                "messages": question_messages(each.text, retriever.search(each.text, k=passages))
+            },
+        )
+        for each in questions
+    ]
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    """Return a text that differs if questions come with other passages."""
+    return hashlib.sha256(repr([each.request for each in questions]).encode()).hexdigest()
 
 
 def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[str, Any]:

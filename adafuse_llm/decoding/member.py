@@ -79,6 +79,10 @@ class GrammarStart:
     vocabulary: GrammarVocabulary
     state: Any
 
+    def of(self, text: GrammarText) -> GrammarStart:
+        """Return the same form of another response."""
+        return GrammarStart(text, self.vocabulary, self.state.deep_copy())
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerErrors:

@@ -136,7 +136,9 @@ def _of(kind: HeldoutKind) -> str:
 def _heldout(
     question: str, answer: str, skill: str, passages: list[dict[str, str]]
 ) -> HeldoutQuestion:
-    return HeldoutQuestion(question, answer, skill, tuple(Passage(**each) for each in passages))
+    return HeldoutQuestion(
+        question, answer, skill, tuple(Passage(each["source"], each["text"]) for each in passages)
+    )
 
 
 def final_answer(text: str) -> str:

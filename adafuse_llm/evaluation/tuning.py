@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +31,7 @@ from adafuse_llm.errors import (
     MissingDependencyError,
     RequestCancelledError,
     install_command,
+    short_repr,
 )
 from adafuse_llm.evaluation.comparison import Comparison, compare
 from adafuse_llm.evaluation.files import is_lost, put, read_lines
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     import optuna
 
 __all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]
+
+logger = logging.getLogger(__name__)
 
 FEWEST: Final = 10
 """Minimum number of questions in each part."""
@@ -74,6 +79,8 @@ class Question:
 def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Question]:
     """Return the questions of a JSON Lines file with ``question`` and ``answer``.
 
+    A question that is there already is left out with a warning.
+
     Args:
         content: the file. An answer is a text or a list of accepted texts.
         form: the prompt of a question, with ``{question}``.
@@ -82,7 +89,8 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
     Raises:
         InvalidInputError: a line cannot be used.
     """
-    questions = []
+    questions: dict[str, Question] = {}
+    repeated = []
     for line in read_lines(content):
         label = [line.label] if isinstance(line.label, str) else line.label
         problem = line.problem
@@ -93,9 +101,18 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
         if problem is not None:
             raise InvalidInputError(f"line {line.number} of the test set: {problem}")
         text = line.question or ""
+        if text.strip() in questions:
+            repeated.append(line.number)
+            continue
         request = put(form.replace("{question}", text), chat=chat)
-        questions.append(Question(line.number, text, request, tuple(label)))
-    return questions
+        questions[text.strip()] = Question(line.number, text, request, tuple(label))
+    if repeated:
+        logger.warning(
+            "%s left out, because the question is in an earlier line: %s",
+            count(len(repeated), "line"),
+            short_repr(repeated).strip("[]"),
+        )
+    return list(questions.values())
 
 
 def _is_text(label: object) -> bool:
@@ -354,11 +371,15 @@ def divide(
     drawn = set(random.Random(seed).sample(different, size))  # noqa: S311
     search = [question for question in questions if question.text.strip() not in drawn]
     test = [question for question in questions if question.text.strip() in drawn]
-    if min(len(search), len(test)) < FEWEST:
+    if not FEWEST <= size <= len(different) - FEWEST:
+        needed = math.ceil((FEWEST - 0.5) / min(held_out, 1 - held_out))
+        while not FEWEST <= round(needed * held_out) <= needed - FEWEST:
+            needed += 1
+        advice = "Add questions" + (" or change held_out" if len(different) >= 2 * FEWEST else "")
         raise InvalidInputError(
-            f"too few questions: {len(questions)} give {len(search)} for the search and "
-            f"{len(test)} held-out ones, and each part needs {FEWEST}. Change held_out or use "
-            "more questions (several hundred are necessary to detect a difference of a few points)."
+            f"tuning needs {needed} different questions, {FEWEST} or more to search on and "
+            f"{FEWEST} or more held out (held_out={held_out:g}); got {len(different)}. {advice}; "
+            "several hundred are necessary to detect a difference of a few points."
         )
     return search, test
 

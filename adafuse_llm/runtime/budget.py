@@ -21,26 +21,35 @@ class CacheBudget:
     record which requests run; callers pass the requests.
 
     Args:
-        limit: maximum bytes on each device. If it is None, the limit is half of the memory that is
-            free when a request first needs the device.
+        limit: maximum bytes on each device. If it is None, the limit is half of the free memory,
+            measured for each request. While others run, it is not known how much of their
+            reservations they hold, so the limit stays as it is if that can be half.
     """
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
         self._limits: dict[str, int] = {}
 
-    def needs(self, members: Sequence[Member], config: AdaFuseConfig, spare: int) -> Needs:
+    def needs(
+        self,
+        members: Sequence[Member],
+        config: AdaFuseConfig,
+        spare: int,
+        running: Iterable[Needs] = (),
+    ) -> Needs:
         """Return the maximum number of cache bytes that a request needs on each device.
 
         Args:
             members: the members that decode.
             config: the request's options.
             spare: maximum number of tokens that a tree holds in addition to the committed ones.
+            running: the needs of the requests that run.
 
         Raises:
             CacheMemoryError: the request needs more than the limit of a device.
         """
         needs: Counter[str] = Counter()
+        reserved = _sum(running)
         for member in members:
             backend = member.backend
             if isinstance(backend, SupportsPlacement):
@@ -53,10 +62,14 @@ class CacheBudget:
                     _check_cache(member.name, backend.cache_bytes(longest), limit, config)
                     needs[cache], self._limits[cache] = min(needed, limit), limit
                     continue
-                needs[backend.device] += needed
-                if backend.device not in self._limits:
-                    limit = backend.free_bytes() // 2 if self._limit is None else self._limit
-                    self._limits.setdefault(backend.device, limit)
+                device = backend.device
+                if self._limit is not None:
+                    self._limits[device] = self._limit
+                elif device not in needs:
+                    free = backend.free_bytes()
+                    least, most = free // 2, (free + reserved[device]) // 2
+                    self._limits[device] = min(max(self._limits.get(device, 0), least), most)
+                needs[device] += needed
         for device, needed in needs.items():
             if needed > self._limits[device]:
                 raise CacheMemoryError(
@@ -73,10 +86,15 @@ class CacheBudget:
 
     def use(self, requests: Iterable[Needs]) -> dict[str, tuple[int, int]]:
         """Return the bytes that requests reserve on each device, and the device's limit."""
-        total: Counter[str] = Counter()
-        for needs in requests:
-            total.update(needs)
+        total = _sum(requests)
         return {device: (total[device], limit) for device, limit in self._limits.copy().items()}
+
+
+def _sum(requests: Iterable[Needs]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for needs in requests:
+        total.update(needs)
+    return total
 
 
 def _check_cache(name: str, needed: int, limit: int, config: AdaFuseConfig) -> None:

@@ -240,10 +240,15 @@ class Scheduler:
         return 0 if coordinator is None else coordinator.waiting
 
     @property
+    def needs(self) -> Sequence[Needs]:
+        """The needs of the jobs that are running."""
+        coordinator = self._coordinator
+        return () if coordinator is None else coordinator.needs
+
+    @property
     def cache_use(self) -> dict[str, tuple[int, int]]:
         """Bytes that running jobs reserve on each device, and the device's limit."""
-        coordinator = self._coordinator
-        return self.budget.use(() if coordinator is None else coordinator.needs)
+        return self.budget.use(self.needs)
 
     @property
     def closed(self) -> bool:
@@ -492,7 +497,7 @@ class _Coordinator(threading.Thread):
             is_blocked = too_large and too_large[0].overtaken >= most  # the oldest, most often
             if is_blocked or len(used) >= most or len(too_large) >= most:
                 break
-            if budget.fits([job.needs, *used]):
+            if not used or budget.fits([job.needs, *used]):  # a limit may fall while a job waits
                 for each in too_large:
                     each.overtaken += 1
                 startable.append(job)

@@ -109,7 +109,8 @@ async def _complete(
 def _check(service: Service, asked: ServedRequest, cancel: threading.Event) -> None:
     """Check that the members can follow the grammar of a request."""
     engine, options = service.resolve(asked.model, asked.strategy, asked.options)
-    engine.check_grammar(cancel=cancel, **service.check_limits(engine, options))
+    with isolated(cancel):
+        engine.check_grammar(**service.check_limits(engine, options))
 
 
 def _open(
@@ -136,9 +137,7 @@ def _open(
         length_option=asked.given.get("max_new_tokens", "max_tokens"),
     )
     try:
-        with isolated(engine.runtime.grammar_isolation, cancel):
-            check = partial(engine.check_grammar, cancel=cancel)
-            options, problem = enforced(engine, asked.form, options, asked.enforce, check=check)
+        options, problem = enforced(engine, asked.form, options, asked.enforce, cancel=cancel)
     except (InvalidOptionError, MissingDependencyError) as error:
         named = "response_format" if asked.echoed is None else "text.format"
         raise invalid(str(error), named if asked.form.schema is not None else "tools") from error

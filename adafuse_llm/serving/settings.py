@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.text.isolation import CAN_ISOLATE
 
 VARIABLE: Final = "ADAFUSE_SERVER_KEYS"
 """Environment variable with API keys, separated by commas."""
@@ -20,10 +19,7 @@ MAX_WAITING: Final = 256
 """Default of `RuntimeConfig.max_waiting` in a server. Clients can try again, so fewer requests wait
 than elsewhere."""
 
-RUNTIME: Final[Mapping[str, Any]] = {
-    "max_waiting": MAX_WAITING,
-    "grammar_isolation": CAN_ISOLATE,
-}
+RUNTIME: Final[Mapping[str, Any]] = {"max_waiting": MAX_WAITING}
 """Defaults of `RuntimeConfig` in a server."""
 
 REFUSED: Final = {

@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.forks import after_fork
@@ -37,7 +37,7 @@ ANCHORS = ("", "\n", "a", ".", " a")
 start of a text. The first of these texts that gives an exact encoding is used."""
 
 RENDER_SECONDS = 5.0
-"""Maximum seconds for which a chat template may render one conversation."""
+"""Maximum CPU time in seconds for which a chat template may render one conversation."""
 
 CACHED_TEXTS = 1_000
 """Number of texts whose tokens a tokenizer's model may cache.
@@ -55,6 +55,7 @@ _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*
 _NO_MARKS = re.compile("(?!)")
 AT_START = ReplyStart()
 
+T = TypeVar("T")
 Render = Callable[..., str]
 """A function that renders messages and, if they are given, tools."""
 
@@ -250,11 +251,7 @@ class TokenizerCodec:
         The first use renders a short conversation several times.
         """
         if self._tool_form is None:  # several threads may find the same form at the same time
-            try:
-                form = run_within(RENDER_SECONDS, lambda: find_form(self._render))
-            except TimeoutError:
-                form = None
-            self._tool_form = (form,)
+            self._tool_form = (_rendered_within(lambda: find_form(self._render)),)
         return self._tool_form[0]
 
     @property
@@ -358,10 +355,7 @@ class TokenizerCodec:
         if conversation.has_system or not (conversation.tools or conversation.instructions):
             return ""
         render = self._template(conversation, variables)
-        try:
-            return run_within(RENDER_SECONDS, lambda: default_system(render))
-        except TimeoutError:
-            return ""
+        return _rendered_within(lambda: default_system(render))
 
     def _template(self, conversation: Conversation, variables: Mapping[str, Any]) -> Render:
         """Return the function that renders a conversation for its reply."""
@@ -381,10 +375,7 @@ class TokenizerCodec:
         Return None if the template does not accept the conversation in this form, or changes the
         marks of control tokens that messages spell out, so that these would not stay text.
         """
-        try:
-            rendered = run_within(RENDER_SECONDS, lambda: render_tools(conversation, form, render))
-        except TimeoutError:
-            return None
+        rendered = _rendered_within(lambda: render_tools(conversation, form, render))
         if rendered is None:
             return None
         tokens, harmless = (self._encode_rendered(text, marks) for text in rendered)
@@ -546,14 +537,7 @@ class TokenizerCodec:
         Raises:
             InvalidInputError: the template accepts no form, or takes longer than `RENDER_SECONDS`.
         """
-        try:
-            return run_within(RENDER_SECONDS, lambda: render(fit(messages, render)))
-        except TimeoutError as error:
-            raise InvalidInputError(
-                "the chat template was stopped, because it rendered these messages for more than "
-                f"{RENDER_SECONDS:g} seconds. Send fewer messages, check the template for endless "
-                "loops, or use another member."
-            ) from error
+        return _rendered_within(lambda: render(fit(messages, render)))
 
     def _render(
         self,
@@ -568,6 +552,22 @@ class TokenizerCodec:
             messages, tokenize=False, add_generation_prompt=opens_reply, **options
         )
         return str(text)
+
+
+def _rendered_within(work: Callable[[], T]) -> T:
+    """Return the result of rendering.
+
+    Raises:
+        InvalidInputError: it takes longer than `RENDER_SECONDS`.
+    """
+    try:
+        return run_within(RENDER_SECONDS, work)
+    except TimeoutError as error:
+        raise InvalidInputError(
+            "the chat template was stopped, because it rendered these messages for more than "
+            f"{RENDER_SECONDS:g} seconds. Send fewer messages, check the template for endless "
+            "loops, or use another member."
+        ) from error
 
 
 def _unused_mark(conversation: Conversation) -> str:

@@ -13,7 +13,6 @@ before a reply to messages. This is the *lead* of its grammar.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import time
@@ -36,15 +35,13 @@ from adafuse_llm.text.closing import (
 )
 from adafuse_llm.text.depth import check_grammar, check_regex, check_schema
 from adafuse_llm.text.grammar_cache import GrammarCache
-from adafuse_llm.text.isolation import TrialTokens, try_grammar
+from adafuse_llm.text.isolation import try_grammar
 from adafuse_llm.text.matchers import (
-    BYTES_PER_CHARACTER,
-    BYTES_PER_FUEL,
     HEADER,
     byte_tokenizer,
     compiled,
     is_consumed,
-    lexer_fuel,
+    is_usable,
     llguidance,
     next_bytes,
     too_complex,
@@ -98,13 +95,11 @@ class Grammar:
 
     Attributes:
         begins_with_space: whether a response may begin with whitespace.
-        tried: the vocabularies with which the grammar was tried.
     """
 
     def __init__(self, option: str, body: str, literals: Iterable[str] = ()) -> None:
         self.option = option
         self.literals = frozenset(literals)
-        self.tried: set[str] = set()
         self._body = body
         lark = self.lark()
         try:
@@ -145,36 +140,15 @@ class Grammar:
         return GrammarText(self._start, closing=self._closing)
 
     @property
-    def size(self) -> int | None:
-        """Bytes that the compiled grammar takes; None if it is of no more use."""
-        return _Compiled(self._start, self._body).size
+    def is_usable(self) -> bool:
+        """Whether its lexer has not reached a limit."""
+        return is_usable(self._start)
 
     def lark(self, lead: str = NO_LEAD) -> str:
         """Return the grammar of a lead and a response."""
         if not lead:
             return f"{HEADER}\n{self._body}"
         return f"{HEADER}\nstart: {lead}response\nresponse: %lark {{\n{self._body}\n}}\n"
-
-
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """A compiled grammar.
-
-    Attributes:
-        matcher: its state at the start of a text. It is only copied.
-        lark: the grammar.
-    """
-
-    matcher: Any
-    lark: str
-
-    @property
-    def size(self) -> int | None:
-        """Bytes that the grammar takes with all copies of the matcher; None if it has failed."""
-        fuel = lexer_fuel(self.matcher)
-        if fuel is None:
-            return None
-        return BYTES_PER_FUEL * fuel + BYTES_PER_CHARACTER * len(self.lark)
 
 
 def _grammar(option: str, source: str) -> Grammar:
@@ -193,7 +167,7 @@ def _grammar(option: str, source: str) -> Grammar:
     return Grammar(option, _without_header(source), _QUOTED.findall(source))
 
 
-_grammars: GrammarCache[Grammar] = GrammarCache(lambda grammar: grammar.size)
+_grammars: GrammarCache[Grammar] = GrammarCache(lambda grammar: grammar.is_usable)
 
 
 def _literals(schema: Any) -> Iterator[str]:
@@ -348,6 +322,10 @@ class GrammarText:
         self._spare_seconds = min(self._spare_seconds, max(expires - time.thread_time(), 0))
         return found.decode() if isinstance(found, bytes) else None
 
+    def copy(self) -> GrammarText:
+        """Return an empty response with the same beginning."""
+        return GrammarText(self._first, self.begun, self._closings.get(""))
+
     def begun_with(self, text: str) -> GrammarText:
         """Return a response that follows `text`, or this response if the grammar forbids it."""
         state = self._after(text)
@@ -383,7 +361,7 @@ class GrammarVocabulary:
         self._usable = _bits(usable)
         read = (bytes(tokenizer.decode_bytes([token])) for token in usable)
         self._characters = {text for text in read if len(text) <= MAX_CHARACTER_BYTES}
-        self._matchers: GrammarCache[_Compiled] = GrammarCache(lambda known: known.size)
+        self._matchers: GrammarCache[Any] = GrammarCache(is_usable)
 
     def _reads(self, token: int, text: str) -> bool:
         """Return whether llguidance reads a token as the text that the member's codec decodes."""
@@ -401,30 +379,19 @@ class GrammarVocabulary:
         """
         self._check_characters(grammar)
         lark = grammar.lark(lead)
-        state = self._matchers.get(lark, partial(self._compiled, grammar, lark)).matcher.deep_copy()
+        state = self._matchers.get(lark, partial(self._compiled, grammar, lark)).deep_copy()
         consumed = state.consume_tokens(self.encode(begun)) if begun else True
         assert consumed, f"the grammar does not allow {begun!r}"
         return state
 
-    def _compiled(self, grammar: Grammar, lark: str) -> _Compiled:
-        where = f"option {grammar.option!r}, member {self.name!r}"
-        try:
-            if self._trial_tokens.key not in grammar.tried:  # with whatever lead
-                try_grammar(lark, self._trial_tokens)
-                grammar.tried.add(self._trial_tokens.key)
-        except GrammarError as error:
-            raise GrammarError(f"{where}: {error}") from None
+    def _compiled(self, grammar: Grammar, lark: str) -> Any:
         matcher = compiled(self._tokenizer, lark)
         if matcher.is_error():
-            raise GrammarError(f"{where}: {_reason(matcher.get_error(), grammar.option)}")
-        return _Compiled(matcher, lark)
-
-    @functools.cached_property
-    def _trial_tokens(self) -> TrialTokens:
-        ids = range(self._tokenizer.vocab_size)
-        tokens = [bytes(self._tokenizer.decode_bytes([token])) for token in ids]
-        special = [token for token in ids if self._tokenizer.is_special_token(token)]
-        return TrialTokens(tokens, special, tuple(self._tokenizer.eos_tokens))
+            raise GrammarError(
+                f"option {grammar.option!r}, member {self.name!r}: "
+                f"{_reason(matcher.get_error(), grammar.option)}"
+            )
+        return matcher
 
     def _check_characters(self, grammar: Grammar) -> None:
         """Check that the member has tokens for the grammar's literal characters."""

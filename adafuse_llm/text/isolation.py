@@ -1,132 +1,78 @@
 """Grammars that are tried in another process before they are compiled here.
 
 llguidance is native code. A hostile grammar can crash it, keep it busy, or fill the memory. Inside
-`isolated`, `try_grammar` compiles a grammar in a child process first. This process has limits of
-time, memory and stack, so what it survives is harmless here.
+`isolated`, `try_grammar` compiles a new grammar in a process of its own first. That process has
+limits of time, memory and stack, so what it survives is harmless here. It knows no member: its
+tokens are the 256 bytes. Limits of llguidance bound what a member's vocabulary adds.
 
-The first trial starts a helper process. It has the members' vocabularies, and it forks a child for
-each trial. This takes a few milliseconds. The helper itself never compiles a grammar. If it dies,
-the next trial starts another one. It ends with this process.
+    request ── python -c ── compile, search for a text, exit
 
-Nearly all grammars are *quick*: their trial takes a few hundredths of a second. A trial that is not
-over by then ends, and starts again as a *slow* one with more time. Slow trials are less urgent than
-everything else, few of them run at the same time, and few may wait. So they hold up no quick ones,
-however many a client sends.
-
-    request ── socket ── helper ── fork ── child: compile, search for a text, exit
+If this process cannot start another one, it logs a warning once, and compiles grammars untried.
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
 import hashlib
 import json
+import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing import spawn
-from multiprocessing.connection import Connection
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from adafuse_llm.errors import (
     GrammarError,
-    InvalidOptionError,
     QueueFullError,
     RequestCancelledError,
     RequestTimeoutError,
 )
 from adafuse_llm.forks import after_fork
+from adafuse_llm.text.grammar_trial import (
+    FOUND,
+    MAX_BYTES,
+    MAX_CPU_SECONDS,
+    OUT_OF_MEMORY,
+    READY,
+    REFUSED,
+)
 
-QUICK_CPU_SECONDS: Final = 0.25
-"""Maximum CPU time of a quick trial in seconds. Trials of common schemas take 0.01 to 0.05."""
-
-MAX_CPU_SECONDS: Final = 2
-"""Maximum CPU time of a slow trial in seconds."""
+logger = logging.getLogger(__name__)
 
 MAX_WAIT_SECONDS: Final = 30.0
 """Maximum seconds that the trials of a request take and wait together, if the machine is busy."""
 
-MAX_BYTES: Final = 128 * 2**20
-"""Maximum memory of a trial, in addition to that of the helper. macOS does not enforce it."""
-
-STACK_BYTES: Final = 4 * 2**20
-"""Stack of a trial. Threads of the main process have 8 MiB or more, so they have twice as much."""
-
 MAX_TRIALS: Final = 16
 """Maximum number of trials at the same time, and of threads that check grammars."""
 
-MAX_SLOW_TRIALS: Final = 2
-"""Maximum number of slow trials at the same time."""
-
-MAX_SLOW_REQUESTS: Final = 8
-"""Maximum number of requests whose slow trials run or wait. Others are refused. This is less than
-`MAX_TRIALS`, so some threads always have time for quick trials."""
+MAX_VERDICTS: Final = 1_000
+"""Maximum number of harmless grammars that are remembered, so that they are not tried again."""
 
 POLL_SECONDS: Final = 0.05
 """Seconds after which a cancelled request is noticed."""
 
-OUT_OF_MEMORY: Final = 3
-"""Exit code of a trial without memory."""
+MARK: Final = "ADAFUSE_GRAMMAR_TRIAL"
+"""Environment variable of trials. A process that has it starts none, in case the interpreter
+is an application that runs itself again."""
 
-FOUND: Final = "found"
-REFUSED: Final = "refused"
-DIED: Final = "died"
-"""First words of the answers of trials. The text, the reason or the exit code follows."""
-
-BOOTSTRAP: Final = (
-    "import json, sys; "
-    "sys.path[:] = json.loads(sys.argv[2]); "
-    "from adafuse_llm.text.isolation_helper import serve; "
-    "serve(int(sys.argv[1]))"
-)
-
-
-CAN_ISOLATE: Final = hasattr(os, "fork") and hasattr(socket, "send_fds")
-"""Whether this system has what trials need, as Linux and macOS have."""
-
-
-def check_isolation() -> None:
-    """Check that this system can isolate grammars.
-
-    Raises:
-        InvalidOptionError: it cannot.
-    """
-    if not CAN_ISOLATE:
-        raise InvalidOptionError(
-            "option 'grammar_isolation': this system has no fork, which this option needs; got "
-            "True. Set it to False, and do not accept grammars from strangers."
-        )
-
-
-@dataclass(frozen=True)
-class TrialTokens:
-    """The tokens of a vocabulary, for trials.
-
-    Attributes:
-        tokens: the bytes of each token.
-        special: ids of the special tokens.
-        ends: ids of the tokens that end a response.
-    """
-
-    tokens: Sequence[bytes]
-    special: Sequence[int]
-    ends: Sequence[int]
-
-    @functools.cached_property
-    def key(self) -> str:
-        """A text that differs for different vocabularies."""
-        content = repr((self.tokens, self.special, self.ends)).encode()
-        return hashlib.sha256(content).hexdigest()
+BOOTSTRAP: Final = """
+import json, sys, types
+folder, search, sys.path[:] = json.loads(sys.argv[1])
+package = sys.modules["adafuse_llm"] = types.ModuleType("adafuse_llm")
+package.__path__ = [folder]  # without the imports of the package, which take longer than a trial
+from adafuse_llm.text.grammar_trial import main
+main(search=search)
+"""
 
 
 @dataclass(frozen=True)
@@ -157,43 +103,34 @@ class _Request:
                 "machine is busy. Simplify the grammar, or try again later."
             )
 
-    def enter(self, places: threading.Semaphore) -> None:
-        """Wait for a place."""
-        while not places.acquire(timeout=POLL_SECONDS):
-            self.check()
-
 
 _request: ContextVar[_Request | None] = ContextVar("request", default=None)
 
 
 @contextmanager
-def isolated(
-    is_on: bool, cancel: threading.Event | None = None, timeout: float | None = None
-) -> Iterator[None]:
+def isolated(cancel: threading.Event | None = None, timeout: float | None = None) -> Iterator[None]:
     """Try the grammars that are compiled inside this context in another process first.
 
+    Inside another such context, only the limits of the outer one count.
+
     Args:
-        is_on: whether to do this.
         cancel: flag that ends the trials.
         timeout: seconds after which they end.
     """
     now = time.monotonic()
     expires = None if timeout is None else now + timeout
-    token = _request.set(_Request(cancel, expires, now + MAX_WAIT_SECONDS) if is_on else None)
+    token = _request.set(_request.get() or _Request(cancel, expires, now + MAX_WAIT_SECONDS))
     try:
         yield
     finally:
         _request.reset(token)
 
 
-def try_grammar(
-    lark: str, tokens: TrialTokens | None = None, *, search: bool = False
-) -> str | None:
+def try_grammar(lark: str, *, search: bool = False) -> str | None:
     """Try a grammar in another process, if this is inside `isolated`.
 
     Args:
         lark: the grammar.
-        tokens: a member's vocabulary; None for bytes.
         search: whether to search for a text that fits the grammar, too.
 
     Returns:
@@ -202,73 +139,12 @@ def try_grammar(
 
     Raises:
         GrammarError: the grammar is harmful, or no text fits it.
-        QueueFullError: the machine is too busy, or too many slow trials wait.
+        QueueFullError: the machine is too busy.
         RequestCancelledError: the request was cancelled.
         RequestTimeoutError: the time of the request is over.
     """
     request = _request.get()
-    if request is None:
-        return None
-    return _trials.run(request, lark, tokens, search=search)
-
-
-class _Helper:
-    """The process that forks children for trials."""
-
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair()
-        self._sending = threading.Lock()
-        self.known: set[str] = set()
-        with theirs:
-            self.process = subprocess.Popen(  # noqa: S603  # this interpreter, and our own code
-                [
-                    os.fsdecode(spawn.get_executable()),
-                    "-c",
-                    BOOTSTRAP,
-                    str(theirs.fileno()),
-                    json.dumps(sys.path),
-                ],
-                pass_fds=[theirs.fileno()],
-                # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
-                env={**os.environ, "MALLOC_ARENA_MAX": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # native code reports its failures there
-            )
-
-    def ask(self, message: Any) -> Connection:
-        """Send a message, and return the connection to its answer.
-
-        Raises:
-            OSError: the helper has died.
-        """
-        ours, theirs = socket.socketpair()
-        connection = Connection(ours.detach())
-        try:
-            with theirs, self._sending:
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-            connection.send(message)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def learn(self, tokens: TrialTokens) -> None:
-        """Tell the helper a vocabulary."""
-        if tokens.key not in self.known:
-            with self.ask(tokens) as connection:
-                connection.recv_bytes()
-            self.known.add(tokens.key)
-
-    def leave(self) -> None:
-        """Forget the helper in a forked process, to which it does not belong."""
-        self._control.close()
-
-    def close(self) -> None:
-        """End the helper and its children."""
-        self._control.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(MAX_CPU_SECONDS)
+    return None if request is None else _trials.run(request, lark, search=search)
 
 
 def grammar_threads() -> ThreadPoolExecutor:
@@ -279,125 +155,130 @@ def grammar_threads() -> ThreadPoolExecutor:
     return _trials.threads
 
 
-class _TooSlow(Exception):  # noqa: N818  # never leaves this module
-    """A trial was not quick."""
-
-
 class _Trials:
-    """The helper of this process, how many trials it may run, and threads that wait for them."""
+    """The trials of this process, what they found, and threads that wait for them.
+
+    Attributes:
+        can_start: whether a trial has started.
+    """
 
     def __init__(self) -> None:
-        self._helper: _Helper | None = None
+        self.can_start = False
+        self._has_warned = False
+        self._found: OrderedDict[bytes, str] = OrderedDict()
         after_fork(self._renew)
 
     def _renew(self) -> None:
-        if self._helper is not None:
-            self._helper.leave()
-        self._helper = None
-        self._starting = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_TRIALS)
-        self._slow_places = threading.BoundedSemaphore(MAX_SLOW_TRIALS)
-        self._slow_requests = threading.BoundedSemaphore(MAX_SLOW_REQUESTS)
         self.threads = ThreadPoolExecutor(MAX_TRIALS, "adafuse grammars")
 
-    def run(self, request: _Request, lark: str, tokens: TrialTokens | None, *, search: bool) -> str:
-        """Try a grammar, and return the text that was found.
+    def run(self, request: _Request, lark: str, *, search: bool) -> str | None:
+        """Try a grammar, and return the text that was found, as `try_grammar` does."""
+        key = hashlib.sha256(f"{search}{lark}".encode()).digest()
+        if key in self._found:
+            return self._found[key]
+        places = self._places
+        while not places.acquire(timeout=POLL_SECONDS):
+            request.check()
+        try:
+            code, output = _output(_start(search=search), request, lark)
+        except _NotStarted as error:
+            code, output = str(error), ""
+        finally:
+            places.release()
+        _, ready, answer = output.partition(READY)
+        if not ready:
+            self._note_untried(code if isinstance(code, str) else f"exit code {code}")
+            return None
+        self.can_start = True
+        if answer.startswith(REFUSED):
+            raise GrammarError(answer.removeprefix(REFUSED))
+        if not answer.startswith(FOUND):
+            raise GrammarError(_reason(code))
+        self._found[key] = answer.removeprefix(FOUND)
+        if len(self._found) > MAX_VERDICTS:
+            self._found.popitem(last=False)
+        return answer.removeprefix(FOUND)
+
+    def _note_untried(self, reason: str) -> None:
+        """Note that a trial did not start.
 
         Raises:
-            AdaFuseError: as `try_grammar`.
+            QueueFullError: others have started, so this one may start later.
         """
-        request.enter(self._places)
-        try:
-            return self._tried(request, lark, tokens, search, is_slow=False)
-        except _TooSlow:
-            pass
-        finally:
-            self._places.release()
-        if not self._slow_requests.acquire(blocking=False):
+        if self.can_start:
             raise QueueFullError(
-                f"{MAX_SLOW_REQUESTS} other requests try large grammars. Simplify the grammar, or "
-                "try again later."
+                f"the process that tries the grammar did not start ({reason}). Try again later."
             )
-        try:
-            request.enter(self._slow_places)
-            try:
-                return self._tried(request, lark, tokens, search, is_slow=True)
-            finally:
-                self._slow_places.release()
-        finally:
-            self._slow_requests.release()
-
-    def _tried(
-        self,
-        request: _Request,
-        lark: str,
-        tokens: TrialTokens | None,
-        search: bool,
-        *,
-        is_slow: bool,
-    ) -> str:
-        for _ in range(2):
-            request.check()
-            helper = self._running_helper()
-            try:
-                if tokens is not None:
-                    helper.learn(tokens)
-                key = None if tokens is None else tokens.key
-                with helper.ask((lark, key, search, is_slow)) as connection:
-                    return _answer(connection, request)
-            except RequestTimeoutError:  # which is an OSError, too
-                raise
-            except (OSError, EOFError):
-                self._drop(helper)
-        raise GrammarError("the process that tries grammars has died. Try again.")
-
-    def _running_helper(self) -> _Helper:
-        with self._starting:
-            if self._helper is None:
-                self._helper = _Helper()
-            return self._helper
-
-    def _drop(self, helper: _Helper) -> None:
-        with self._starting:
-            if self._helper is helper:
-                self._helper = None
-                helper.close()
-
-    def close(self) -> None:
-        """End the helper."""
-        if self._helper is not None:
-            self._drop(self._helper)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a grammar is compiled without a trial in another process, because none can be "
+                "started (%s). Do not accept grammars or schemas from strangers",
+                reason,
+            )
 
 
 _trials = _Trials()
-atexit.register(_trials.close)
 
 
-def _answer(connection: Connection, request: _Request) -> str:
-    """Wait for the end of a trial. If the connection is closed before, the trial ends at once.
+class _NotStarted(Exception):  # noqa: N818  # never leaves this module
+    """A trial did not start."""
 
-    Returns:
-        The text that was found.
+
+def _start(*, search: bool) -> subprocess.Popen[bytes]:
+    """Start a trial.
 
     Raises:
-        GrammarError: the grammar is refused.
-        _TooSlow: the trial was not quick.
+        _NotStarted: this is not possible.
     """
-    while not connection.poll(POLL_SECONDS):
-        request.check()
-    kind, _, rest = connection.recv_bytes().decode().partition(" ")
-    if kind == FOUND:
-        return rest
-    if kind == DIED and int(rest) == -signal.SIGPROF:
-        raise _TooSlow
-    raise GrammarError(rest if kind == REFUSED else _reason(int(rest)))
+    if MARK in os.environ or getattr(sys, "frozen", False):
+        raise _NotStarted("this application is no Python interpreter")
+    setting = json.dumps([str(Path(__file__).parents[1]), search, [*map(str, sys.path)]])
+    try:
+        return subprocess.Popen(  # noqa: S603  # this interpreter, and our own code
+            [os.fsdecode(spawn.get_executable() or ""), "-I", "-S", "-c", BOOTSTRAP, setting],
+            # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
+            env={**os.environ, "MALLOC_ARENA_MAX": "1", MARK: "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # native code reports its failures there
+            start_new_session=True,  # Ctrl-C is meant for this process
+        )
+    except OSError as error:
+        raise _NotStarted(str(error)) from error
 
 
-def _reason(code: int) -> str:
+def _output(trial: subprocess.Popen[bytes], request: _Request, lark: str) -> tuple[object, str]:
+    """Give a grammar to a trial, and return its exit code and its output. It ends with the request.
+
+    Raises:
+        AdaFuseError: as `try_grammar`.
+    """
+    with trial as process:
+        output: list[bytes] = []
+        is_over = threading.Event()
+
+        def talk() -> None:
+            output.append(process.communicate(lark.encode())[0])
+            is_over.set()
+
+        threading.Thread(target=talk, name="adafuse trial").start()
+        try:
+            while not is_over.wait(POLL_SECONDS):
+                request.check()
+        finally:  # the wait can be interrupted, too, for example by Ctrl-C
+            process.kill()
+            is_over.wait()
+        return process.returncode, output[0].decode(errors="replace")
+
+
+def _reason(code: object) -> str:
     """Return why a grammar is refused whose trial ended with an exit code."""
-    if code == -signal.SIGXCPU:
+    ended = signal.Signals(-code).name if isinstance(code, int) and code < 0 else code
+    if ended == "SIGXCPU":
         what = f"takes more than {MAX_CPU_SECONDS} seconds of computing"
-    elif code in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL):
+    elif ended in (OUT_OF_MEMORY, "SIGABRT", "SIGKILL"):
         what = f"takes more than {MAX_BYTES // 2**20} MiB of memory"
     else:
         what = "crashes the library llguidance"

@@ -1,10 +1,9 @@
-"""Matchers of llguidance: how grammars are compiled, within which limits, and what they cost."""
+"""Matchers of llguidance: how grammars are compiled, and within which limits."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import re
 from typing import Any
 
 from adafuse_llm.errors import GrammarError, MissingDependencyError, install_command
@@ -18,16 +17,6 @@ states take from 5 to 95 MB."""
 
 MAX_GRAMMAR_SIZE = 100_000
 """Maximum number of symbols in the rules of a compiled grammar."""
-
-BYTES_PER_FUEL = 25
-"""Bytes of memory for each unit of llguidance's counter of a lexer's work. Seven lexers that were
-measured take from 2 to 24."""
-
-BYTES_PER_CHARACTER = 70
-"""Bytes of memory for each character of a grammar that is compiled."""
-
-_NO_TOKEN = 2**31 - 1
-_FUEL = re.compile(r'"lexer_cost": (\d+)')
 
 
 def is_available() -> bool:
@@ -89,25 +78,14 @@ def compiled(tokenizer: Any, lark: str) -> Any:
     return llguidance().LLMatcher(tokenizer, lark, log_level=0, limits=_limits())
 
 
-def lexer_fuel(matcher: Any) -> int | None:
-    """Return the work that a matcher's lexer has done, as llguidance counts it.
+def is_usable(matcher: Any) -> bool:
+    """Return whether a matcher can be copied and used. Its lexer may have reached a limit since.
 
-    The lexer belongs to the matcher and all its copies. It keeps the result of its work, so the
-    work tells the memory that the lexer takes.
-
-    Args:
-        matcher: the matcher. It is not changed.
-
-    Returns:
-        The work; None if the matcher has failed, for example because its lexer has too many states.
+    The lexer belongs to the matcher and all its copies.
     """
     copy = matcher.deep_copy()
-    copy.compute_bitmask()  # updates the counter
-    if copy.is_error():
-        return None
-    copy.consume_token(_NO_TOKEN)  # only the error of a matcher tells its state
-    found = _FUEL.search(copy.get_error())
-    return int(found[1]) if found else 0
+    copy.compute_bitmask()
+    return not copy.is_error()
 
 
 def next_bytes(state: Any) -> bytes:

@@ -13,12 +13,19 @@ from adafuse_llm.text.reply_start import mixed_reasoning, template_facts
 
 logger = logging.getLogger(__name__)
 
+FRAME_TOKENS = 50
+"""Number of tokens that chat templates write after the last message, at most in general."""
+
+MAX_READ = 100_000
+"""Maximum number of texts that are remembered, so that they are not read again."""
+
 
 class PromptWarnings:
     """Warnings of one engine. Members are named by the keys of the codecs."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
+        self._read: set[int] = set()
 
     def check_members(
         self,
@@ -91,15 +98,22 @@ class PromptWarnings:
     ) -> None:
         """Log a warning if a member reads one of the texts in its prompt differently.
 
-        A text whose characters are all in the decoded tokens is unchanged. Another text may be
-        missing for another reason, such as a template that omits it, so it is encoded alone.
+        Texts of earlier requests are not read again. New ones are usually the last. A text whose
+        characters are all in the decoded tokens is unchanged. Another text may be missing for
+        another reason, such as a template that omits it, so it is encoded alone.
         """
         key = f"exact {name}"
-        if key in self._said:
+        new = {hash((name, text)): text.strip() for text in texts if text.strip()}
+        new = {number: text for number, text in new.items() if number not in self._read}
+        if key in self._said or not new:
             return
-        read = codec.decode_continuation((), ids)
-        missing = (text.strip() for text in texts if text.strip() not in read)
+        last = sum(len(text.encode()) for text in new.values()) + FRAME_TOKENS
+        read = codec.decode_continuation((), ids[-last:])
+        missing = (text for text in new.values() if text not in read)
         change = next(filter(None, (change_of(codec, text) for text in missing)), None)
+        if len(self._read) > MAX_READ:
+            self._read.clear()
+        self._read.update(new)
         if change and self._is_new(key):
             logger.warning(
                 "member %r does not read exactly the given prompt, because its tokenizer changes "

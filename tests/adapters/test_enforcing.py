@@ -19,16 +19,16 @@ CLOSED = {**SCHEMA, "additionalProperties": False}
 NO_CALLS = ReplyForm(tools=[Tool("add", "", {})], choice="none")
 
 
-def engine(**options: Any) -> AdaFuseEngine:
-    return AdaFuseEngine([FakeBackend("one", lambda _: {"a": 1.0})], AdaFuseConfig(**options))
+class Checks(AdaFuseEngine):
+    """An engine that follows every grammar, or none."""
 
+    def __init__(self, *, fits: bool = True, **options: Any) -> None:
+        super().__init__([FakeBackend("one", lambda _: {"a": 1.0})], AdaFuseConfig(**options))
+        self.fits = fits
 
-def fits(**_: Any) -> None:
-    """Every grammar can be followed."""
-
-
-def fails(**_: Any) -> None:
-    raise GrammarError("no")
+    def check_grammar(self, **_: Any) -> None:
+        if not self.fits:
+            raise GrammarError("no")
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def fails(**_: Any) -> None:
 def test_the_options_that_enforce_a_form(
     own: Any, form: ReplyForm, options: Any, enforce: Enforce, expected: Any
 ) -> None:
-    assert enforced(engine(**own), form, options, enforce, check=fits) == (expected, "")
+    assert enforced(Checks(**own), form, options, enforce) == (expected, "")
 
 
 def test_a_form_that_cannot_be_enforced_is_described_or_an_error() -> None:
-    assert enforced(engine(), OBJECT, {"n": 1}, "auto", check=fails) == ({"n": 1}, "no")
+    assert enforced(Checks(fits=False), OBJECT, {"n": 1}, "auto") == ({"n": 1}, "no")
     with pytest.raises(GrammarError, match="no"):
-        enforced(engine(), OBJECT, {}, True, check=fails)
+        enforced(Checks(fits=False), OBJECT, {}, True)

@@ -30,9 +30,16 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     assert lines[6].startswith("F: ")
     assert '" Brook"' in rounds[1]
     assert 'over " Stone"' in rounds[1]
-    assert lines[lines.index("Sources") + 1].startswith("[1] mill.md: The mill Ada Brook")
+    assert lines[lines.index("Sources") + 1].startswith("[1] mill.md (")
     assert lines[-2].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 ")
     assert " · strategy adafuse · " in " ".join(lines[-2:])
+
+
+def test_a_weak_best_passage_is_a_hint(adafuse, fakes, docs):
+    weak = adafuse("ask", "Which chess club uses the mill?", "--docs", docs).stdout
+    assert "lacks most words" in weak
+    assert "chess" in weak.partition("lacks most words")[2]
+    assert "lacks" not in adafuse("ask", "Who founded the mill?", "--docs", docs).stdout
 
 
 @pytest.mark.quick

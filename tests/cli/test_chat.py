@@ -3,6 +3,8 @@
 import os
 import select
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -31,6 +33,20 @@ def test_a_pipe_gets_only_the_answers(adafuse, fakes, asked):
     assert result.stdout == "Ada Brook did\nAda Brook did\n"
     start = [("system", "Be brief."), ("user", "Who did?\nQuick")]
     assert asked == [start, [*start, ("assistant", "Ada Brook did"), ("user", "And then?")]]
+
+
+@pytest.mark.quick
+def test_questions_come_with_passages_of_documents_and_history_without(
+    adafuse, fakes, asked, tmp_path
+):
+    (tmp_path / "mill.md").write_text("# Mill\n\nAda Brook founded it.")
+    result = adafuse("chat", "--docs", tmp_path, input="Who founded the mill?\nAnd then?\n")
+    assert result.exit_code == 0, result.output
+    (first,), (before, _, second) = asked
+    assert "[1] # Mill\n\nAda Brook founded it." in first[1]
+    assert before[1] == "Who founded the mill?"
+    assert "Ada Brook founded it." in second[1]  # found by the question before
+    assert second[1].endswith("Question: And then?")
 
 
 @pytest.mark.quick
@@ -71,6 +87,54 @@ def test_a_message_that_fails_is_not_kept(adafuse, members, asked):
     assert result.stderr.count("error:") == 1
     assert [len(call) for call in asked] == [1, 1]
     assert len(result.stdout.splitlines()) >= 1
+
+
+CHAT = """
+import fcntl, sys, termios, time
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from adafuse_llm.cli import chat
+from adafuse_llm.cli.terminal import cancel_on_interrupt
+for line in chat._lines(lambda: None):
+    with cancel_on_interrupt():
+        print("ASKED", repr(line), flush=True)
+        time.sleep(0.5)
+        print("ANSWERED", flush=True)
+"""
+
+
+@pytest.mark.parametrize("paste", [b"one\ntwo\n\nthree", b"\x1b[200~one\rtwo\r\rthree\x1b[201~"])
+def test_pasted_lines_are_one_message_and_typing_stays_out_of_the_answer(paste):
+    pty = pytest.importorskip("pty")
+    pytest.importorskip("readline")
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHAT],
+        stdin=follower,
+        stdout=follower,
+        env={**os.environ, "TERM": "xterm"},
+        start_new_session=True,
+    )
+    os.close(follower)
+    shown = b""
+
+    def read_until(text):
+        nonlocal shown
+        while text not in shown:
+            shown += os.read(leader, 4096)
+        before, _, shown = shown.partition(text)
+        return before
+
+    read_until(b"> ")
+    os.write(leader, paste)
+    read_until(b"three")
+    os.write(leader, b"\n")
+    read_until(b"ASKED")
+    assert read_until(b"\r\n").strip() == b"'one\\ntwo\\n\\nthree'"
+    os.write(leader, b"typed too early\n")
+    assert read_until(b"ANSWERED") == b""
+    assert b"'typed too early'" in read_until(b"ANSWERED")
+    os.close(leader)
+    process.wait(timeout=30)
 
 
 @pytest.mark.slow

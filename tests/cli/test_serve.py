@@ -15,7 +15,6 @@ from adafuse_llm.cli import serve
 from adafuse_llm.cli.serve import NOT_ENFORCED
 from adafuse_llm.errors import install_command
 from adafuse_llm.serving.settings import VARIABLE, read_keys
-from adafuse_llm.text.isolation import CAN_ISOLATE
 
 pytest.importorskip("starlette", reason="needs the extra [serve]")
 
@@ -66,7 +65,6 @@ def test_flags_override_the_file_which_overrides_the_defaults(adafuse, runs, fak
         drafting=False,
         cache_bytes=1000,
         max_waiting=256,
-        grammar_isolation=CAN_ISOLATE,
     )
     assert (fakes[0]["config"].max_words, fakes[0]["config"].margin_threshold) == (2, 0.5)
     url = f"http://127.0.0.1:{runs[0]['port']}"

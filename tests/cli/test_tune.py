@@ -6,6 +6,7 @@ import signal
 import pytest
 import yaml
 
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.loading.config_file import read_config
 
@@ -38,6 +39,21 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     assert "10 questions show no difference between the ensemble and its best member, wren" in text
     assert read_config(tmp_path / "tuned.yaml").options == told["written"]
     assert len(fakes) == 1
+
+
+def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes, monkeypatch):
+    (tmp_path / "mill.md").write_text("Ada Brook founded mill 7.")
+    asked = []
+    decode = AdaFuseEngine.generate
+    monkeypatch.setattr(
+        AdaFuseEngine,
+        "generate",
+        lambda self, *given, **options: asked.append(options) or decode(self, *given, **options),
+    )
+    result = adafuse(*job, "--docs", tmp_path / "mill.md")
+    assert result.exit_code == 0, result.output
+    assert asked
+    assert all("founded mill 7." in each["messages"][0]["content"] for each in asked)
 
 
 def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path, monkeypatch):
@@ -108,8 +124,9 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--held-out", "0.1"], "too few questions: 20 give 18 for the search and 2 held-out"),
+        (["--held-out", "0.1"], "needs 95 different questions"),
         (["--use", "wren"], "at least two members; got wren"),
+        (["--docs", ".", "--template", "{question}?"], "leave out --prompts and --template"),
         (["--strategy", "single"], "strategy 'single' has no options to tune"),
         (["--metric", "number_"], "Did you mean 'number'"),
     ],

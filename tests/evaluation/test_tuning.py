@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -20,7 +21,7 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.evaluation import tune
-from adafuse_llm.evaluation.tuning import Question, Trial, Tuning, best, divide
+from adafuse_llm.evaluation.tuning import Question, Trial, Tuning, best, divide, read_questions
 
 
 def knows(name, known, sure=0.9):
@@ -122,6 +123,13 @@ def test_the_division_depends_only_on_the_seed():
     assert sorted([*search_part, *test_part], key=lambda each: each.number) == items
     assert divide(items, 0.4, seed=5) == (search_part, test_part)
     assert divide(items, 0.4, seed=6) != (search_part, test_part)
+
+
+def test_a_repeated_question_of_a_file_is_left_out_with_a_warning(caplog):
+    lines = [json.dumps({"question": each, "answer": "x"}) for each in ("a", "b", " a", "b")]
+    found = read_questions("\n".join(lines).encode(), "{question}")
+    assert [each.number for each in found] == [1, 2]
+    assert "3, 4" in caplog.text
 
 
 def test_equal_questions_are_in_the_same_part():
@@ -244,8 +252,8 @@ def test_the_cheapest_of_the_best_settings_is_selected():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"items": questions(19)}, InvalidInputError, "too few questions: 19"),
-        ({"held_out": 0.1}, InvalidInputError, "4 held-out ones"),
+        ({"items": questions(19)}, InvalidInputError, "needs 20 .*got 19"),
+        ({"held_out": 0.1}, InvalidInputError, "needs 95 .*change held_out"),
         ({"held_out": 1.0}, InvalidOptionError, "between 0 and 1"),
         ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
         ({"fixed": {"max_words": 0}}, InvalidOptionError, "max_words"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import (
+    AdaFuseConfig,
     AdaFuseEngine,
     CacheMemoryError,
     EngineClosedError,
@@ -27,6 +29,7 @@ from adafuse_llm.backends import FakeBackend, NodeQuery
 from adafuse_llm.backends.fake import END
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.member import Member, MemberQuery
+from adafuse_llm.request import Checked
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
@@ -214,14 +217,35 @@ def test_a_request_that_does_not_fit_is_an_error_before_anything_is_computed():
         assert engine.generate("x", **fewer).text == " ." * 6
 
 
-def test_the_default_limit_is_half_of_the_memory_that_is_free_at_first():
+def test_the_default_limit_is_half_of_the_memory_that_is_free_now():
     member = FakeBackend("dots", counting, bytes_per_token=1, free=20)
     with AdaFuseEngine([member]) as engine:
-        member.free = 18
         engine.generate("x", **FEW)
-        member.free = 1000
+        member.free = 18
         with pytest.raises(CacheMemoryError, match="9 are allowed"):
             engine.generate("xx", **FEW)
+        member.free = 1000
+        assert engine.generate("xx", **FEW).text
+
+
+def test_the_default_limit_counts_what_running_requests_may_hold():
+    member = FakeBackend("dots", counting, bytes_per_token=1, free=20)
+    budget = CacheBudget(None)
+    (members,) = AdaFuseEngine([member])._encoder.members(
+        Checked("x", None, AdaFuseConfig()), [(member, 1.0)], 5
+    )
+
+    def limit(free: int, *running: int) -> int:
+        member.free = free
+        with contextlib.suppress(CacheMemoryError):
+            budget.needs(members, AdaFuseConfig(), 0, [{"cpu": each} for each in running])
+        return budget.use(())["cpu"][1]
+
+    assert limit(1000) == 500
+    assert limit(700, 200, 100) == 500  # they may hold 300
+    assert limit(500, 200, 100) == 400  # another process holds more
+    assert limit(1200, 200, 100) == 600
+    assert limit(600) == 300
 
 
 def test_a_request_needs_no_more_than_the_context_window_and_its_branches():

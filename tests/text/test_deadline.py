@@ -28,6 +28,11 @@ def own_timeout() -> None:
     raise TimeoutError("its own")
 
 
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="counts no CPU time")
+def test_work_that_waits_for_a_busy_machine_is_not_stopped() -> None:
+    assert run_within(0.1, lambda: time.sleep(0.3) or "done") == "done"
+
+
 @pytest.mark.quick
 def test_an_endless_loop_ends_with_its_thread() -> None:
     before = set(threading.enumerate())

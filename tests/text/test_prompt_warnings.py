@@ -13,7 +13,9 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.text.codec import TokenizerCodec
+from adafuse_llm.text.conversation import check_conversation
 from adafuse_llm.text.exactness import change_of, difference
+from adafuse_llm.text.prompt_warnings import PromptWarnings
 from tests.support.models import CHATML, tokenizer
 from tests.support.scripted import scripted, scripted_model
 
@@ -186,6 +188,26 @@ def test_r9_a_prompt_that_a_member_changes_is_one_warning(way, caplog) -> None:
     (warning,) = warnings_in(caplog)
     assert warning.startswith("member 'nfc' does not read exactly the given prompt")
     assert r"'e\u0301' becomes '\xe9'" in warning
+
+
+def test_only_new_texts_of_a_conversation_are_read_back(monkeypatch) -> None:
+    codec = plain("whole").codec
+    sizes: list[int] = []
+    counts: list[int] = []
+    decode = codec.decode_continuation
+    monkeypatch.setattr(
+        codec, "decode_continuation", lambda context, ids: sizes.append(len(ids)) or decode((), ids)
+    )
+    warnings = PromptWarnings()
+    for texts in (["long " * 500], ["long " * 500, "new"], ["long " * 500, "new"]):
+        conversation = check_conversation([{"role": "user", "content": text} for text in texts])
+        ids = [token for text in texts for token in codec.encode_prompt(text)]
+        before = len(sizes)
+        warnings.check_conversation("whole", codec, ids, conversation)
+        counts.append(sum(sizes[before:]))
+    assert counts[0] > 1000
+    assert 0 < counts[1] < 100
+    assert counts[2] == 0
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])

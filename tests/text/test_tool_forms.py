@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -460,25 +458,18 @@ def test_a_template_that_fails_with_one_conversation_gets_plain_messages() -> No
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    ("condition", "has_form"), [("tools", False), ("messages[-1].content == '3'", True)]
-)
-def test_e5_a_template_that_is_endless_with_tools_is_stopped(
-    monkeypatch: pytest.MonkeyPatch, condition: str, has_form: bool
+@pytest.mark.parametrize("condition", ["tools", "messages[-1].content == '3'"])
+def test_a_template_that_is_endless_with_tools_is_refused_with_them_only(
+    monkeypatch: pytest.MonkeyPatch, condition: str
 ) -> None:
-    monkeypatch.setattr(codec, "RENDER_SECONDS", 0.5)
+    monkeypatch.setattr(codec, "RENDER_SECONDS", 0.3)
     known = copy.deepcopy(family_tokenizer("qwen2.5"))
     known.chat_template = f"{{% if {condition} %}}{LOOPS}{{% endif %}}{known.chat_template}"
     made = TokenizerCodec(known)
-    before = set(threading.enumerate())
     conversation = check_conversation(HISTORY, [ADD, LOOK])
-    started = time.monotonic()
-    assert made.encode_conversation(conversation) == made.encode_messages(conversation.flat())
-    assert time.monotonic() - started < 5
-    assert (made.tool_form is not None) == has_form
-    for thread in set(threading.enumerate()) - before:
-        thread.join(5)
-        assert not thread.is_alive()
+    with pytest.raises(InvalidInputError, match="loops"):
+        made.encode_conversation(conversation)
+    assert made.encode_messages([{"role": "user", "content": "a"}])
 
 
 def test_the_form_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:

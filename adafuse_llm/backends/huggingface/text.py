@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ class HuggingFaceText:
     def codec(self) -> TokenizerCodec:
         return self._codec
 
-    @property
+    @functools.cached_property
     def token_texts(self) -> Sequence[str]:
         return self._codec.token_texts()
 

@@ -131,6 +131,13 @@ def test_an_ask_that_failed_halfway_can_be_asked_again(monkeypatch):
         assert summary.tokens[0] == int(plain.argmax())
 
 
+def test_the_vocabulary_is_decoded_once(monkeypatch):
+    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m")
+    texts = member.token_texts
+    monkeypatch.setattr(member.codec, "decode_continuation", lambda *_: pytest.fail("again"))
+    assert member.token_texts == texts
+
+
 def test_free_memory_is_asked_of_the_members_device_only(monkeypatch):
     member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m")
     asked = []
