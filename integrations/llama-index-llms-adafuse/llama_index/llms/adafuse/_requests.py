@@ -134,10 +134,11 @@ class RequestingLLM(EnsembleLLM):
         if self.react_stop and not form.calls_tools and describes_steps(with_prompts):
             options["stop"] = with_observation(self._config(options).stop)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
-            conversation = to_conversation(to_turns(with_prompts), **described)
+            turns = to_turns(with_prompts, self._warn_once)
+            conversation = to_conversation(turns, **described)
             return Request(messages=conversation, options=options)
         if any(described.values()):
-            plain = to_messages(to_turns(with_prompts), **described)
+            plain = to_messages(to_turns(with_prompts, self._warn_once), **described)
             with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
         return Request(prompt=self.messages_to_prompt(with_prompts), options=options)
 
