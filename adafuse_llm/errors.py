@@ -2,10 +2,10 @@
 
     AdaFuseError
     ├── InvalidInputError(ValueError)             an argument cannot be used
-    │   ├── InvalidOptionError                    an option is unknown, out of range or unusable
-    │   │   └── GrammarError                      a schema or grammar cannot be enforced
-    │   ├── ContextWindowError                    a prompt does not fit a member's context window
-    │   └── CacheMemoryError                      a request does not fit the memory for caches
+    │   └── InvalidOptionError                    an option is unknown, out of range or unusable
+    │       └── GrammarError                      a schema or grammar cannot be enforced
+    ├── ContextWindowError(RuntimeError)          a prompt does not fit a member's context window
+    ├── CacheMemoryError(RuntimeError)            a request does not fit the memory for caches
     ├── LoadError(OSError)                        a member cannot be loaded
     │   └── UnsupportedModelError                 a model cannot take part in an ensemble
     ├── MemberError(RuntimeError)                 a member failed while decoding
@@ -71,11 +71,15 @@ class GrammarError(InvalidOptionError):
     """A schema, regular expression or grammar cannot be enforced; the message says why."""
 
 
-class ContextWindowError(InvalidInputError):
-    """A prompt leaves no room for a response in a member's context window."""
+class ContextWindowError(AdaFuseError, RuntimeError):
+    """A prompt leaves no room for a response in a member's context window.
+
+    This is no `ValueError`, because LlamaIndex's query engines log those and go on without the
+    context of the failed call.
+    """
 
 
-class CacheMemoryError(InvalidInputError):
+class CacheMemoryError(AdaFuseError, RuntimeError):
     """A request needs more key/value cache than a device may hold, even if it runs alone."""
 
 
