@@ -270,8 +270,8 @@ class AdaFuseConfig(Options):
     )
     seed: int | None = Field(
         None,
-        description="Integer that determines what is drawn. Default: a random seed, reported in the "
-        "result.",
+        description="Integer that determines what is drawn. Default: a random seed, reported in "
+        "the result.",
     )
     n: int = Field(
         1,
