@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_DEFINITIONS = ("$defs", "definitions")
-_MAPS = ("properties", "patternProperties", *_DEFINITIONS, "dependentSchemas")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps names to schemas."""
 
 _DATA = ("const", "enum", "default", "examples")
@@ -44,35 +43,6 @@ def _combines_properties(schema: Mapping[str, Any]) -> bool:
         or (isinstance(parts, list) and len(parts) > 1)
         or bool({"if", "not", "dependentSchemas", "$dynamicRef"} & schema.keys())
     )
-
-
-def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a schema that contains itself, for frameworks whose converters cannot keep the cycle.
-
-    The result has no titles. If the whole schema is a reference, the result has its target instead.
-
-    Args:
-        schema: a JSON schema with its definitions.
-
-    Returns:
-        The schema; None if no part of it contains itself.
-    """
-    parts: dict[str, Mapping[str, Any]] = {"#": _without(schema, *_DEFINITIONS)}
-    for keyword in _DEFINITIONS:
-        parts |= {f"#/{keyword}/{name}": each for name, each in schema.get(keyword, {}).items()}
-    inner = {at: {each.get("$ref") for each in subschemas(part)} for at, part in parts.items()}
-    for _ in parts:  # references of references
-        for refs in inner.values():
-            refs.update(*[inner.get(ref, ()) for ref in refs])
-    if not any(at in refs for at, refs in inner.items()):
-        return None
-    whole = {**parts.get(schema.get("$ref", ""), {}), **_without(schema, "$ref")}
-    untitled: dict[str, Any] = _mapped(whole, lambda part: _without(part, "title"))
-    return untitled
-
-
-def _without(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in keys}
 
 
 def subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:

@@ -146,4 +146,4 @@ def test_a_prompt_helper_reserves_space_for_the_class_of_the_answers():
         query_engine = LONG.as_query_engine(
             llm=llm, similarity_top_k=NODES, response_synthesizer=synthesizer
         )
-        assert query_engine.query(QUESTION).response == Report(parts=["a"])
+        assert str(query_engine.query(QUESTION)) == '{"parts":["a"]}'

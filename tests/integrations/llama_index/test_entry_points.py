@@ -231,8 +231,9 @@ def test_l8_documents_without_text_are_refused(engine, tmp_path):
 @pytest.mark.quick
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
-    picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
-    found = CitableBlock(title="a", source="b", content=picture.blocks)
+    image = ImageBlock(image=b"AAAA")
+    picture = ChatMessage(blocks=[image])
+    found = CitableBlock(title="a", source="b", content=[image])
     for message in (picture, ChatMessage(blocks=[found])):
         with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
             llm.chat([message])

@@ -34,7 +34,6 @@ from adafuse_llm.adapters.reply import (
     ToolCall,
 )
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
-from adafuse_llm.adapters.schema import recursive_schema
 
 TOOL_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Keywords of `AdaFuseLLM.chat` that concern tools."""
@@ -83,14 +82,16 @@ def _problem(form: ReplyForm, response: ChatResponse) -> str | None:
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
     """Describe a tool in the form of OpenAI.
 
-    Unlike core, keep long descriptions, the name, and a schema that refers to itself.
+    Unlike core, keep long descriptions, the name, and a recursive class, whose schema is a
+    reference.
     """
     metadata = tool.metadata
-    whole = {} if metadata.fn_schema is None else metadata.fn_schema.model_json_schema()
+    schema = metadata.fn_schema.model_json_schema() if metadata.fn_schema else {}
+    whole = {key: value for key, value in schema.items() if key not in ("title", "description")}
     function = {
         "name": metadata.get_name(),
         "description": metadata.description,
-        "parameters": recursive_schema(whole) or metadata.get_parameters_dict(),
+        "parameters": {**whole, **metadata.get_parameters_dict()},
     }
     return {"type": "function", "function": function}
 
