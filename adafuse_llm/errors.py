@@ -12,7 +12,7 @@
     │   ├── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
     │   └── MemberUnavailableError                the server of a member does not answer
     ├── DecodingError(RuntimeError)               no candidate could be chosen
-    ├── MalformedReplyError(ValueError)           no reply has the requested form
+    ├── MalformedReplyError(RuntimeError)         no reply has the requested form
     ├── RequestCancelledError(RuntimeError)       a request was cancelled before it had a result
     ├── RequestTimeoutError(TimeoutError)         a request took longer than its timeout
     ├── QueueFullError(RuntimeError)              too many requests wait
@@ -20,6 +20,9 @@
     ├── ServerError(ConnectionError)              a server cannot be used
     │   └── ServerNotReadyError                   a server does not answer or is not ready
     └── MissingDependencyError(ImportError)       an optional package is not installed
+
+What a prompt or a reply can cause is no `ValueError`, because LlamaIndex's query engines log those
+and answer without the context of the failed call.
 
 A message states what is wrong, what is allowed, what was given and what to do.
 """
@@ -72,11 +75,7 @@ class GrammarError(InvalidOptionError):
 
 
 class ContextWindowError(AdaFuseError, RuntimeError):
-    """A prompt leaves no room for a response in a member's context window.
-
-    This is no `ValueError`, because LlamaIndex's query engines log those and go on without the
-    context of the failed call.
-    """
+    """A prompt leaves no room for a response in a member's context window."""
 
 
 class CacheMemoryError(AdaFuseError, RuntimeError):
@@ -119,7 +118,7 @@ class DecodingError(AdaFuseError, RuntimeError):
     """No member could score any candidate of a round."""
 
 
-class MalformedReplyError(AdaFuseError, ValueError):
+class MalformedReplyError(AdaFuseError, RuntimeError):
     """No reply has the requested form, such as JSON that fits a schema."""
 
 

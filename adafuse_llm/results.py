@@ -155,7 +155,8 @@ class Generation(_Result):
         rounds: the rounds, in order.
         finish_reason: why the response ended.
         usage: the cost.
-        seed: the seed of the draws. None if nothing was drawn (``temperature=0``).
+        seed: the seed that gives the same response again. None if nothing was drawn
+            (``temperature=0``).
         alternatives: the other responses, with the option ``n``.
         reply_prefix: text with which the members' chat templates began the reply, such as
             ``<think>``. It is not part of `text`.

@@ -30,6 +30,7 @@ def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
         "DecodingError": RuntimeError,
         "EngineClosedError": RuntimeError,
         "MissingDependencyError": ImportError,
+        "MalformedReplyError": RuntimeError,
         "ContextWindowError": RuntimeError,
         "CacheMemoryError": RuntimeError,
         "UnsupportedModelError": OSError,

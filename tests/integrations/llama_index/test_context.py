@@ -11,7 +11,7 @@ from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine, ContextWindowError
+from adafuse_llm import AdaFuseEngine, ContextWindowError, MalformedReplyError
 from tests.support.hashing import HashingEmbedding
 from tests.support.llama_calls import prompts_read
 from tests.support.scripted import scripted_engine
@@ -131,6 +131,13 @@ class Report(BaseModel):
     """A report with many parts, of which each is described in some detail."""
 
     parts: list[str]
+
+
+def test_replies_that_do_not_fit_the_class_of_the_answers_end_the_query(engine):
+    llm = AdaFuseLLM(engine=engine, enforce=False)
+    query_engine = LONG.as_query_engine(llm=llm, similarity_top_k=1, output_cls=Report)
+    with pytest.raises(MalformedReplyError, match="no reply was a valid Report"):
+        query_engine.query(QUESTION)
 
 
 def test_a_prompt_helper_reserves_space_for_the_class_of_the_answers():

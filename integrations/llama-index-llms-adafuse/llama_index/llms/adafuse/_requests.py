@@ -18,7 +18,7 @@ from llama_index.llms.adafuse._decode import Chunk, Decode
 from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
 from llama_index.llms.adafuse._model import EnsembleLLM, without_constraints
 from llama_index.llms.adafuse._react import describes_steps, with_observation
-from llama_index.llms.adafuse._structured import Model, instructions_for
+from llama_index.llms.adafuse._structured import Attempts, Model
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
 
 from adafuse_llm import InvalidInputError, InvalidOptionError, Request
@@ -62,8 +62,9 @@ class RequestingLLM(EnsembleLLM):
         if metadata.is_chat_model or output_cls:
             messages = [ChatMessage(role=role, content="x") for role in ("system", "user")]
             messages = self._extend_messages(messages)  # as in `predict`
-            form = [instructions_for(output_cls)] if output_cls else []
-            request = self._messages([*form, *messages], {})
+            if output_cls:
+                messages = next(iter(Attempts(output_cls, messages, retries=0)))
+            request = self._messages(messages, {})
             given = f"{system}x\nx"
         else:
             request, given = self._prompt("x", False, {}), f"{system}x"

@@ -26,12 +26,6 @@ from adafuse_llm.adapters.structured import (
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def instructions_for(output_cls: type[BaseModel]) -> Instructions:
-    """Return the instructions to reply with an object of a class."""
-    text = schema_instructions(output_cls.model_json_schema())
-    return Instructions(role=MessageRole.SYSTEM, blocks=[TextBlock(text=text)])
-
-
 class Attempts(Generic[Model]):
     """An iterator over conversations that request an object of a class. It ends at a valid reply.
 
@@ -50,7 +44,11 @@ class Attempts(Generic[Model]):
 
     def __init__(self, output_cls: type[Model], messages: list[ChatMessage], retries: int) -> None:
         self._output_cls = output_cls
-        self._messages: list[ChatMessage] = [instructions_for(output_cls), *messages]
+        instructions = schema_instructions(output_cls.model_json_schema())
+        self._messages: list[ChatMessage] = [
+            Instructions(role=MessageRole.SYSTEM, blocks=[TextBlock(text=instructions)]),
+            *messages,
+        ]
         self._attempts_left = retries + 1
         self._max_attempts = retries + 1
         self._last_error = ""

@@ -74,7 +74,7 @@ class AdaFuseGenerationEndEvent(BaseEvent):
         finish_reason: why the decode ended.
         usage: token counts and forward passes by member.
         summary: statistics of the rounds.
-        seed: the seed of the draws; None if nothing was drawn.
+        seed: the seed that gives the same response again; None if nothing was drawn.
     """
 
     text: str

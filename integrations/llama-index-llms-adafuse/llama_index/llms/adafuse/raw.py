@@ -43,8 +43,8 @@ class AdaFuseRaw(BaseModel):
             `logprobs`, they have the log-probabilities of all members.
         finish_reason, usage, summary: values of the whole response. In a stream, only the last
             chunk has them.
-        seed: the seed of the draws; None if nothing was drawn. In a stream, only the last chunk has
-            it.
+        seed: the seed that gives the same response again; None if nothing was drawn. In a stream,
+            only the last chunk has it.
         alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
             and usage.
     """
