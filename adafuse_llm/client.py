@@ -322,7 +322,8 @@ class RemoteEngine(Engine):
             deliver(0, errors.EngineClosedError(CLOSED))
         elif not work.cancelled() and (error := work.exception()) is not None:
             is_option = isinstance(error, errors.InvalidOptionError)
-            if isinstance(error, InvalidInputError) and not is_option:
+            in_batch = (InvalidInputError, errors.ContextWindowError)
+            if isinstance(error, in_batch) and not is_option:
                 error = type(error)(f"{place}{error}")
             deliver(0, error)
 

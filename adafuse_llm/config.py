@@ -264,8 +264,8 @@ class AdaFuseConfig(Options):
     )
     seed: int | None = Field(
         None,
-        description="Integer that determines what is drawn. With the same seed, the response is "
-        "the same. Default: a random seed, which the result tells.",
+        description="Integer that determines what is drawn. Default: a random seed, reported in "
+        "the result.",
     )
     n: int = Field(
         1,

@@ -2,17 +2,17 @@
 
     AdaFuseError
     ├── InvalidInputError(ValueError)             an argument cannot be used
-    │   ├── InvalidOptionError                    an option is unknown, out of range or unusable
-    │   │   └── GrammarError                      a schema or grammar cannot be enforced
-    │   ├── ContextWindowError                    a prompt does not fit a member's context window
-    │   └── CacheMemoryError                      a request does not fit the memory for caches
+    │   └── InvalidOptionError                    an option is unknown, out of range or unusable
+    │       └── GrammarError                      a schema or grammar cannot be enforced
+    ├── ContextWindowError(RuntimeError)          a prompt does not fit a member's context window
+    ├── CacheMemoryError(RuntimeError)            a request does not fit the memory for caches
     ├── LoadError(OSError)                        a member cannot be loaded
     │   └── UnsupportedModelError                 a model cannot take part in an ensemble
     ├── MemberError(RuntimeError)                 a member failed while decoding
     │   ├── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
     │   └── MemberUnavailableError(ConnectionError)  the server of a member does not answer
     ├── DecodingError(RuntimeError)               no candidate could be chosen
-    ├── MalformedReplyError(ValueError)           no reply has the requested form
+    ├── MalformedReplyError(RuntimeError)         no reply has the requested form
     ├── RequestCancelledError(RuntimeError)       a request was cancelled before it had a result
     ├── RequestTimeoutError(TimeoutError)         a request took longer than its timeout
     ├── QueueFullError(queue.Full)                too many requests wait
@@ -20,6 +20,9 @@
     ├── ServerError(ConnectionError)              a server cannot be used
     │   └── ServerNotReadyError                   a server does not answer or is not ready
     └── MissingDependencyError(ImportError)       an optional package is not installed
+
+What a prompt or a reply can cause is no `ValueError`, because LlamaIndex's query engines log those
+and answer without the context of the failed call.
 
 A message states what is wrong, what is allowed, what was given and what to do.
 """
@@ -72,11 +75,11 @@ class GrammarError(InvalidOptionError):
     """A schema, regular expression or grammar cannot be enforced; the message says why."""
 
 
-class ContextWindowError(InvalidInputError):
+class ContextWindowError(AdaFuseError, RuntimeError):
     """A prompt leaves no room for a response in a member's context window."""
 
 
-class CacheMemoryError(InvalidInputError):
+class CacheMemoryError(AdaFuseError, RuntimeError):
     """A request needs more key/value cache than a device may hold, even if it runs alone."""
 
 
@@ -116,7 +119,7 @@ class DecodingError(AdaFuseError, RuntimeError):
     """No member could score any candidate of a round."""
 
 
-class MalformedReplyError(AdaFuseError, ValueError):
+class MalformedReplyError(AdaFuseError, RuntimeError):
     """No reply has the requested form, such as JSON that fits a schema."""
 
 

@@ -10,7 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 from typing_extensions import Self
 
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig, ChoiceOptions, DecodeOptions
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.errors import (
+    ContextWindowError,
+    InvalidInputError,
+    InvalidOptionError,
+    short_repr,
+)
 from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import Conversation, check_conversation
 from adafuse_llm.text.words import check_text
@@ -144,8 +149,8 @@ def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> l
     """Return each request converted by `convert`.
 
     Raises:
-        InvalidInputError: `convert` raised it. If there are several requests, the error names the
-            request, unless it is about an option.
+        InvalidInputError, ContextWindowError: `convert` raised it. If there are several requests,
+            the error names the request, unless it is about an option.
     """
     results = []
     for number, request in enumerate(requests):
@@ -153,7 +158,7 @@ def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> l
             results.append(convert(request))
         except InvalidOptionError:
             raise
-        except InvalidInputError as error:
+        except (InvalidInputError, ContextWindowError) as error:
             if len(requests) == 1:
                 raise
             raise type(error)(f"input {number} of the batch: {error}") from error

@@ -19,10 +19,7 @@ author = "The adafuse-llm developers"
 copyright = author  # noqa: A001  # Sphinx requires this name
 release = metadata.version("adafuse-llm")
 
-extensions = [
-    *("myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
-    *("sphinx_copybutton", "sphinx_design"),
-]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make cookbooks` runs the notebooks
 nb_merge_streams = True
@@ -47,8 +44,8 @@ napoleon_use_ivar = True
 def setup(app: Any) -> None:
     """Copy the cookbooks, and adjust the links to them."""
 
-    def read(_: Any, __: str, source: list[str]) -> None:
-        source[0] = for_site(source[0])
+    def read(_: Any, name: str, source: list[str]) -> None:
+        source[0] = for_site(name, source[0])
 
     copy_cookbooks(HERE.parent / "cookbooks", HERE / "cookbooks")
     app.connect("source-read", read)

@@ -19,7 +19,7 @@ from docs.generated import REPOSITORY
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
-FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})(.*)$")
+FENCE = re.compile(r"^\s*(`{3,}|~{3,})(.*)$")
 LINK = re.compile(r"\]\(<?([^()\s>]+(?:\([^()\s]*\))?)>?(?:\s+\"[^\"]*\")?\)")
 READMES = sorted((ROOT / "integrations").glob("*/README.md"))
 GENERATED = re.compile(r"^(cookbooks|site)/")
@@ -53,16 +53,15 @@ def prose(page: Path) -> str:
 
 
 def _without_code(text: str) -> Iterator[str]:
-    """Yield the lines outside of fenced blocks. The content of directives is not code."""
-    fences: list[tuple[str, bool]] = []
+    """Yield the lines outside of fenced blocks."""
+    fence = ""
     for line in text.splitlines():
         found = FENCE.match(line)
-        is_code = bool(fences) and fences[-1][1]
-        if found and fences and found[2].startswith(fences[-1][0]) and not found[3].strip():
-            fences.pop()
-        elif found and not is_code:
-            fences.append((found[2], not found[3].strip().startswith("{")))
-        elif not is_code:
+        if found and not fence:
+            fence = found[1]
+        elif found and found[1].startswith(fence) and not found[2].strip():
+            fence = ""
+        elif not fence:
             yield line
 
 
@@ -109,6 +108,14 @@ def problem(page: Path, link: str) -> str | None:
 def test_every_link_leads_somewhere(page: Path) -> None:
     wrong = {link: said for link in links(page) if (said := problem(page, link))}
     assert wrong == {}
+
+
+def test_the_first_page_leads_to_every_page_and_reads_well_on_github() -> None:
+    first = DOCS / "index.md"
+    linked = {(first.parent / link.partition("#")[0]).resolve() for link in links(first)}
+    guides = [page for page in PAGES if page.parent in (DOCS, DOCS / "guides")]
+    assert {*guides} - linked == {first}
+    assert [page.name for page in guides if "```{" in page.read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)

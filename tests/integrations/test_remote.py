@@ -17,7 +17,13 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine
+from adafuse_llm import (
+    AdaFuseEngine,
+    ContextWindowError,
+    Engine,
+    InvalidInputError,
+    RemoteEngine,
+)
 from adafuse_llm.serving import create_app
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
 from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler
@@ -137,7 +143,7 @@ async def test_llama_index_gives_the_same(local: AdaFuseEngine, remote: RemoteEn
 def test_errors_of_a_server_are_those_of_the_frameworks(remote: RemoteEngine) -> None:
     with pytest.raises(ContextOverflowError, match="context window"):
         ChatAdaFuse(engine=remote).invoke("word " * 9000)
-    with pytest.raises(InvalidInputError, match="context window"):
+    with pytest.raises(ContextWindowError, match="context window"):
         AdaFuseLLM(engine=remote).chat([ChatMessage("word " * 9000)])
     with pytest.raises(CallTimeoutError):
         ChatAdaFuse(engine=remote, timeout=1e-6).invoke("Hello", min_new_tokens=200)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, ContextWindowError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.text.codec import TokenizerCodec
@@ -233,9 +233,9 @@ def test_l5_a_prompt_that_is_too_long_has_one_error_and_no_warning(template, cap
     logging.getLogger("transformers").addHandler(caplog.handler)
     try:
         with AdaFuseEngine([HuggingFaceBackend(model, known, "ink")]) as engine:
-            with pytest.raises(InvalidInputError, match="context window holds 64"):
+            with pytest.raises(ContextWindowError, match="context window holds 64"):
                 engine.generate(messages=[{"role": "user", "content": "word " * 200}])
-            with pytest.raises(InvalidInputError, match="context window holds 64"):
+            with pytest.raises(ContextWindowError, match="context window holds 64"):
                 engine.generate("word " * 200)
     finally:
         logging.getLogger("transformers").removeHandler(caplog.handler)

@@ -346,7 +346,7 @@ def test_the_result_of_a_trimmed_call_is_read_as_text(name: str) -> None:
     orphan = ChatMessage(
         role="tool", content="an old result", additional_kwargs={"tool_call_id": "gone"}
     )
-    turns: list[Any] = [*to_turns([orphan]), *HISTORY[2:], *AFTER]
+    turns: list[Any] = [*to_turns([orphan], pytest.fail), *HISTORY[2:], *AFTER]
     text = rendered(name, to_conversation(turns, tools=[ADD, LOOK]))
     assert text.index("an old result") < text.index("It is 3.")
     assert "Be brief." not in text

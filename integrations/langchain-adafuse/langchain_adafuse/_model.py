@@ -140,7 +140,7 @@ class EnsembleModel(Serializable):
     grammar: str | None = None
     choices: list[str] | None = None
     temperature: float | None = None
-    """0 decodes deterministically. Above 0, the members draw their tokens."""
+    """0: nothing is drawn. Above 0, the members draw their tokens."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None

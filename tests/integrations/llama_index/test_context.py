@@ -9,8 +9,9 @@ from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM
+from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseEngine, ContextWindowError, MalformedReplyError
 from tests.support.hashing import HashingEmbedding
 from tests.support.llama_calls import prompts_read
 from tests.support.scripted import scripted_engine
@@ -115,3 +116,41 @@ async def test_l1_prompts_packed_by_the_members_counts_fit(engine, mode, way, st
     if source != "tokenizer":  # the response has its room too
         longest = max(len(ids) for read in prompts.values() for ids in read)
         assert longest + llm.metadata.num_output <= WINDOW
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("way", ["query", "aquery"])
+async def test_a_prompt_that_does_not_fit_ends_the_query_with_what_to_do(engine, way, streaming):
+    llm = AdaFuseLLM(engine=engine, context_window=100_000)  # more than the members have
+    query_engine = LONG.as_query_engine(llm=llm, similarity_top_k=NODES, streaming=streaming)
+    with pytest.raises(ContextWindowError, match=r"set Settings.prompt_helper = "):
+        await ask(query_engine, way)
+
+
+class Report(BaseModel):
+    """A report with many parts, of which each is described in some detail."""
+
+    parts: list[str]
+
+
+def test_replies_that_do_not_fit_the_class_of_the_answers_end_the_query(engine):
+    llm = AdaFuseLLM(engine=engine, enforce=False)
+    query_engine = LONG.as_query_engine(llm=llm, similarity_top_k=1, output_cls=Report)
+    with pytest.raises(MalformedReplyError, match="no reply was a valid Report"):
+        query_engine.query(QUESTION)
+
+
+def test_a_prompt_helper_reserves_space_for_the_class_of_the_answers():
+    reply = '{"parts": ["a"]}'
+    with scripted_engine(lambda prompt: reply, window=WINDOW, max_new_tokens=60) as engine:
+        llm = AdaFuseLLM(engine=engine, enforce=False)
+        synthesizer = get_response_synthesizer(
+            llm,
+            llm.prompt_helper(Report),
+            response_mode=ResponseMode.TREE_SUMMARIZE,
+            output_cls=Report,
+        )
+        query_engine = LONG.as_query_engine(
+            llm=llm, similarity_top_k=NODES, response_synthesizer=synthesizer
+        )
+        assert str(query_engine.query(QUESTION)) == '{"parts":["a"]}'

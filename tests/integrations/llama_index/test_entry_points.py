@@ -216,14 +216,12 @@ def test_l8_text_in_documents_is_read(tmp_path):
 @pytest.mark.quick
 def test_l8_documents_without_text_are_refused(engine, tmp_path):
     (tmp_path / "scan.txt").write_bytes(b"\x89\x00\xff\xfe")
-    picture = ImageBlock(image=b"AAAA")
     wrongs: list[tuple[Any, str]] = [
         (DocumentBlock(data=b"%PDF-1.4 plain"), r"not text in UTF-8 \(application/pdf\)"),
         (DocumentBlock(path=str(tmp_path / "scan.txt")), "DocumentBlock that is not text in UTF-8"),
         (DocumentBlock(data=io.BytesIO()), "cannot be read: .*zero bytes"),
         (DocumentBlock(url="https://example.com/a.txt"), "URL is not downloaded"),
         (DocumentBlock(), "without data: pass data or path"),
-        (CitableBlock(title="a", source="b", content=[picture]), "CitableBlock with an image"),
     ]
     for block, message in wrongs:
         with pytest.raises(InvalidInputError, match=f"message 1 contains a .*{message}"):
@@ -233,13 +231,44 @@ def test_l8_documents_without_text_are_refused(engine, tmp_path):
 @pytest.mark.quick
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
-    picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
-    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
-        llm.chat([picture])
+    image = ImageBlock(image=b"AAAA")
+    picture = ChatMessage(blocks=[image])
+    found = CitableBlock(title="a", source="b", content=[image])
+    for message in (picture, ChatMessage(blocks=[found])):
+        with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
+            llm.chat([message])
     with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
         AdaFuseLLM(engine=engine, query_wrapper_prompt="{query_str}!").chat([picture])
     with pytest.raises(InvalidInputError, match="empty: pass at least one user"):
         llm.chat([])
+
+
+@pytest.mark.quick
+def test_members_read_the_text_of_tools_and_other_llms_beside_images(caplog):
+    picture, pdf = ImageBlock(image=b"AAAA"), DocumentBlock(data=b"%PDF-1.4")
+    found = CitableBlock(title="Map", source="a.md", content=[TextBlock(text="North."), picture])
+    call = ToolCallBlock(tool_call_id="1", tool_name="look", tool_kwargs={})
+    again = ToolCallBlock(tool_call_id="2", tool_name="look", tool_kwargs={})
+    history = [
+        ChatMessage("Where?"),
+        ChatMessage(role="assistant", blocks=[picture, TextBlock(text="I look."), call, again]),
+        ChatMessage(
+            role="tool",
+            blocks=[TextBlock(text="A map:"), picture, found, pdf],
+            additional_kwargs={"tool_call_id": "1"},
+        ),
+        ChatMessage(role="tool", blocks=[picture], additional_kwargs={"tool_call_id": "2"}),
+    ]
+    with reading(CHATML) as (engine, texts):
+        llm = AdaFuseLLM(engine=engine)
+        llm.chat(history)
+        llm.chat([*history, ChatMessage("And now?")])
+    for prompt in texts:
+        assert r"A map:\nTitle: Map\nSource: a.md\nNorth." in prompt
+        assert "I look." in prompt
+        assert "(ImageBlock left out)" in prompt
+    (warning,) = caplog.messages
+    assert "DocumentBlock, ImageBlock" in warning
 
 
 @contextmanager

@@ -230,6 +230,19 @@ async def test_calls_that_must_be_made_are_made_and_fit_their_schemas(stubborn_l
         assert arguments.keys() <= {"add": {"a", "b"}, "greet": {"name", "formal"}}[name]
 
 
+class Sum(BaseModel):
+    """A sum of numbers and of other sums."""
+
+    terms: list[Sum | int]
+
+
+async def test_the_arguments_of_a_recursive_class_have_its_form(stubborn_llm):
+    tool = FunctionTool.from_defaults(lambda **kwargs: "", "keep", "Keep it.", fn_schema=Sum)
+    *_, last = await with_tools(stubborn_llm, "chat", [tool], "Hello?", tool_choice="keep")
+    ((_, arguments),) = calls_of(last)
+    assert Sum.model_validate(arguments, strict=True)
+
+
 async def test_without_a_choice_of_tools_there_is_text(llm, stubborn_llm):
     for options in ({"tool_choice": "none"}, {}):
         (response,) = await with_tools(stubborn_llm, "chat", [ADD], "Hello?", **options)

@@ -49,7 +49,7 @@ def test_c1_reasoning_is_a_block_of_the_message() -> None:
     ],
 )
 def test_reasoning_of_histories_is_kept_for_templates_that_read_it(message: ChatMessage) -> None:
-    (turn,) = to_turns([message])
+    (turn,) = to_turns([message], pytest.fail)
     assert turn["reasoning"] == "so"
     assert turn["content"] == "a"
 

@@ -7,8 +7,6 @@ import os
 import pytest
 import pytest_socket
 from llama_index.core import VectorStoreIndex
-from llama_index.core.chat_engine import ContextChatEngine
-from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import QueryFusionRetriever
@@ -20,7 +18,7 @@ from llama_index.retrievers.bm25 import BM25Retriever
 from adafuse_llm.documents import INSTRUCTION, read_documents
 from adafuse_llm.embedded import handbook_path, handbook_questions
 from tests.support.hashing import HashingEmbedding
-from tests.support.llama_calls import Recorded, recorded
+from tests.support.llama_calls import recorded
 
 QUESTIONS = [each for each in handbook_questions() if each.source is not None]
 TEMPLATE = PromptTemplate(f"{INSTRUCTION}\n\n{{context_str}}\n\nQuestion: {{query_str}}")
@@ -89,28 +87,3 @@ async def test_the_embedded_questions_are_answered_with_sources_and_rounds(llm, 
         rounds = record.named("AdaFuseRoundEvent")
         assert "".join(event.text for event in rounds).strip() == str(response)
     assert right >= ENOUGH * len(asked)
-
-
-def prompt_tokens(record: Recorded) -> int:
-    return int(record.named("AdaFuseGenerationEndEvent")[-1].usage.prompt_tokens["wren"])
-
-
-def test_a_chat_engine_remembers(llm, retrievers):
-    engine = ContextChatEngine.from_defaults(
-        retriever=retrievers("fusion", llm),
-        llm=llm,
-        memory=ChatMemoryBuffer.from_defaults(token_limit=2000),
-        context_template=f"{INSTRUCTION}\n\n{{context_str}}",
-    )
-    with recorded() as record:
-        first = engine.chat("Question: Who is the director of the Silesse Mill?")
-        second = engine.chat("Question: Which architect designed the Silesse Mill?")
-    assert (str(first), str(second)) == ("Poris Wentano", "Portas Jorsky")
-    assert [message.role.value for message in engine.chat_history] == ["user", "assistant"] * 2
-    assert second.source_nodes[0].metadata["source"] == "silesse-mill.md"
-    read = prompt_tokens(record)
-    engine.reset()
-    with recorded() as record:
-        fresh = engine.chat("Question: Which architect designed the Silesse Mill?")
-    assert str(fresh) == "Portas Jorsky"
-    assert prompt_tokens(record) < read

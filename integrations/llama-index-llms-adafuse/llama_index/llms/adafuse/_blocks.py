@@ -5,6 +5,7 @@ from __future__ import annotations
 from llama_index.core.base.llms.types import (
     BaseContentBlock,
     CitableBlock,
+    CitationBlock,
     DocumentBlock,
     TextBlock,
 )
@@ -24,32 +25,39 @@ TEXT_TYPES = (
 """Media types of text that do not begin with ``text/``."""
 
 
-def block_text(number: int, block: BaseContentBlock) -> str | None:
-    """Return the text of a block; None if blocks of its type have no text.
-
-    The text of a document begins with its title, and with its source if it has one.
+def block_text(number: int, block: BaseContentBlock, omitted: set[str] | None) -> str | None:
+    """Return the text of a block. The text of a document begins with its title and its source.
 
     Args:
         number: number of the message, for errors.
         block: the block.
+        omitted: receives the types of blocks without text, which are then left out; None to refuse
+            such blocks.
+
+    Returns:
+        The text, or None if the block is left out.
 
     Raises:
-        InvalidInputError: a document is not text, or cannot be read.
+        InvalidInputError: a block has no text or cannot be read, and `omitted` is None.
     """
     if isinstance(block, TextBlock):
         return block.text
-    if isinstance(block, DocumentBlock):
-        title = None if block.title == UNTITLED else block.title
-        return _with_heading(title, None, _document_text(number, block))
-    if isinstance(block, CitableBlock):
-        texts = [block_text(number, each) for each in block.content]
-        if None in texts:
-            raise InvalidInputError(
-                f"message {number} contains a CitableBlock with an image, but members accept only "
-                "text"
-            )
-        return _with_heading(block.title, block.source, "\n".join(map(str, texts)))
-    return None
+    if isinstance(block, (CitableBlock, CitationBlock)):
+        parts = block.content if isinstance(block, CitableBlock) else [block.cited_content]
+        texts = [block_text(number, part, omitted) for part in parts]
+        return _with_heading(block.title, block.source, "\n".join(filter(None, texts)))
+    try:
+        if isinstance(block, DocumentBlock):
+            title = None if block.title == UNTITLED else block.title
+            return _with_heading(title, None, _document_text(number, block))
+        raise InvalidInputError(
+            f"message {number} contains {type(block).__name__}, but members accept only text"
+        )
+    except InvalidInputError:
+        if omitted is None:
+            raise
+        omitted.add(type(block).__name__)
+        return None
 
 
 def _document_text(number: int, block: DocumentBlock) -> str:

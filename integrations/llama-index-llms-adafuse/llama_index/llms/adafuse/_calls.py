@@ -80,12 +80,18 @@ def _problem(form: ReplyForm, response: ChatResponse) -> str | None:
 
 
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
-    """Describe a tool in the form of OpenAI. Unlike core, keep long descriptions and the name."""
+    """Describe a tool in the form of OpenAI.
+
+    Unlike core, keep long descriptions, the name, and a recursive class, whose schema is a
+    reference.
+    """
     metadata = tool.metadata
+    schema = metadata.fn_schema.model_json_schema() if metadata.fn_schema else {}
+    whole = {key: value for key, value in schema.items() if key not in ("title", "description")}
     function = {
         "name": metadata.get_name(),
         "description": metadata.description,
-        "parameters": metadata.get_parameters_dict(),
+        "parameters": {**whole, **metadata.get_parameters_dict()},
     }
     return {"type": "function", "function": function}
 

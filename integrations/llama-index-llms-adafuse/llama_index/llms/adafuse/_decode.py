@@ -25,7 +25,16 @@ from llama_index.llms.adafuse.events import (
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 
-from adafuse_llm import AdaFuseConfig, Engine, Generation, Request, Round, Run, StreamEvent
+from adafuse_llm import (
+    AdaFuseConfig,
+    ContextWindowError,
+    Engine,
+    Generation,
+    Request,
+    Round,
+    Run,
+    StreamEvent,
+)
 from adafuse_llm.run import with_alternatives
 from adafuse_llm.summary import Summary, record
 
@@ -33,6 +42,11 @@ dispatcher = get_dispatcher(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+PACKING = (
+    "If a query engine packed this prompt, set Settings.prompt_helper = llm.prompt_helper() before "
+    "you create it, because LlamaIndex's own helper does not count the members' tokens."
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +148,8 @@ class Decode:
             yield
         except BaseException as error:
             self.end(error)
+            if isinstance(error, ContextWindowError):
+                raise ContextWindowError(f"{error} {PACKING}") from error
             raise
 
     def _events(self, run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:

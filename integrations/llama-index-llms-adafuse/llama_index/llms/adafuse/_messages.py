@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -32,23 +32,31 @@ class Instructions(ChatMessage):
     """Instructions for the form of the reply, which end the members' system text."""
 
 
-def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+def to_turns(messages: Sequence[ChatMessage], warn: Callable[[str], None]) -> list[Turn]:
     """Convert messages to turns with a role, text and tool calls.
 
     Calls may come from other LLMs: as blocks, or in the form of OpenAI in ``additional_kwargs``. If
     no earlier message has the call that a result belongs to, the result becomes a user message.
+
+    Args:
+        messages: the conversation.
+        warn: called with one sentence if blocks of tools or of other LLMs are left out.
 
     Raises:
         InvalidInputError: a message has content that is not text, or a call that cannot be read.
     """
     turns: list[Turn] = []
     call_ids: set[str] = set()
+    omitted: set[str] = set()
     for number, message in enumerate(messages):
-        turn = _turn(number, message)
+        turn = _turn(number, message, omitted)
         call_ids |= {call["id"] for call in turn.get("tool_calls") or () if call["id"]}
         if turn["role"] == "tool" and turn.get("tool_call_id") not in call_ids:
             turn["role"] = "user"
         turns.append(turn)
+    if omitted:
+        names = ", ".join(sorted(omitted))
+        warn(f"members read only text, so blocks of tools and other LLMs are left out: {names}")
     return turns
 
 
@@ -87,20 +95,23 @@ def _wrap(message: ChatMessage, wrapper: BasePromptTemplate) -> ChatMessage:
     return ChatMessage(role=message.role, blocks=[*others, TextBlock(text=text)])
 
 
-def _turn(number: int, message: ChatMessage) -> Turn:
+def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
+    """Convert a message. Add the types of blocks that are left out to `omitted`."""
+    role = _ROLES.get(message.role.value, message.role.value)
     texts: list[str] = []
     calls: list[Call] = []
+    here: set[str] = set()
+    may_omit = here if role in ("tool", "assistant") else None  # a user can change a message
     for block in message.blocks:
-        if (text := block_text(number, block)) is not None:
-            texts.append(text)
-        elif isinstance(block, ToolCallBlock):
+        if isinstance(block, ToolCallBlock):
             calls.append(_call(number, block.tool_call_id, block.tool_name, block.tool_kwargs))
         elif not isinstance(block, _IGNORED_BLOCKS):
-            raise InvalidInputError(
-                f"message {number} contains {type(block).__name__}, but members accept only text"
-            )
-    role = message.role.value
-    turn = Turn(role=_ROLES.get(role, role), content="\n".join(texts))
+            text = block_text(number, block, may_omit)
+            texts += [] if text is None else [text]
+    if role == "tool" and here and not texts:
+        texts.append(f"({', '.join(sorted(here))} left out)")
+    omitted |= here
+    turn = Turn(role=role, content="\n".join(texts))
     extras = message.additional_kwargs
     if reasoning := _reasoning(message):
         turn["reasoning"] = reasoning

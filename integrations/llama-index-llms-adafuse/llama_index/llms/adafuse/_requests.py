@@ -10,6 +10,7 @@ from llama_index.core.base.llms.generic_utils import (
     messages_to_prompt as generic_messages_to_prompt,
 )
 from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, MessageRole
+from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.llms.adafuse._calls import TOOL_KEYWORDS, Reply, form_of
@@ -17,7 +18,7 @@ from llama_index.llms.adafuse._decode import Chunk, Decode
 from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
 from llama_index.llms.adafuse._model import EnsembleLLM, without_constraints
 from llama_index.llms.adafuse._react import describes_steps, with_observation
-from llama_index.llms.adafuse._structured import Model
+from llama_index.llms.adafuse._structured import Attempts, Model
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
 
 from adafuse_llm import InvalidInputError, InvalidOptionError, Request
@@ -44,19 +45,26 @@ class RequestingLLM(EnsembleLLM):
         """
         return LongestTokenizer(self.engine, self._active_members(self._options({})))
 
-    def prompt_helper(self) -> PromptHelper:
+    def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
         """Return a prompt helper that packs prompts by the members' own token counts.
 
         Set ``Settings.prompt_helper`` to it, or pass it to `get_response_synthesizer`. Without it,
         LlamaIndex counts tokens with a tokenizer of its own. If the members need more tokens, the
         prompts of a query engine may not fit, and the query fails. The helper also reserves space
         for the markers of the members' chat templates. It loads the members.
+
+        Args:
+            output_cls: the class of the query engine's answers, if it has one. The helper then
+                reserves space for its description, too.
         """
         metadata = self.metadata
         system = self.system_prompt or ""
-        if metadata.is_chat_model:
+        if metadata.is_chat_model or output_cls:
             messages = [ChatMessage(role=role, content="x") for role in ("system", "user")]
-            request = self._messages(self._extend_messages(messages), {})  # as in `predict`
+            messages = self._extend_messages(messages)  # as in `predict`
+            if output_cls:
+                messages = next(iter(Attempts(output_cls, messages, retries=0)))
+            request = self._messages(messages, {})
             given = f"{system}x\nx"
         else:
             request, given = self._prompt("x", False, {}), f"{system}x"
@@ -134,10 +142,11 @@ class RequestingLLM(EnsembleLLM):
         if self.react_stop and not form.calls_tools and describes_steps(with_prompts):
             options["stop"] = with_observation(self._config(options).stop)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
-            conversation = to_conversation(to_turns(with_prompts), **described)
+            turns = to_turns(with_prompts, self._warn_once)
+            conversation = to_conversation(turns, **described)
             return Request(messages=conversation, options=options)
         if any(described.values()):
-            plain = to_messages(to_turns(with_prompts), **described)
+            plain = to_messages(to_turns(with_prompts, self._warn_once), **described)
             with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
         return Request(prompt=self.messages_to_prompt(with_prompts), options=options)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import cast
 
@@ -13,14 +12,8 @@ from llama_index.core.utilities.token_counting import TokenCounter
 from adafuse_llm import Engine, Request
 from adafuse_llm.config import DecodeOptions
 
-logger = logging.getLogger(__name__)
-
 MESSAGE_TOKENS = 3
 """Tokens for the markers of a message, as in LlamaIndex's counts."""
-
-COUNTER = "_token_counter"
-"""Attribute of LlamaIndex's prompt helpers with their counter, which is not part of its public
-interface."""
 
 MAX_SEEN = 1000
 """Number of texts whose tokens are remembered."""
@@ -96,11 +89,5 @@ def make_prompt_helper(
     counted = tokenizer.by_member(given)
     reserved = max(len(ids) - len(counted[name]) for name, ids in encoded.items())
     helper = PromptHelper(window - reserved, num_output, tokenizer=tokenizer)
-    if isinstance(getattr(helper, COUNTER, None), TokenCounter):
-        setattr(helper, COUNTER, MemberTokenCounter(tokenizer))
-    else:
-        logger.warning(
-            "this version of llama-index-core counts the tokens of messages with its global "
-            "tokenizer. Set Settings.tokenizer = llm.tokenizer"
-        )
+    helper._token_counter = MemberTokenCounter(tokenizer)  # not in its public interface
     return helper
