@@ -16,7 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command
+from adafuse_llm.errors import (
+    InvalidInputError,
+    MissingDependencyError,
+    install_command,
+    short_list,
+)
 
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
@@ -70,8 +75,8 @@ def read_documents(
         max_chars: maximum number of characters of a passage.
         follow_links: whether to read a link in a folder if it points to a file outside that
             folder. Such links are skipped by default. A path in ``paths`` may always be a link.
-        on_skip: function that is called with each message about skipped files. By default, they are
-            logged.
+        on_skip: function that is called with each message about skipped files and pages. By
+            default, they are logged.
 
     Raises:
         InvalidInputError: no path is given, a path does not exist, a file has another suffix or is
@@ -88,7 +93,7 @@ def read_documents(
     for root in roots:
         for file, source in _files(root, follow_links, on_skip):
             try:
-                text = _read(file)
+                text = _read(file, on_skip)
             except (InvalidInputError, MissingDependencyError) as error:
                 if file == root:
                     raise
@@ -141,10 +146,10 @@ def _files(
         yield path, path.relative_to(root).as_posix()
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, on_skip: Callable[[str], object]) -> str:
     try:
         if path.suffix.lower() == ".pdf":
-            return _read_pdf(path)
+            return _read_pdf(path, on_skip)
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"cannot read {path}: it is not UTF-8 text ({error})") from error
@@ -152,7 +157,7 @@ def _read(path: Path) -> str:
         raise InvalidInputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _read_pdf(path: Path) -> str:
+def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
     try:
         import pypdf
     except ImportError as error:
@@ -168,9 +173,15 @@ def _read_pdf(path: Path) -> str:
         raise InvalidInputError(f"cannot read {path}: it is no readable PDF ({error})") from error
     finally:
         log.setLevel(level)
-    if not any(map(str.strip, pages)):
+    empty = [str(number) for number, page in enumerate(pages, start=1) if not page.strip()]
+    if len(empty) == len(pages):
         raise InvalidInputError(
             f"cannot read {path}: it has no text, perhaps because its pages are images"
+        )
+    if empty:
+        on_skip(
+            f"skipped {len(empty)} of {len(pages)} pages of {path} that have no text, perhaps "
+            f"because they are images: {short_list(empty)}"
         )
     return "\n\n".join(pages)
 

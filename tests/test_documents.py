@@ -79,7 +79,10 @@ def test_a_pdf_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     path.write_bytes(b"junk" + path.read_bytes())  # readers forgive it
     assert read_documents([path]) == [Passage("mill.pdf", "Ada Brook founded the mill.")]
     assert not caplog.records
-    with pytest.raises(InvalidInputError, match="no text, perhaps because its pages are images"):
+    said: list[str] = []
+    read_documents([write_pdf(path, "Ada Brook", "")], on_skip=said.append)
+    assert "1 of 2 pages" in said[0]
+    with pytest.raises(InvalidInputError, match="images"):
         read_documents([write_pdf(tmp_path / "scan.pdf", "")])
 
 

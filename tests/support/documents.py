@@ -28,12 +28,13 @@ def _text(name: str) -> str:
     return " ".join(line for line in lines if not line.startswith("#"))
 
 
-def write_pdf(path: Path, text: str) -> Path:
-    """Write a PDF file with one page of text."""
+def write_pdf(path: Path, *pages: str) -> Path:
+    """Write a PDF file with these texts, each on a page."""
     canvas = Canvas(str(path))
-    lines = canvas.beginText(50, 780)
-    lines.textLines(textwrap.wrap(text, 90))
-    canvas.drawText(lines)
-    canvas.showPage()
+    for text in pages:
+        lines = canvas.beginText(50, 780)
+        lines.textLines(textwrap.wrap(text, 90))
+        canvas.drawText(lines)
+        canvas.showPage()
     canvas.save()
     return path
