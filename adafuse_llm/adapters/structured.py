@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from adafuse_llm.adapters.reply import REASONING_CLOSES, ReplyParser, Text, read_json
+from adafuse_llm.adapters.reply import LIMIT, REASONING_CLOSES, ReplyParser, Text, read_json
 from adafuse_llm.errors import InvalidInputError
 
 _FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)', re.DOTALL)
+CUT_OFF = f"{LIMIT} or the context window cut the JSON off"
 _BRACKETS = {"{": "}", "[": "]"}
 
 
@@ -34,14 +35,28 @@ def schema_instructions(schema: Mapping[str, Any]) -> str:
     )
 
 
-def find_json(text: str) -> Any:
+def find_json(text: str, *, closing: str = "", is_cut: bool = False) -> Any:
     """Parse the JSON value in a reply, ignoring reasoning, code fences and text around it.
 
     If the whole reply is not JSON, the value is its longest outermost object or array.
 
+    Args:
+        text: the reply.
+        closing: the end of the reply that the engine made up (`Generation.closing`).
+        is_cut: whether the reply ended at a length limit.
+
     Raises:
         ValueError: the reply has no JSON, or the JSON is cut off or malformed.
     """
+    if closing:
+        raise ValueError(f"{CUT_OFF} after {text.removesuffix(closing)[-40:]!r}")
+    value = _find_json(text)
+    if is_cut and type(value) in (int, float):  # the next digit is missing
+        raise ValueError(f"{CUT_OFF} after {text[-40:]!r}")
+    return value
+
+
+def _find_json(text: str) -> Any:
     answer = _answer(text).strip()
     fenced = _FENCED.fullmatch(answer)
     for candidate in (text, answer, *(fenced.groups() if fenced else ())):

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import InvalidToolCall, ReplyDelta, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply import (
+    InvalidToolCall,
+    Part,
+    Reasoning,
+    ReplyDelta,
+    ReplyReader,
+    Text,
+    ToolCall,
+)
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.errors import ApiError
@@ -72,7 +80,7 @@ class CompletionWriter:
         for index in range(self._prompts * n):
             echo = asked.prompts[index // n] if asked.echo else ""
             self._choices.append(
-                ChatChoice(index, asked.form, leader)
+                ChatChoice(index, asked.form, asked.limit, leader)
                 if is_chat
                 else TextChoice(index, leader, echo)
             )
@@ -137,12 +145,14 @@ class ChatChoice:
     Args:
         index: number of the reply.
         form: the form of the reply.
+        limit: the field of the request that limits the length of the reply.
         leader: member whose log-probabilities the reply has; None for none.
     """
 
-    def __init__(self, index: int, form: ReplyForm, leader: str | None) -> None:
+    def __init__(self, index: int, form: ReplyForm, limit: str, leader: str | None) -> None:
         self._index = index
         self._form = form
+        self._limit = limit
         self._leader = leader
         self._reader: ReplyReader | None = None
         self._calls = 0
@@ -151,12 +161,10 @@ class ChatChoice:
     def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
         """Yield the parts of the chunks for an event."""
         if self._reader is None:
-            self._reader = self._form.reader()
+            self._reader = self._form.reader(self._limit)
             yield Chunk(self._part({"role": "assistant", "content": ""}))
         whole = event.generation
-        delta = self._reader.add(
-            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
-        )
+        delta = self._reader.read(event)
         fields = self._fields(delta)
         if fields or event.round is not None:
             part = self._part({"content": "", **fields}, self._logprobs([event.round]))
@@ -167,10 +175,9 @@ class ChatChoice:
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        delta = self._form.reader().add(
-            generation.text, generation.reply_prefix, generation.finish_reason
-        )
-        fields = self._fields(delta)
+        text, prefix = generation.text, generation.reply_prefix
+        whole = StreamEvent(text=text, round=None, generation=generation, reply_prefix=prefix)
+        fields = self._fields(self._form.reader(self._limit).read(whole))
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")
@@ -196,20 +203,21 @@ class ChatChoice:
 
     def _fields(self, delta: ReplyDelta) -> dict[str, Any]:
         self.warnings += delta.warnings
+        parts = map(shown, delta.parts)
         fields = {
-            "content": delta.content,
+            "content": "".join(part.text for part in parts if isinstance(part, Text)),
             "reasoning_content": delta.reasoning,
-            "tool_calls": [self._call(*call) for each in delta.calls if (call := spelled(each))],
+            "tool_calls": [self._call(each) for each in delta.calls if isinstance(each, ToolCall)],
         }
         return {name: value for name, value in fields.items() if value}
 
-    def _call(self, name: str, arguments: str) -> dict[str, Any]:
+    def _call(self, call: ToolCall) -> dict[str, Any]:
         index, self._calls = self._calls, self._calls + 1
         return {
             "index": index,
             "id": f"call_{uuid.uuid4().hex}",
             "type": "function",
-            "function": {"name": name, "arguments": arguments},
+            "function": {"name": call.name, "arguments": arguments_of(call)},
         }
 
     def _logprobs(self, rounds: Sequence[Round | None]) -> dict[str, Any] | None:
@@ -276,11 +284,20 @@ class TextChoice:
         }
 
 
-def spelled(call: ToolCall | InvalidToolCall) -> tuple[str, str] | None:
-    """Return the name and the JSON of the arguments of a call; None if it was cut off before."""
-    if isinstance(call, ToolCall):
-        return call.name, json.dumps(call.arguments, ensure_ascii=False)
-    return call.begun if call.is_cut else (call.name or "", call.text)
+def arguments_of(call: ToolCall) -> str:
+    """Return the arguments of a call as JSON text."""
+    return json.dumps(call.arguments, ensure_ascii=False)
+
+
+def shown(part: Part) -> Text | Reasoning | ToolCall:
+    """Return what clients get of a part.
+
+    A malformed call is text, and nothing is left of one that was cut off. As a call, clients could
+    complete its arguments and execute it.
+    """
+    if not isinstance(part, InvalidToolCall):
+        return part
+    return Text("" if part.is_cut else part.written)
 
 
 def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:

@@ -9,14 +9,15 @@ from typing import Any
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import CUT, InvalidToolCall, Part, Reasoning, Text
+from adafuse_llm.adapters.reply import CUT, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.errors import BUSY, ApiError
 from adafuse_llm.serving.http import to_json
 from adafuse_llm.serving.openai_completions import (
+    arguments_of,
     largest_member,
-    spelled,
+    shown,
     total_usage,
 )
 from adafuse_llm.serving.openai_requests import ServedRequest
@@ -49,7 +50,7 @@ class ResponseWriter:
         self._leader = leader
         self._warnings = [*asked.ignored.warnings]
         self._count_tokens = count_tokens
-        self._reader = asked.form.reader()
+        self._reader = asked.form.reader(asked.limit)
         self._sequence = 0
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
@@ -87,10 +88,8 @@ class ResponseWriter:
             tokens = openai_logprobs([event.round], self._leader)["content"]
             self._tokens += tokens
         whole = event.generation
-        delta = self._reader.add(
-            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
-        )
-        for part in delta.parts:
+        delta = self._reader.read(event)
+        for part in map(shown, delta.parts):
             yield from self._add(part, tokens)
             tokens = tokens if isinstance(part, Reasoning) else []
         self._warnings += delta.warnings
@@ -166,9 +165,13 @@ class ResponseWriter:
 
     # Items -------------------------------------------------------------------------------------
 
-    def _add(self, part: Part, tokens: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    def _add(
+        self, part: Text | Reasoning | ToolCall, tokens: Sequence[Mapping[str, Any]]
+    ) -> Iterator[bytes]:
         """Yield the events for a part of the reply."""
-        if isinstance(part, (Text, Reasoning)):
+        if not isinstance(part, ToolCall):
+            if not part.text:
+                return
             kind = "message" if isinstance(part, Text) else "reasoning"
             if self._open is None or self._open["type"] != kind:
                 yield from self._close("completed")
@@ -178,11 +181,8 @@ class ResponseWriter:
             shown = {"logprobs": tokens} if kind == "message" else {}
             yield self._at(f"{_delta_of(kind)}.delta", content_index=0, delta=part.text, **shown)
             return
-        if (call := spelled(part)) is None:
-            return
         yield from self._close("completed")
-        name, arguments = call
-        is_cut = isinstance(part, InvalidToolCall) and part.is_cut
+        name, arguments = part.name, arguments_of(part)
         item = {
             "id": f"fc_{uuid.uuid4().hex}",
             "type": "function_call",
@@ -197,7 +197,7 @@ class ResponseWriter:
         item["arguments"] = arguments
         yield self._at("function_call_arguments.delta", delta=arguments)
         yield self._at("function_call_arguments.done", name=name, arguments=arguments)
-        item["status"] = "incomplete" if is_cut else "completed"
+        item["status"] = "completed"
         yield self._item("done")
         self._open = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,12 +18,13 @@ from langchain_core.utils.json import parse_partial_json
 
 from adafuse_llm import StreamEvent, Tool
 from adafuse_llm.adapters.conversation import Call, Turn
-from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, InvalidToolCall
+from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.errors import InvalidInputError, short_repr
-from adafuse_llm.text.conversation import RESULT_CLOSES, RESULT_OPENS
 from langchain_adafuse._rounds import ROUNDS_KEY
+
+logger = logging.getLogger(__name__)
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
 
@@ -54,18 +56,9 @@ ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
     """Convert messages to turns.
 
-    In an assistant's message, malformed calls become part of the content, and content blocks
-    without text are omitted (see `omitted_blocks`). The answer to a malformed call becomes a user's
-    turn.
+    In an assistant's message, content blocks without text are omitted (see `omitted_blocks`).
     """
-    messages = list(messages)
-    malformed = {
-        call["id"]: call["name"]
-        for message in messages
-        if isinstance(message, AIMessage)
-        for call in message.invalid_tool_calls
-    }
-    return [_to_turn(message, malformed) for message in messages]
+    return [_to_turn(message) for message in messages]
 
 
 def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
@@ -84,28 +77,23 @@ def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
     return sorted(types - SKIPPED_BLOCKS)
 
 
-def _to_turn(message: BaseMessage, malformed: Mapping[str | None, str | None]) -> Turn:
-    """Convert a message. `malformed` has the names of the tools of malformed calls, by id."""
+def _to_turn(message: BaseMessage) -> Turn:
     role = getattr(message, "role", None) or ROLES.get(message.type, message.type)
-    if isinstance(message, ToolMessage) and message.tool_call_id in malformed:
-        name = malformed[message.tool_call_id] or message.name
-        named = {} if name is None else {"name": name}
-        answer = json.dumps({**named, "content": message.text}, ensure_ascii=False)
-        return {"role": "user", "content": f"{RESULT_OPENS}\n{answer}\n{RESULT_CLOSES}"}
     turn: Turn = {"role": role, "content": message.content, "name": message.name}
     if isinstance(message, ToolMessage):
         turn["tool_call_id"] = message.tool_call_id
     if isinstance(message, AIMessage):
         content = message.content if isinstance(message.content, list) else [message.content]
         texts = [text for block in content if (text := _block_text(block)) is not None]
-        calls = [_malformed_block(call) for call in message.invalid_tool_calls]
-        said = "".join(texts)
-        separator = "\n" if said and calls and not said.endswith("\n") else ""
-        turn["content"] = said + separator + "\n".join(calls)
+        turn["content"] = "".join(texts)
         turn["reasoning"] = _reasoning(message)
         turn["tool_calls"] = [
             Call(id=call["id"] or "", name=call["name"], arguments=call["args"])
             for call in message.tool_calls
+        ]
+        turn["tool_calls"] += [  # with a marker, which is no JSON, the arguments are never a call
+            {"id": call["id"], "name": call["name"], "arguments": f"{CALL_OPENS}{call['args']}"}
+            for call in message.invalid_tool_calls
         ]
     return turn
 
@@ -119,16 +107,6 @@ def _reasoning(message: AIMessage) -> str:
     found = [block.get(REASONING_KEYS.get(str(block.get("type")), "")) for block in blocks]
     texts = [each.get("text") if isinstance(each, dict) else each for each in found]
     return "\n\n".join(text for text in texts if isinstance(text, str))
-
-
-def _malformed_block(call: Mapping[str, Any]) -> str:
-    """Return a malformed call in the form that members write. Other providers keep the name out of
-    the arguments.
-    """
-    text = (call["args"] or "").removeprefix(CALL_OPENS).strip()
-    if call["name"] and '"name"' not in text:
-        text = f'{{"name": {json.dumps(call["name"])}, "arguments": {text}}}'
-    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
 
 
 def _block_text(block: str | dict[str, Any]) -> str | None:
@@ -220,9 +198,7 @@ class Reply:
             usage: token usage of the whole reply, for the last event.
         """
         whole = event.generation
-        delta = self._reader.add(
-            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
-        )
+        delta = self._reader.read(event)
         extras = {ROUNDS_KEY: records, "reasoning_content": delta.reasoning}
         messages = [
             AIMessageChunk(
@@ -245,6 +221,7 @@ class Reply:
             metadata = dict(metadata or {})
             if delta.warnings:
                 metadata[WARNINGS_KEY] = delta.warnings
+                logger.warning("%s", "; ".join(delta.warnings))
             if self._has_valid_call and metadata.get("finish_reason") == "stop":
                 metadata["finish_reason"] = "tool_calls"
             messages[-1].response_metadata = metadata

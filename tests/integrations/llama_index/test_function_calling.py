@@ -91,7 +91,8 @@ def free(llm):
 @pytest.fixture(scope="module")
 def stubborn_llm():
     with scripted_engine(stubborn) as engine:
-        yield AdaFuseLLM(engine=engine, max_new_tokens=90, retries=0, **QUICK)
+        ends = {'"': 50}  # strings end, so that no limit cuts them off
+        yield AdaFuseLLM(engine=engine, max_new_tokens=90, retries=0, logit_bias=ends, **QUICK)
 
 
 async def with_tools(llm: Any, way: str, *args: Any, **kwargs: Any) -> list[ChatResponse]:
@@ -232,6 +233,7 @@ async def test_calls_that_must_be_made_are_made_and_fit_their_schemas(stubborn_l
 
 async def test_without_a_choice_of_tools_there_is_text(llm, stubborn_llm):
     for options in ({"tool_choice": "none"}, {}):
+        options = {**options, "logit_bias": None}
         (response,) = await with_tools(stubborn_llm, "chat", [ADD], "Hello?", **options)
         assert (response.message.content, calls_of(response)) == (stubborn(""), [])
     response = llm.chat([ChatMessage("12 plus 7?")])

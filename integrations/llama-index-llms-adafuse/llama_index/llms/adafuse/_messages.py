@@ -16,8 +16,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.llms.adafuse._blocks import block_text
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Call, Turn
-from adafuse_llm.adapters.reply import read_json
+from adafuse_llm.adapters.conversation import Turn
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
 _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
@@ -45,7 +44,7 @@ def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     call_ids: set[str] = set()
     for number, message in enumerate(messages):
         turn = _turn(number, message)
-        call_ids |= {call["id"] for call in turn.get("tool_calls") or () if call["id"]}
+        call_ids |= {str(call["id"]) for call in turn.get("tool_calls") or () if call["id"]}
         if turn["role"] == "tool" and turn.get("tool_call_id") not in call_ids:
             turn["role"] = "user"
         turns.append(turn)
@@ -89,12 +88,13 @@ def _wrap(message: ChatMessage, wrapper: BasePromptTemplate) -> ChatMessage:
 
 def _turn(number: int, message: ChatMessage) -> Turn:
     texts: list[str] = []
-    calls: list[Call] = []
+    calls: list[dict[str, Any]] = []
     for block in message.blocks:
         if (text := block_text(number, block)) is not None:
             texts.append(text)
         elif isinstance(block, ToolCallBlock):
-            calls.append(_call(number, block.tool_call_id, block.tool_name, block.tool_kwargs))
+            call_id, arguments = block.tool_call_id or "", block.tool_kwargs
+            calls.append({"id": call_id, "name": block.tool_name, "arguments": arguments})
         elif not isinstance(block, _IGNORED_BLOCKS):
             raise InvalidInputError(
                 f"message {number} contains {type(block).__name__}, but members accept only text"
@@ -104,7 +104,7 @@ def _turn(number: int, message: ChatMessage) -> Turn:
     extras = message.additional_kwargs
     if reasoning := _reasoning(message):
         turn["reasoning"] = reasoning
-    if calls := calls or [_openai_call(number, each) for each in extras.get("tool_calls") or ()]:
+    if calls := calls or [_openai_call(each) for each in extras.get("tool_calls") or ()]:
         turn["tool_calls"] = calls
     if isinstance(call_id := extras.get("tool_call_id"), str):
         turn["tool_call_id"] = call_id
@@ -122,28 +122,12 @@ def _reasoning(message: ChatMessage) -> str:
     )
 
 
-def _openai_call(number: int, call: Any) -> Call:
+def _openai_call(call: Any) -> dict[str, Any]:
     """Convert a call in the form of OpenAI: an object of its library, or the same as dicts."""
     function = _get(call, "function")
-    return _call(number, _get(call, "id"), _get(function, "name"), _get(function, "arguments"))
+    named = {name: _get(function, name) for name in ("name", "arguments")}
+    return {"id": _get(call, "id") or "", **named}
 
 
 def _get(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
-
-
-def _call(number: int, call_id: str | None, name: Any, arguments: Any) -> Call:
-    """Convert a call. The arguments may be JSON text; no text means no arguments."""
-    if isinstance(arguments, str):
-        try:
-            arguments = read_json(arguments or "{}")
-        except ValueError as error:
-            raise InvalidInputError(
-                f"message {number} calls {name!r} with arguments that are not JSON: {error}"
-            ) from error
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise InvalidInputError(
-            f"message {number} has a tool call without a name or a mapping of arguments: "
-            f"{name!r} with {arguments!r:.80}"
-        )
-    return Call(id=call_id or "", name=name, arguments=arguments)

@@ -26,6 +26,7 @@ from llama_index.llms.adafuse._calls import (
     CallAttempts,
     Reply,
     conversation_of,
+    cut_call,
     selections,
     to_openai_tool,
 )
@@ -224,7 +225,7 @@ class AdaFuseLLM(RequestingLLM):
         attempts = self._attempts(output_cls, prompt, prompt_args)
         options = self._object_options(output_cls, llm_kwargs)
         for messages in attempts:
-            attempts.take(self.chat(messages, **options).message.content or "")
+            attempts.take(self.chat(messages, **options))
         dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
         return attempts.output
 
@@ -239,8 +240,7 @@ class AdaFuseLLM(RequestingLLM):
         attempts = self._attempts(output_cls, prompt, prompt_args)
         options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
         for messages in attempts:
-            reply = await self.achat(messages, **options)
-            attempts.take(reply.message.content or "")
+            attempts.take(await self.achat(messages, **options))
         dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
         return attempts.output
 
@@ -256,12 +256,11 @@ class AdaFuseLLM(RequestingLLM):
         attempts = Attempts(output_cls, conversation, self.retries)
         options = self._object_options(output_cls, llm_kwargs)
         for messages in attempts:
-            partial, text = Partial(output_cls), ""
+            partial = Partial(output_cls)
             for chunk in self.stream_chat(messages, **options):
-                text = chunk.message.content or ""
-                if (obj := partial.take(text)) is not None:
+                if (obj := partial.take(chunk)) is not None:
                     yield obj
-            attempts.take(text)
+            attempts.take(chunk)
         yield attempts.output
 
     async def _structured_astream_call(
@@ -277,14 +276,13 @@ class AdaFuseLLM(RequestingLLM):
 
         async def objects() -> AsyncGenerator[Any, None]:
             for messages in attempts:
-                partial, text = Partial(output_cls), ""
+                partial = Partial(output_cls)
                 stream = await self.astream_chat(messages, **options)
                 async with aclosing(stream):
                     async for chunk in stream:
-                        text = chunk.message.content or ""
-                        if (obj := partial.take(text)) is not None:
+                        if (obj := partial.take(chunk)) is not None:
                             yield obj
-                attempts.take(text)
+                attempts.take(chunk)
             yield attempts.output
 
         return objects()
@@ -396,9 +394,12 @@ class AdaFuseLLM(RequestingLLM):
         In a chunk, the arguments of the last call may be unfinished.
 
         Raises:
-            MalformedReplyError: there is no call and `error_on_no_tool_call` is true.
+            MalformedReplyError: there is no call and `error_on_no_tool_call` is true, or a limit
+                cut the only call off.
         """
         calls = selections(response.message)
+        if problem := cut_call(response):
+            raise MalformedReplyError(problem)
         if not calls and error_on_no_tool_call:
             raise MalformedReplyError(
                 f"the response calls no tool: {response.message.content!r:.200}. Pass "

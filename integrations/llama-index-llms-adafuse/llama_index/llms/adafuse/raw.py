@@ -45,6 +45,8 @@ class AdaFuseRaw(BaseModel):
             chunk has them.
         seed: the seed that gives the same response again; None if nothing was drawn. In a stream,
             only the last chunk has it.
+        closing: the end of the whole response that the engine made up to complete its form at the
+            length limit (`Generation.closing`). In a stream, only the last chunk has it.
         alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
             and usage.
     """
@@ -56,6 +58,7 @@ class AdaFuseRaw(BaseModel):
     usage: TokenUsage | None = None
     summary: Summary | None = None
     seed: int | None = None
+    closing: str = ""
     alternatives: tuple[Generation, ...] = ()
 
     def __repr__(self) -> str:
@@ -84,5 +87,6 @@ class AdaFuseRaw(BaseModel):
             usage=TokenUsage.of(generation.usage),
             summary=Summary.of(generation.rounds),
             seed=generation.seed,
+            closing=generation.closing,
             alternatives=generation.alternatives,
         )
