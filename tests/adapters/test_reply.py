@@ -132,10 +132,8 @@ def test_a_reply_that_ends_inside_a_call():
     (text, call) = parsed(f"So: <tool_call>{begun}</tool", tools=True)
     assert text == Text("So: ")
     assert call == InvalidToolCall("add", f"{begun}</tool", "it is not closed by </tool_call>")
-    for end in ("", "\n", "</tool"):  # only the marker is missing
-        assert parsed(f"<tool_call>{ADD}{end}", tools=True) == [
-            ToolCall("add", {"a": 1}, ADD + end)
-        ]
+    for end in ("", "<", "</tool"):  # only the marker is missing
+        assert parsed(f"<tool_call>{ADD}{end}", tools=True) == [ToolCall("add", {"a": 1}, ADD)]
 
 
 TOOLS = [Tool("add", "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})]
@@ -161,7 +159,7 @@ def test_the_text_that_closes_a_reply_completes_its_text_but_no_call(own, closin
     assert [type(call) for call in delta.calls] == kinds
     assert delta.content == content
     assert all("max_tokens" in c.error for c in delta.calls if isinstance(c, InvalidToolCall))
-    assert ("max_tokens" in str(delta.warnings)) == (kinds[-1:] != [ToolCall] and '"b"' not in own)
+    assert bool(delta.warnings) == (kinds[-1:] == [InvalidToolCall] or not (kinds or content))
 
 
 replies = st.lists(
