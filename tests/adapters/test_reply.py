@@ -149,7 +149,7 @@ TOOLS = [Tool("add", "", {"properties": {"a": {"type": "integer"}}, "required": 
         ("", f"<tool_call>{ADD}</tool_call>", [InvalidToolCall], ""),
         (f"<tool_call>{ADD}</tool_call>\n<tool_call>", f"{ADD}</tool_call>",
          [ToolCall, InvalidToolCall], ""),
-        ('{"name": "add", "arguments": {"a": 1', "}}", [], '{"name": "add", "arguments": {"a": 1}}'),
+        (ADD[1:-3], "}}", [], ADD.strip()),
         ('{"b": "', '"}', [], '{"b": ""}'),
         ("<think>hm", "</think>", [], ""),
     ],

@@ -27,6 +27,7 @@ from pydantic.v1 import ValidationError as ValidationErrorV1
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.adapters.structured import correction, find_json, partial_json
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from langchain_adafuse._messages import with_call_errors
 from langchain_adafuse._metadata import CLOSING_KEY
 from langchain_adafuse._schema import check_schema, problems
 from langchain_adafuse._schema_forms import Schema, prepare
@@ -90,8 +91,8 @@ class Reader:
         for call in message.tool_calls:
             if call["name"] == self.tool:
                 return call["args"]
-        if message.invalid_tool_calls:
-            error = message.invalid_tool_calls[0].get("error") or "it is malformed"
+        if invalid := with_call_errors(message).invalid_tool_calls:
+            error = invalid[0].get("error") or "it is malformed"
             raise ValueError(f"the call of the tool {self.tool} cannot be read: {error}")
         raise ValueError(f"there is no call of the tool {self.tool}")
 
