@@ -253,7 +253,7 @@ def test_r3_v9_effort_and_variables_reach_the_templates_that_read_them():
         ):
             response = chat(url, max_tokens=60, **fields)
             assert "reasoning_content" not in response.json()["choices"][0]["message"]
-            assert warnings(response) == []
+            assert warnings(response) == ["the reply is empty"]
         (told,) = warnings(chat(url, max_tokens=60, reasoning_effort="high"))
         assert "no chat template of the members reads it" in told
 

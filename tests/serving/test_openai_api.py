@@ -255,7 +255,7 @@ def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
     given = {"tools": [CALCULATE], "extra_body": {"adafuse": {"enforce": enforce}}}
     with scripted_engine(lambda _: f"{CALL}\n{note}") as engine, served(create_app(engine)) as url:
         c = client_of(url)
-        for size, calls in ((80, 0), (180, 1)):
+        for size, calls in ((50, 0), (180, 1)):
             given["max_tokens"] = size
             done = ask(c, messages=messages, **given)
             choice = done.choices[0]
