@@ -178,10 +178,7 @@ class Generation(_Result):
 
     @property
     def closing(self) -> str:
-        """The end of `text` that the engine made up to complete its form at the length limit.
-
-        It is "" if the members wrote the whole text.
-        """
+        """The end of `text` that the engine made up, at the length limit, to complete its form."""
         if not (self.rounds and self.rounds[-1].closes):
             return ""
         return self.text[sum(len(each.text) for each in self.rounds[:-1]) :]

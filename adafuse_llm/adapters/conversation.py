@@ -81,7 +81,7 @@ def to_conversation(
             or a result without a matching call; two tools have the same name; or `tool_choice`
             does not fit `tools`.
     """
-    malformed: dict[Any, Any] = {}
+    malformed: dict[str, Any] = {}
     messages = [_to_message(number, turn, malformed) for number, turn in enumerate(turns)]
     conversation = check_conversation(messages, tools, tool_choice, instructions=instructions)
     check_results(conversation.messages)
@@ -106,8 +106,13 @@ def to_messages(
     return conversation.flat()
 
 
-def is_malformed(call: Mapping[str, Any]) -> bool:
-    """Return whether the arguments of a call are text, but no JSON object."""
+def malformed_calls(turn: Turn) -> list[Mapping[str, Any]]:
+    """Return the calls of an assistant's turn whose arguments are text, but no JSON object."""
+    calls = turn.get("tool_calls") if turn.get("role") == "assistant" else None
+    return [call for call in calls if _is_malformed(call)] if isinstance(calls, list) else []
+
+
+def _is_malformed(call: Any) -> bool:
     arguments = _function(call).get("arguments")
     try:
         return isinstance(arguments, str) and not isinstance(json.loads(arguments or "{}"), dict)
@@ -122,9 +127,7 @@ def _function(call: Any) -> Mapping[str, Any]:
 
 
 def _malformed_block(call: Mapping[str, Any]) -> str:
-    """Return a malformed call in the form that members write. Some frameworks keep the name out of
-    the text.
-    """
+    """Return a malformed call as members write it. Its name can be apart from its text or in it."""
     function = _function(call)
     name, text = function.get("name"), function["arguments"].removeprefix(CALL_OPENS).strip()
     if name and '"name"' not in text:
@@ -132,7 +135,7 @@ def _malformed_block(call: Mapping[str, Any]) -> str:
     return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
 
 
-def _to_message(number: int, turn: Turn, malformed: dict[Any, Any]) -> dict[str, Any]:
+def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str, Any]:
     """Return a message without the name of its speaker, with its reasoning apart.
 
     `malformed` has the names of the tools of malformed calls so far, by id.
@@ -147,20 +150,20 @@ def _to_message(number: int, turn: Turn, malformed: dict[Any, Any]) -> dict[str,
     elif role == "user" and (name := turn.get("name")):
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}
-    calls = turn.get("tool_calls") or ()
-    if bad := [call for call in calls if is_malformed(call)]:
-        malformed |= {call.get("id"): _function(call).get("name") for call in bad}
-        message["content"] = "\n".join(
-            [*filter(None, [content.rstrip("\n")]), *map(_malformed_block, bad)]
-        )
-    if good := [call for call in calls if not is_malformed(call)]:
-        message["tool_calls"] = good
-    if role == "tool" and (key := turn.get("tool_call_id")) in malformed:
+    bad, calls = malformed_calls(turn), turn.get("tool_calls")
+    if bad and calls:
+        texts = [*filter(None, [content.rstrip("\n")]), *map(_malformed_block, bad)]
+        message["content"] = "\n".join(texts)
+        calls = [call for call in calls if call not in bad]
+        malformed |= {str(call.get("id")): _function(call).get("name") for call in bad}
+    if calls:
+        message["tool_calls"] = calls
+    if role == "tool" and (key := str(turn.get("tool_call_id"))) in malformed:
         name = malformed[key] or turn.get("name")
         answer = {**({"name": name} if name else {}), "content": content}
         return {"role": "user", "content": f"{RESULT_OPENS}\n{to_json(answer)}\n{RESULT_CLOSES}"}
     if role == "tool":
-        message["tool_call_id"] = key
+        message["tool_call_id"] = turn.get("tool_call_id")
     if role == "assistant" and reasoning:
         message["reasoning_content"] = reasoning
     return message

@@ -123,11 +123,11 @@ _KIND_AFTER: dict[str, type[Text | Reasoning | ToolCall]] = {
 """The kind of text that follows each marker."""
 
 
-CUT = ("length", "cancelled")
-"""The finish reasons of replies that end before the members end them."""
-
-LIMIT = "max_new_tokens"
-"""The option that limits the length of replies, unless a caller has another name for it."""
+CUT = {
+    "length": "max_tokens or the context window cut it off",
+    "cancelled": "it was stopped before its end",
+}
+"""The finish reasons of replies that end before the members end them, and what happened."""
 
 MIN_CUT_MARKER = len("<tool")
 """Characters of an opening marker that are taken for it at the end of a reply that was cut."""
@@ -273,17 +273,26 @@ class ReplyDelta:
 
     Attributes:
         parts: text, reasoning, and calls that are complete now, in order.
-        content: the text of all parts.
-        reasoning: the reasoning of all parts, without its markers.
-        calls: the calls of all parts.
         warnings: at the end of the reply, what is wrong with it and its calls.
     """
 
     parts: list[Part] = field(default_factory=list)
-    content: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """The text of all parts."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of all parts, without its markers."""
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def calls(self) -> list[ToolCall | InvalidToolCall]:
+        """The calls of all parts."""
+        return [part for part in self.parts if isinstance(part, (ToolCall, InvalidToolCall))]
 
 
 class ReplyReader:
@@ -298,7 +307,7 @@ class ReplyReader:
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
         calls_forbidden: as for `ReplyParser`.
         completes: whether to show text with which the engine completed a reply that was cut off.
-        limit: the caller's name of the option that limits the length of replies.
+        as_text: whether malformed calls are text, and nothing is left of a call that was cut off.
     """
 
     def __init__(
@@ -308,14 +317,11 @@ class ReplyReader:
         parallel: bool = True,
         calls_forbidden: bool = False,
         completes: bool = True,
-        limit: str = LIMIT,
+        as_text: bool = False,
     ) -> None:
         self._tools = tools
         self._completes = completes
-        self._cuts = {
-            "length": f"{limit} or the context window cut it off",
-            "cancelled": "the reply was stopped inside it",
-        }
+        self._as_text = as_text
         self._calls_forbidden = calls_forbidden
         self._parallel = parallel
         self._parser: ReplyParser | None = None
@@ -349,33 +355,16 @@ class ReplyReader:
                 tools=bool(self._tools), prefix=prefix, calls_forbidden=self._calls_forbidden
             )
         parts = self._parser.feed(text.removesuffix(closing))
-        cut = self._cuts.get(finish_reason or "", "")
+        cut = CUT.get(finish_reason or "", "")
         if finish_reason is not None and not closing:
             parts += self._parser.close(cut)
         if self._tools:
             parts = list(self._with_bare_calls(parts, is_last=finish_reason is not None))
         if closing:
             parts += self._closed(closing, cut)
-        delta = ReplyDelta()
-        for part in parts:
-            if isinstance(part, Text):
-                shown = part.text.lstrip() if self._at_start else part.text
-                self._at_start = self._at_start and not shown
-                self._text += shown
-                delta.content += shown
-                delta.parts += [Text(shown)] if shown else []
-                continue
-            self._at_start = True
-            if isinstance(part, Reasoning):
-                delta.reasoning += part.text
-            elif self._calls and not self._parallel:
-                continue
-            else:
-                self._calls.append(part)
-                delta.calls.append(part)
-            delta.parts.append(part)
+        delta = ReplyDelta([shown for part in parts for shown in self._shown(part)])
         if finish_reason is not None:
-            delta.warnings = self._warnings(finish_reason)
+            delta.warnings = self._warnings(cut)
         return delta
 
     def unfinished(self) -> tuple[str, str] | None:
@@ -400,6 +389,23 @@ class ReplyReader:
         texts: list[Part] = [part for part in parts if isinstance(part, (Text, Reasoning))]
         cut_call = [_unclosed(begun or "", cut)] if len(texts) < len(parts) else []
         return [*cut_call, *(texts if self._completes else ())]
+
+    def _shown(self, part: Part) -> list[Part]:
+        """Remember a part, and return what callers get of it."""
+        if isinstance(part, Text):
+            text = part.text.lstrip() if self._at_start else part.text
+            self._at_start = self._at_start and not text
+            self._text += text
+            return [Text(text)] if text else []
+        self._at_start = True
+        if isinstance(part, Reasoning):
+            return [part]
+        if self._calls and not self._parallel:
+            return []
+        self._calls.append(part)
+        if isinstance(part, ToolCall) or not self._as_text:
+            return [part]
+        return [] if part.is_cut else [Text(part.written)]
 
     def _with_bare_calls(self, parts: Iterable[Part], *, is_last: bool) -> Iterator[Part]:
         """Hold text back while the reply can be calls without markers, and yield these calls."""
@@ -433,12 +439,11 @@ class ReplyReader:
         text, self._held = self._held, ""
         return [Text(text)] if text else []
 
-    def _warnings(self, finish_reason: str) -> list[str]:
+    def _warnings(self, cut: str) -> list[str]:
         """Return what is wrong with the whole reply and its calls."""
         warnings = []
-        if not (self._text.strip() or self._calls or finish_reason == "cancelled"):
-            cut = self._cuts.get(finish_reason)
-            warnings.append(f"the reply is empty: {cut}" if cut else "the reply is empty")
+        if not (self._text.strip() or self._calls):
+            warnings.append(": ".join(["the reply is empty", *filter(None, [cut])]))
         for call in self._calls:
             problem = call.error if isinstance(call, InvalidToolCall) else ""
             if isinstance(call, ToolCall):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adafuse_llm.adapters.reply import LIMIT, ReplyReader
+from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.adapters.tool_grammar import tool_grammar
@@ -66,15 +66,15 @@ class ReplyForm:
             lines.append(schema_instructions(self.schema))
         return "\n\n".join(lines)
 
-    def reader(self, limit: str = LIMIT) -> ReplyReader:
-        """Return a reader of a reply with this form. `limit` is as for `ReplyReader`."""
+    def reader(self, *, as_text: bool = True) -> ReplyReader:
+        """Return a reader of a reply with this form. `as_text` is as for `ReplyReader`."""
         calls_tools = self.calls_tools
         return ReplyReader(
             self.tools if calls_tools else (),
             parallel=self.parallel,
             calls_forbidden=bool(self.tools) and not calls_tools,
             completes=self.completes,
-            limit=limit,
+            as_text=as_text,
         )
 
     def constraint(self) -> dict[str, Any]:

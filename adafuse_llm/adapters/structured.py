@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from adafuse_llm.adapters.reply import LIMIT, REASONING_CLOSES, ReplyParser, Text, read_json
+from adafuse_llm.adapters.reply import REASONING_CLOSES, ReplyParser, Text, read_json
 from adafuse_llm.errors import InvalidInputError
 
 _FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)', re.DOTALL)
-CUT_OFF = f"{LIMIT} or the context window cut the JSON off"
+CUT_OFF = "max_tokens or the context window cut the JSON off"
 _BRACKETS = {"{": "}", "[": "]"}
 
 

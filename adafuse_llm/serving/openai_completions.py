@@ -10,15 +10,7 @@ from typing import Any, NamedTuple
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import (
-    InvalidToolCall,
-    Part,
-    Reasoning,
-    ReplyDelta,
-    ReplyReader,
-    Text,
-    ToolCall,
-)
+from adafuse_llm.adapters.reply import ReplyDelta, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.errors import ApiError
@@ -80,7 +72,7 @@ class CompletionWriter:
         for index in range(self._prompts * n):
             echo = asked.prompts[index // n] if asked.echo else ""
             self._choices.append(
-                ChatChoice(index, asked.form, asked.limit, leader)
+                ChatChoice(index, asked.form, leader)
                 if is_chat
                 else TextChoice(index, leader, echo)
             )
@@ -145,14 +137,12 @@ class ChatChoice:
     Args:
         index: number of the reply.
         form: the form of the reply.
-        limit: the field of the request that limits the length of the reply.
         leader: member whose log-probabilities the reply has; None for none.
     """
 
-    def __init__(self, index: int, form: ReplyForm, limit: str, leader: str | None) -> None:
+    def __init__(self, index: int, form: ReplyForm, leader: str | None) -> None:
         self._index = index
         self._form = form
-        self._limit = limit
         self._leader = leader
         self._reader: ReplyReader | None = None
         self._calls = 0
@@ -161,7 +151,7 @@ class ChatChoice:
     def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
         """Yield the parts of the chunks for an event."""
         if self._reader is None:
-            self._reader = self._form.reader(self._limit)
+            self._reader = self._form.reader()
             yield Chunk(self._part({"role": "assistant", "content": ""}))
         whole = event.generation
         delta = self._reader.read(event)
@@ -177,7 +167,7 @@ class ChatChoice:
         """Return the choice of the whole response."""
         text, prefix = generation.text, generation.reply_prefix
         whole = StreamEvent(text=text, round=None, generation=generation, reply_prefix=prefix)
-        fields = self._fields(self._form.reader(self._limit).read(whole))
+        fields = self._fields(self._form.reader().read(whole))
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")
@@ -203,9 +193,8 @@ class ChatChoice:
 
     def _fields(self, delta: ReplyDelta) -> dict[str, Any]:
         self.warnings += delta.warnings
-        parts = map(shown, delta.parts)
         fields = {
-            "content": "".join(part.text for part in parts if isinstance(part, Text)),
+            "content": delta.content,
             "reasoning_content": delta.reasoning,
             "tool_calls": [self._call(each) for each in delta.calls if isinstance(each, ToolCall)],
         }
@@ -287,17 +276,6 @@ class TextChoice:
 def arguments_of(call: ToolCall) -> str:
     """Return the arguments of a call as JSON text."""
     return json.dumps(call.arguments, ensure_ascii=False)
-
-
-def shown(part: Part) -> Text | Reasoning | ToolCall:
-    """Return what clients get of a part.
-
-    A malformed call is text, and nothing is left of one that was cut off. As a call, clients could
-    complete its arguments and execute it.
-    """
-    if not isinstance(part, InvalidToolCall):
-        return part
-    return Text("" if part.is_cut else part.written)
 
 
 def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:

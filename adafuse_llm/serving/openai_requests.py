@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from adafuse_llm.adapters.conversation import Turn, is_malformed, to_conversation
+from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, MAX_BIASED, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
@@ -200,11 +200,6 @@ class ServedRequest:
     echoed: Mapping[str, Any] | None = None
 
     @property
-    def limit(self) -> str:
-        """The field that limits the length of the response."""
-        return self.given.get("max_new_tokens", "max_tokens")
-
-    @property
     def has_grammar(self) -> bool:
         """Whether a grammar may have to be compiled, which takes time."""
         grammars = (self.options.get(name) for name in GRAMMARS)
@@ -331,7 +326,7 @@ def conversational(
             tool_choice=form.choice,
             instructions="\n\n".join(filter(None, texts)),
         )
-    if any(is_malformed(call) for turn in turns for call in turn.get("tool_calls") or ()):
+    if any(map(malformed_calls, turns)):
         ignored.warnings.append(
             f"{place} has tool calls whose arguments are not a JSON object. Members read them as "
             "text."

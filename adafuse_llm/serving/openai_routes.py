@@ -133,7 +133,7 @@ def _open(
         inputs=inputs,
         characters=sum(map(len, asked.texts or ()))
         + (max(map(len, asked.prompts)) if chat is None else chat.characters),
-        length_option=asked.limit,
+        length_option=asked.given.get("max_new_tokens", "max_tokens"),
     )
     try:
         with isolated(engine.runtime.grammar_isolation, cancel):

@@ -9,17 +9,12 @@ from typing import Any
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import CUT, Reasoning, Text, ToolCall
+from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.errors import BUSY, ApiError
 from adafuse_llm.serving.http import to_json
-from adafuse_llm.serving.openai_completions import (
-    arguments_of,
-    largest_member,
-    shown,
-    total_usage,
-)
+from adafuse_llm.serving.openai_completions import arguments_of, largest_member, total_usage
 from adafuse_llm.serving.openai_requests import ServedRequest
 from adafuse_llm.wire import EXTENSION
 
@@ -50,7 +45,7 @@ class ResponseWriter:
         self._leader = leader
         self._warnings = [*asked.ignored.warnings]
         self._count_tokens = count_tokens
-        self._reader = asked.form.reader(asked.limit)
+        self._reader = asked.form.reader()
         self._sequence = 0
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
@@ -89,7 +84,7 @@ class ResponseWriter:
             self._tokens += tokens
         whole = event.generation
         delta = self._reader.read(event)
-        for part in map(shown, delta.parts):
+        for part in delta.parts:
             yield from self._add(part, tokens)
             tokens = tokens if isinstance(part, Reasoning) else []
         self._warnings += delta.warnings
@@ -165,13 +160,9 @@ class ResponseWriter:
 
     # Items -------------------------------------------------------------------------------------
 
-    def _add(
-        self, part: Text | Reasoning | ToolCall, tokens: Sequence[Mapping[str, Any]]
-    ) -> Iterator[bytes]:
+    def _add(self, part: Part, tokens: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
         """Yield the events for a part of the reply."""
-        if not isinstance(part, ToolCall):
-            if not part.text:
-                return
+        if isinstance(part, (Text, Reasoning)):
             kind = "message" if isinstance(part, Text) else "reasoning"
             if self._open is None or self._open["type"] != kind:
                 yield from self._close("completed")
@@ -181,6 +172,7 @@ class ResponseWriter:
             shown = {"logprobs": tokens} if kind == "message" else {}
             yield self._at(f"{_delta_of(kind)}.delta", content_index=0, delta=part.text, **shown)
             return
+        assert isinstance(part, ToolCall), "malformed calls are text"
         yield from self._close("completed")
         name, arguments = part.name, arguments_of(part)
         item = {

@@ -156,7 +156,7 @@ def test_a_call_that_is_cut_off_leaves_no_marker_in_the_text(cut: str) -> None:
     if cut.startswith("<"):
         assert [type(part) for part in parts] == [Text, InvalidToolCall]
         assert parts[0] == Text("Well: ")
-        assert "max_new_tokens" in warnings[0]
+        assert "max_tokens" in warnings[0]
     parts, _ = read("Well: ", cut)
     assert ("".join(p.text for p in parts) == f"Well: {cut}") == ("<tool_call>" not in cut)
 

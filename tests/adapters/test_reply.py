@@ -155,7 +155,7 @@ TOOLS = [Tool("add", "", {"properties": {"a": {"type": "integer"}}, "required": 
     ],
 )  # fmt: skip
 def test_the_text_that_closes_a_reply_completes_its_text_but_no_call(own, closing, kinds, content):
-    delta = ReplyReader(TOOLS, limit="max_tokens").add(own + closing, "", "length", closing)
+    delta = ReplyReader(TOOLS).add(own + closing, "", "length", closing)
     assert [type(call) for call in delta.calls] == kinds
     assert delta.content == content
     assert all("max_tokens" in c.error for c in delta.calls if isinstance(c, InvalidToolCall))

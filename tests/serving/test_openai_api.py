@@ -250,26 +250,24 @@ def test_tools_are_called_in_an_enforced_form():
 
 @pytest.mark.parametrize("enforce", ["auto", False])
 def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
-    note = CALL.replace("31 * 44", "31 * " * 40)
-    messages = [{"role": "user", "content": "What is 31 * 44?"}]
-    given = {"tools": [CALCULATE], "extra_body": {"adafuse": {"enforce": enforce}}}
-    with scripted_engine(lambda _: f"{CALL}\n{note}") as engine, served(create_app(engine)) as url:
+    both = f"{CALL}\n{CALL.replace('44', '44 * ' * 40)}"
+    messages: Any = [{"role": "user", "content": "What is 31 * 44?"}]
+    extra: Any = {"extra_body": {"adafuse": {"enforce": enforce}}}
+    tools: Any = [{"type": "function", **CALCULATE["function"]}]
+    with scripted_engine(lambda _: both) as engine, served(create_app(engine)) as url:
         c = client_of(url)
         for size, calls in ((50, 0), (180, 1)):
-            given["max_tokens"] = size
-            done = ask(c, messages=messages, **given)
-            choice = done.choices[0]
-            assert (choice.finish_reason, choice.message.content or "") == ("length", "")
-            assert len(choice.message.tool_calls or ()) == calls
+            given = {"messages": messages, "tools": [CALCULATE], "max_tokens": size, **extra}
+            done = ask(c, **given)
+            assert done.choices[0].finish_reason == "length"
+            assert not done.choices[0].message.content
+            assert len(done.choices[0].message.tool_calls or ()) == calls
             assert "max_tokens" in str(done.adafuse["warnings"])
-            deltas = [part.choices[0] for part in ask(c, messages=messages, **given, stream=True)]
+            deltas = [part.choices[0] for part in ask(c, **given, stream=True)]
             assert sum(len(delta.delta.tool_calls or ()) for delta in deltas) == calls
             assert deltas[-1].finish_reason == "length"
-            *_, last = c.responses.create(
-                model="adafuse", input=messages, stream=True, max_output_tokens=size,
-                tools=[{"type": "function", **CALCULATE["function"]}],
-                extra_body=given["extra_body"],
-            )  # fmt: skip
+            given = {"input": messages, "tools": tools, "max_output_tokens": size, **extra}
+            *_, last = c.responses.create(model="adafuse", stream=True, **given)
             assert last.response.incomplete_details.reason == "max_output_tokens"
             assert sum(each.type == "function_call" for each in last.response.output) == calls
 

@@ -14,10 +14,9 @@ from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langchain_core.utils.json import parse_partial_json
 
 from adafuse_llm import StreamEvent, Tool
-from adafuse_llm.adapters.conversation import Call, Turn
+from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
@@ -88,10 +87,9 @@ def _to_turn(message: BaseMessage) -> Turn:
         turn["content"] = "".join(texts)
         turn["reasoning"] = _reasoning(message)
         turn["tool_calls"] = [
-            Call(id=call["id"] or "", name=call["name"], arguments=call["args"])
+            {"id": call["id"] or "", "name": call["name"], "arguments": call["args"]}
             for call in message.tool_calls
-        ]
-        turn["tool_calls"] += [  # with a marker, which is no JSON, the arguments are never a call
+        ] + [  # a marker is no JSON, so members read these as text
             {"id": call["id"], "name": call["name"], "arguments": f"{CALL_OPENS}{call['args']}"}
             for call in message.invalid_tool_calls
         ]
@@ -174,7 +172,7 @@ class Reply:
     """
 
     def __init__(self, form: ReplyForm) -> None:
-        self._reader = form.reader()
+        self._reader = form.reader(as_text=False)
         self._calls = 0
         self._has_valid_call = False
 
@@ -232,23 +230,15 @@ class Reply:
     def _call_chunk(self, part: ValidToolCall | InvalidToolCall) -> ToolCallChunk:
         """Convert a call to a chunk.
 
-        LangChain would turn the text of some malformed calls into valid calls. To prevent this,
-        such a text begins with the opening marker in the chunk (see `with_call_errors`).
+        LangChain would turn the text of some malformed calls into valid calls. To prevent this, the
+        text begins with the opening marker in the chunk (see `with_call_errors`).
         """
         if isinstance(part, ValidToolCall):
             self._has_valid_call = True
             arguments = json.dumps(part.arguments, ensure_ascii=False)
         else:
-            arguments = f"{CALL_OPENS}{part.text}" if _is_repairable(part.text) else part.text
+            arguments = f"{CALL_OPENS}{part.text}"
         index, self._calls = self._calls, self._calls + 1
         return tool_call_chunk(
             name=part.name, args=arguments, id=f"call_{uuid.uuid4().hex}", index=index
         )
-
-
-def _is_repairable(text: str) -> bool:
-    """Return whether LangChain reads an object in the text of a malformed call."""
-    try:
-        return not text.strip() or isinstance(parse_partial_json(text), dict)
-    except (ValueError, RecursionError):
-        return False

@@ -265,32 +265,31 @@ class Pair(BaseModel):
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 async def test_an_object_that_the_limit_cuts_is_an_error(method):
-    long = json.dumps({"a": "x", "b": "mill " * 40})
-    reply = long if method == "json_schema" else call("Pair", a="x", b="mill " * 40)
+    value = {"a": "x", "b": "mill " * 40}
+    reply = json.dumps(value) if method == "json_schema" else call("Pair", **value)
     with scripted_engine(lambda _: reply) as engine:
-        chat = ChatAdaFuse(engine=engine, max_tokens=130)
+        chat: Any = ChatAdaFuse(engine=engine, max_tokens=130)
         raw = chat.with_structured_output(Pair, method=method, include_raw=True)
-        plain = chat.with_structured_output(Pair, method=method)
         for found in (raw.invoke("?"), await raw.ainvoke("?"), list(raw.stream("?"))[-1]):
             assert found["parsed"] is None
-            assert "max_new_tokens" in str(found["parsing_error"])
+            assert "max_tokens" in str(found["parsing_error"])
             assert method != "json_schema" or json.loads(found["raw"].text)["a"] == "x"
-        with pytest.raises(OutputParserException, match="max_new_tokens"):
-            await plain.ainvoke("?")
-        partial = []
-        with pytest.raises(OutputParserException, match="max_new_tokens"):
-            partial.extend([each async for each in plain.astream("?")])
+        plain = chat.with_structured_output(Pair, method=method)
+        with pytest.raises(OutputParserException, match="max_tokens"):
+            plain.invoke("?")
+        with pytest.raises(OutputParserException, match="max_tokens"):
+            [each async for each in plain.astream("?")]
+        agent: Any = create_agent(chat, [], response_format=ProviderStrategy(Pair))
         if method == "json_schema":
-            agent = create_agent(chat, [], response_format=ProviderStrategy(Pair))
             with pytest.raises(StructuredOutputValidationError):
-                await agent.ainvoke({"messages": [("user", "?")]})
+                agent.invoke({"messages": [("user", "?")]})
 
 
 def test_a_number_that_the_limit_may_have_cut_is_an_error():
     with scripted_engine(lambda _: "123456789") as engine:
         chat = ChatAdaFuse(engine=engine, max_tokens=4)
         found = chat.with_structured_output({"title": "N", "type": "integer"}, include_raw=True)
-        assert "max_new_tokens" in str(found.invoke("?")["parsing_error"])
+        assert "max_tokens" in str(found.invoke("?")["parsing_error"])
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(enforce, tmp_path):
         (cut,) = message.invalid_tool_calls
         assert (message.tool_calls, cut["name"]) == ([], "save_note")
         assert message.response_metadata["finish_reason"] == "length"
-        assert "max_new_tokens" in str(message.response_metadata["adafuse_warnings"])
+        assert "max_tokens" in str(message.response_metadata["adafuse_warnings"])
         return cut
 
     story = call("save_note", text="A fox. " * 40)
@@ -117,7 +117,7 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(enforce, tmp_path):
     chat = chat_that(lambda _: story, **fields)
     bound, given = chat.bind_tools([save_note]), {"messages": [HumanMessage("Save a story.")]}
     for message in (bound.invoke("Save."), bound.invoke("Save."), await bound.ainvoke("Save.")):
-        assert "max_new_tokens" in check(message)["error"]
+        assert "max_tokens" in check(message)["error"]
     check(reduce(add, list(bound.stream("Save."))))
     check(reduce(add, [chunk async for chunk in bound.astream("Save.")]))
     agent: Any = create_agent(chat, [save_note])

@@ -59,11 +59,11 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(streaming, tmp_path
             tool = FunctionTool.from_defaults(save_note)
             agent = FunctionAgent(tools=[tool], llm=llm, streaming=streaming)
             if enforce:
-                with pytest.raises(MalformedReplyError, match="max_new_tokens"):
+                with pytest.raises(MalformedReplyError, match="max_tokens"):
                     await agent.run("Save a story.")
-                with pytest.raises(MalformedReplyError, match="max_new_tokens"):
+                with pytest.raises(MalformedReplyError, match="max_tokens"):
                     await llm.apredict_and_call([tool], "Save a story.")
-            with pytest.raises(MalformedReplyError, match="max_new_tokens"):
+            with pytest.raises(MalformedReplyError, match="max_tokens"):
                 llm.chat_with_tools([tool], "Save a story.")
     assert not list(tmp_path.iterdir())
 

@@ -195,7 +195,7 @@ async def test_an_object_that_the_limit_cuts_is_an_error(way):
     endless = '{"names": ["Anna", "Bo", "Carl'.ljust(99, "l")
     with scripted_engine(lambda prompt: endless) as engine:
         llm = AdaFuseLLM(engine=engine, max_new_tokens=40)
-        with recorded() as record, pytest.raises(MalformedReplyError, match="max_new_tokens"):
+        with recorded() as record, pytest.raises(MalformedReplyError, match="max_tokens"):
             await predict(llm, way, "long", Names)
     (end,) = record.named("AdaFuseGenerationEndEvent")  # no other reply is requested
     assert (end.finish_reason, json.loads(end.text)["names"][:2]) == ("length", ["Anna", "Bo"])

@@ -30,9 +30,6 @@ from adafuse_llm.adapters.reply import (
     CALL_CLOSES,
     CALL_OPENS,
     CUT,
-    InvalidToolCall,
-    ReplyParser,
-    Text,
     ToolCall,
 )
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
@@ -73,12 +70,10 @@ def cut_call(response: ChatResponse) -> str:
 def _problem(form: ReplyForm, response: ChatResponse) -> str | None:
     """Return why a reply cannot be used; None if it can be."""
     message = response.message
-    parser = ReplyParser(tools=True)
-    for part in (*parser.feed(message.content or ""), *parser.close()):
-        if isinstance(part, InvalidToolCall):
-            return part.error
     if problem := cut_call(response):
         return problem
+    if CALL_OPENS in (message.content or ""):
+        return str(response.additional_kwargs[WARNINGS_KEY][0])
     allowed = [tool.name for tool in form.tools]
     called = [block.tool_name for block in message.blocks if isinstance(block, ToolCallBlock)]
     if unknown := [name for name in called if name not in allowed]:
@@ -143,15 +138,11 @@ class Reply:
         added = self._reader.add(chunk.delta, chunk.reply_prefix, reason, chunk.raw.closing)
         for warning in added.warnings:
             logger.warning("%s", warning)
-        delta = ""
-        for part in added.parts:
-            if isinstance(part, Text):
-                delta += part.text
-            elif isinstance(part, ToolCall):
-                self._calls.append(_block(self._next_id, part.name, part.arguments))
-                self._next_id = _call_id()
-            elif isinstance(part, InvalidToolCall) and not part.is_cut:
-                delta += part.written
+        delta = added.content
+        for call in added.calls:
+            assert isinstance(call, ToolCall), "malformed calls are text"
+            self._calls.append(_block(self._next_id, call.name, call.arguments))
+            self._next_id = _call_id()
         self._text += delta
         self._thinking += added.reasoning
         calls = [*self._calls, *(self._unfinished_call() if reason is None else ())]

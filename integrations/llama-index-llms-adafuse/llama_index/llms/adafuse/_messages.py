@@ -106,8 +106,8 @@ def _turn(number: int, message: ChatMessage) -> Turn:
         turn["reasoning"] = reasoning
     if calls := calls or [_openai_call(each) for each in extras.get("tool_calls") or ()]:
         turn["tool_calls"] = calls
-    if isinstance(call_id := extras.get("tool_call_id"), str):
-        turn["tool_call_id"] = call_id
+    if isinstance(answered := extras.get("tool_call_id"), str):
+        turn["tool_call_id"] = answered
     if isinstance(name := extras.get("name"), str):
         turn["name"] = name
     return turn
