@@ -123,7 +123,8 @@ def _is_malformed(call: Any) -> bool:
 def _function(call: Any) -> Mapping[str, Any]:
     """Return the name and arguments of a call, which has OpenAI's form or ours."""
     call = call if isinstance(call, Mapping) else {}
-    return call["function"] if isinstance(call.get("function"), Mapping) else call
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
 
 
 def _malformed_block(call: Mapping[str, Any]) -> str:

@@ -253,7 +253,8 @@ def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
     both = f"{CALL}\n{CALL.replace('44', '44 * ' * 40)}"
     messages: Any = [{"role": "user", "content": "What is 31 * 44?"}]
     extra: Any = {"extra_body": {"adafuse": {"enforce": enforce}}}
-    tools: Any = [{"type": "function", **CALCULATE["function"]}]
+    function: Any = CALCULATE["function"]
+    tools = [{"type": "function", **function}]
     with scripted_engine(lambda _: both) as engine, served(create_app(engine)) as url:
         c = client_of(url)
         for size, calls in ((50, 0), (180, 1)):
