@@ -15,6 +15,7 @@ from llama_index.core.agent.workflow import (
 )
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
+from llama_index.core.workflow import WorkflowRuntimeError
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import AdaFuseEngine, MalformedReplyError
@@ -47,7 +48,7 @@ def llm():
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_tool_is_not_called_with_what_the_limit_cuts(streaming, tmp_path):
-    def save_note(text: str) -> str:
+    def save_note(text: str = "") -> str:
         """Save a note."""
         (tmp_path / "note.txt").write_text(text, encoding="utf-8")
         return "Saved."
@@ -65,6 +66,12 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(streaming, tmp_path
                     await llm.apredict_and_call([tool], "Save a story.")
             with pytest.raises(MalformedReplyError, match="max_tokens"):
                 llm.chat_with_tools([tool], "Save a story.")
+    step = 'Action: save_note\nAction Input: {"text": "A {red} fox, ' + "x" * 99
+    with scripted_engine(lambda _: f"Thought: I save it.\n{step}") as engine:
+        react_llm = AdaFuseLLM(engine=engine, max_new_tokens=90, enforce=False)
+        react_agent = ReActAgent(tools=[tool], llm=react_llm, streaming=streaming)
+        with pytest.raises(WorkflowRuntimeError, match="iterations"):
+            await react_agent.run("Save a story.", max_iterations=1)
     assert not list(tmp_path.iterdir())
 
 

@@ -23,6 +23,7 @@ from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse._messages import Correction
+from llama_index.llms.adafuse._react import without_cut_input
 from llama_index.llms.adafuse._structured import closing_of
 
 from adafuse_llm import InvalidInputError, MalformedReplyError, Tool
@@ -119,10 +120,12 @@ class Reply:
 
     Args:
         form: the form of the reply.
+        is_step: whether the reply is a step of a ReAct agent.
     """
 
-    def __init__(self, form: ReplyForm) -> None:
+    def __init__(self, form: ReplyForm, *, is_step: bool = False) -> None:
         self._reader = form.reader()
+        self._is_step = is_step
         self._text = ""
         self._thinking = ""
         self._calls: list[ToolCallBlock] = []
@@ -144,6 +147,8 @@ class Reply:
             self._calls.append(_block(self._next_id, call.name, call.arguments))
             self._next_id = _call_id()
         self._text += delta
+        if self._is_step and reason in CUT:
+            self._text = without_cut_input(self._text)
         self._thinking += added.reasoning
         calls = [*self._calls, *(self._unfinished_call() if reason is None else ())]
         extras = {"thinking_delta": added.reasoning, WARNINGS_KEY: added.warnings}

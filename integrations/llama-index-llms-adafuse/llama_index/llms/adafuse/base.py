@@ -24,7 +24,6 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.llms.adafuse._calls import (
     CallAttempts,
-    Reply,
     conversation_of,
     cut_call,
     selections,
@@ -148,28 +147,27 @@ class AdaFuseLLM(RequestingLLM):
         Raises:
             InvalidInputError: the messages, the tools or an option cannot be used.
         """
-        request, form = self._request(messages, kwargs)
-        return Reply(form).take(self._decode(request).result())
+        request, reply = self._request(messages, kwargs)
+        return reply.take(self._decode(request).result())
 
     @ends_when_closed
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        request, form = self._request(messages, kwargs)
-        reply = Reply(form)
+        request, reply = self._request(messages, kwargs)
         return (reply.take(chunk) for chunk in self._decode(request).chunks())
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        request, form = await self._arequest(messages, kwargs)
-        return Reply(form).take(await self._decode(request).aresult())
+        request, reply = await self._arequest(messages, kwargs)
+        return reply.take(await self._decode(request).aresult())
 
     @aends_when_closed
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        request, form = await self._arequest(messages, kwargs)
-        reply, chunks = Reply(form), await self._decode(request).achunks()
+        request, reply = await self._arequest(messages, kwargs)
+        chunks = await self._decode(request).achunks()
         return (reply.take(chunk) async for chunk in chunks)
 
     # Choices ----------------------------------------------------------------------------------
