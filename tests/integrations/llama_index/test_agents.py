@@ -66,12 +66,12 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(streaming, tmp_path
                     await llm.apredict_and_call([tool], "Save a story.")
             with pytest.raises(MalformedReplyError, match="max_tokens"):
                 llm.chat_with_tools([tool], "Save a story.")
-    step = 'Action: save_note\nAction Input: {"text": "A {red} fox, ' + "x" * 99
+    step = 'Action: save_note\nAction Input: {"text": "A fox.", "more": "{red} ' + "x" * 99
     with scripted_engine(lambda _: f"Thought: I save it.\n{step}") as engine:
-        react_llm = AdaFuseLLM(engine=engine, max_new_tokens=90, enforce=False)
+        react_llm = AdaFuseLLM(engine=engine, max_new_tokens=115, enforce=False)
         react_agent = ReActAgent(tools=[tool], llm=react_llm, streaming=streaming)
         with pytest.raises(WorkflowRuntimeError, match="iterations"):
-            await react_agent.run("Save a story.", max_iterations=1)
+            await react_agent.run("Save a story.", max_iterations=2)
     assert not list(tmp_path.iterdir())
 
 
