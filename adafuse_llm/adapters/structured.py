@@ -50,13 +50,13 @@ def find_json(text: str, *, closing: str = "", is_cut: bool = False) -> Any:
     """
     if closing:
         raise ValueError(f"{CUT_OFF} after {text.removesuffix(closing)[-40:]!r}")
-    value = _find_json(text)
+    value = _find_json(text, is_cut=is_cut)
     if is_cut and type(value) in (int, float):  # the next digit is missing
         raise ValueError(f"{CUT_OFF} after {text[-40:]!r}")
     return value
 
 
-def _find_json(text: str) -> Any:
+def _find_json(text: str, *, is_cut: bool) -> Any:
     answer = _answer(text).strip()
     fenced = _FENCED.fullmatch(answer)
     for candidate in (text, answer, *(fenced.groups() if fenced else ())):
@@ -69,6 +69,7 @@ def _find_json(text: str) -> Any:
         detail = f"it begins with {answer[:40]!r}" if answer else "it is empty"
         raise ValueError(f"the reply holds no JSON object or array; {detail}")
     region = max(regions, key=lambda region: len(region.text))
+    region = region if regions[-1].closed or not is_cut else regions[-1]
     if not region.closed:
         raise ValueError(f"the JSON is cut off: it ends with {region.text[-40:]!r}")
     try:
