@@ -232,7 +232,8 @@ async def test_calls_that_must_be_made_are_made_and_fit_their_schemas(stubborn_l
 
 
 async def test_without_a_choice_of_tools_there_is_text(llm, stubborn_llm):
-    for options in ({"tool_choice": "none", "logit_bias": {}}, {"logit_bias": {}}):
+    free: dict[str, Any] = {"logit_bias": {}}
+    for options in ({"tool_choice": "none", **free}, free):
         (response,) = await with_tools(stubborn_llm, "chat", [ADD], "Hello?", **options)
         assert (response.message.content, calls_of(response)) == (stubborn(""), [])
     response = llm.chat([ChatMessage("12 plus 7?")])
