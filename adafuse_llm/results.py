@@ -92,6 +92,8 @@ class Round(_Result):
             has none. A member that was not asked is absent.
         forced: whether no member had a choice: the grammar allows no other text, or the text closes
             the response at the length limit. The round then has one candidate without proposers.
+        closes: whether the engine made the text up, to complete a response of a given form at its
+            length limit. Text without an alternative is not made up.
         elapsed: wall-clock seconds from the start of the round to its commit.
         logprobs: the committed tokens by member, with the option ``logprobs``. A member without
             room for the text is absent.
@@ -104,6 +106,7 @@ class Round(_Result):
     margins: dict[str, tuple[float, ...]]
     elapsed: float
     forced: bool = False
+    closes: bool = False
     logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
 
 
@@ -176,6 +179,13 @@ class Generation(_Result):
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def closing(self) -> str:
+        """The end of `text` that the engine made up, at the length limit, to complete its form."""
+        if not (self.rounds and self.rounds[-1].closes):
+            return ""
+        return self.text[sum(len(each.text) for each in self.rounds[:-1]) :]
 
     @property
     def reasoning(self) -> str:

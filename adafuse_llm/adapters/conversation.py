@@ -7,7 +7,8 @@ form, which every chat template accepts. `adafuse_llm.text.conversation` describ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -15,10 +16,15 @@ from typing_extensions import TypedDict
 from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.text.chat import Message, Tool, check_content, check_role
 from adafuse_llm.text.conversation import (
+    CALL_CLOSES,
+    CALL_OPENS,
+    RESULT_CLOSES,
+    RESULT_OPENS,
     Call,
     Conversation,
     check_conversation,
     check_results,
+    to_json,
 )
 
 __all__ = ["Call", "Conversation", "Turn", "to_conversation", "to_messages"]
@@ -33,7 +39,9 @@ class Turn(TypedDict, total=False):
         content: text, or a list of text parts.
         name: name of the speaker. A user's name is written before the content; other names are
             ignored.
-        tool_calls: calls in an assistant's message.
+        tool_calls: calls in an assistant's message. The arguments can be JSON text. If it is no
+            JSON object, for example because the call was cut off, members read the call and its
+            result as text.
         tool_call_id: in a tool's message, the id of the call that it answers.
         reasoning: in an assistant's message, the reasoning before the content. Without it,
             reasoning between ``<think>`` and ``</think>`` at the beginning of the content counts.
@@ -42,7 +50,7 @@ class Turn(TypedDict, total=False):
     role: str
     content: str | list[Any] | None
     name: str | None
-    tool_calls: Sequence[Call] | None
+    tool_calls: Sequence[Mapping[str, Any]] | None
     tool_call_id: str | None
     reasoning: str | None
 
@@ -73,7 +81,8 @@ def to_conversation(
             or a result without a matching call; two tools have the same name; or `tool_choice`
             does not fit `tools`.
     """
-    messages = [_to_message(number, turn) for number, turn in enumerate(turns)]
+    malformed: dict[str, Any] = {}
+    messages = [_to_message(number, turn, malformed) for number, turn in enumerate(turns)]
     conversation = check_conversation(messages, tools, tool_choice, instructions=instructions)
     check_results(conversation.messages)
     return conversation
@@ -97,8 +106,41 @@ def to_messages(
     return conversation.flat()
 
 
-def _to_message(number: int, turn: Turn) -> dict[str, Any]:
-    """Return a message without the name of its speaker, with its reasoning apart."""
+def malformed_calls(turn: Turn) -> list[Mapping[str, Any]]:
+    """Return the calls of an assistant's turn whose arguments are text, but no JSON object."""
+    calls = turn.get("tool_calls") if turn.get("role") == "assistant" else None
+    return [call for call in calls if _is_malformed(call)] if isinstance(calls, list) else []
+
+
+def _is_malformed(call: Any) -> bool:
+    arguments = _function(call).get("arguments")
+    try:
+        return isinstance(arguments, str) and not isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        return True
+
+
+def _function(call: Any) -> Mapping[str, Any]:
+    """Return the name and arguments of a call, which has OpenAI's form or ours."""
+    call = call if isinstance(call, Mapping) else {}
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
+
+
+def _malformed_block(call: Mapping[str, Any]) -> str:
+    """Return a malformed call as members write it. Its name can be apart from its text or in it."""
+    function = _function(call)
+    name, text = function.get("name"), function["arguments"].removeprefix(CALL_OPENS).strip()
+    if name and '"name"' not in text:
+        text = f'{{"name": {json.dumps(name)}, "arguments": {text}}}'
+    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
+
+
+def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without the name of its speaker, with its reasoning apart.
+
+    `malformed` has the names of the tools of malformed calls so far, by id.
+    """
     label = f"message {number}"
     role = check_role(turn.get("role"), label)
     content = check_content(turn.get("content"), label)
@@ -109,8 +151,18 @@ def _to_message(number: int, turn: Turn) -> dict[str, Any]:
     elif role == "user" and (name := turn.get("name")):
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}
-    if calls := turn.get("tool_calls"):
+    bad, calls = malformed_calls(turn), turn.get("tool_calls")
+    if bad and calls:
+        texts = [*filter(None, [content.rstrip("\n")]), *map(_malformed_block, bad)]
+        message["content"] = "\n".join(texts)
+        calls = [call for call in calls if call not in bad]
+        malformed |= {str(call.get("id")): _function(call).get("name") for call in bad}
+    if calls:
         message["tool_calls"] = calls
+    if role == "tool" and (key := str(turn.get("tool_call_id"))) in malformed:
+        name = malformed[key] or turn.get("name")
+        answer = {**({"name": name} if name else {}), "content": content}
+        return {"role": "user", "content": f"{RESULT_OPENS}\n{to_json(answer)}\n{RESULT_CLOSES}"}
     if role == "tool":
         message["tool_call_id"] = turn.get("tool_call_id")
     if role == "assistant" and reasoning:

@@ -13,7 +13,6 @@ may write the opening marker.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import re
@@ -31,6 +30,7 @@ from adafuse_llm.adapters.bare_calls import (
     read_calls,
 )
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, open_reasoning
+from adafuse_llm.results import StreamEvent
 from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
 
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-NOT_CLOSED = f"the call is not closed by {CALL_CLOSES}"
+NOT_CLOSED = f"it is not closed by {CALL_CLOSES}"
 
 
 @dataclass(frozen=True)
@@ -88,29 +88,21 @@ class InvalidToolCall:
     """A malformed or unfinished call.
 
     Attributes:
-        name: the name of the tool, if the JSON is well-formed and has a name.
-        text: everything between the markers, or up to the end of the reply.
+        name: the name of the tool, if the call has one.
+        text: everything between the markers, or what the members wrote of it.
         error: why the call is invalid.
+        is_cut: whether a limit ended the reply inside the call.
     """
 
     name: str | None
     text: str
     error: str
+    is_cut: bool = False
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the reply ends inside the call."""
-        return self.error == NOT_CLOSED
-
-    @property
-    def begun(self) -> tuple[str, str] | None:
-        """The name and the JSON of the arguments so far; None before the arguments begin."""
-        head, _, arguments = self.text.partition(', "arguments": ')
-        try:
-            name = read_json(head + "}")["name"]
-        except (ValueError, KeyError, TypeError):
-            return None
-        return (name, arguments) if isinstance(name, str) and arguments[:1] == "{" else None
+    def written(self) -> str:
+        """The call with its markers."""
+        return f"{CALL_OPENS}{self.text}{'' if self.error == NOT_CLOSED else CALL_CLOSES}"
 
 
 Part = Text | Reasoning | ToolCall | InvalidToolCall
@@ -131,8 +123,11 @@ _KIND_AFTER: dict[str, type[Text | Reasoning | ToolCall]] = {
 """The kind of text that follows each marker."""
 
 
-CUT = ("length", "cancelled")
-"""The finish reasons of replies that end before the members end them."""
+CUT = {
+    "length": "max_tokens or the context window cut it off",
+    "cancelled": "it was stopped before its end",
+}
+"""The finish reasons of replies that end before the members end them, and what happened."""
 
 MIN_CUT_MARKER = len("<tool")
 """Characters of an opening marker that are taken for it at the end of a reply that was cut."""
@@ -184,27 +179,32 @@ class ReplyParser:
             parts += self._take(len(self._buffer) - self._partial_marker_size())
         return parts
 
-    def close(self, *, is_cut: bool = False) -> list[Part]:
+    @property
+    def open_call(self) -> str | None:
+        """The text of the call that has begun and is not complete; None outside of calls."""
+        return self._buffer if self._kind is ToolCall else None
+
+    def close(self, cut: str = "") -> list[Part]:
         """End the reply; return the parts that are still buffered.
 
         Args:
-            is_cut: whether the reply ends at a length limit. The beginning of an opening marker is
-                then dropped, and most of the marker counts as the marker. Otherwise, both are text,
-                but if calls are forbidden, most of the marker is dropped.
+            cut: what cut the reply off, if anything did. The beginning of an opening marker is then
+                dropped, and most of the marker counts as the marker. Otherwise, both are text, but
+                if calls are forbidden, most of the marker is dropped.
         """
         self._complete = True
         parts = self.feed("")
         is_most = len(self._buffer) >= MIN_CUT_MARKER
         may_call = self._kind is Text and (self._tools or self._calls_forbidden)
         if may_call and CALL_OPENS.startswith(self._buffer):
-            if is_cut and is_most and self._tools:
+            if cut and is_most and self._tools:
                 self._kind = ToolCall
-            if is_cut or (is_most and self._calls_forbidden):
+            if cut or (is_most and self._calls_forbidden):
                 self._buffer = ""
         if self._kind is not ToolCall:
             return parts + self._take(len(self._buffer))
         self._kind, rest, self._buffer = Text, self._buffer, ""
-        return [*parts, InvalidToolCall(None, rest, NOT_CLOSED)]
+        return [*parts, _unclosed(rest, cut)]
 
     def _take(self, size: int) -> list[Part]:
         """Remove the first `size` characters from the buffer; return them as parts."""
@@ -273,17 +273,26 @@ class ReplyDelta:
 
     Attributes:
         parts: text, reasoning, and calls that are complete now, in order.
-        content: the text of all parts.
-        reasoning: the reasoning of all parts, without its markers.
-        calls: the calls of all parts.
-        warnings: at the end of the reply, what is wrong with its calls.
+        warnings: at the end of the reply, what is wrong with it and its calls.
     """
 
     parts: list[Part] = field(default_factory=list)
-    content: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """The text of all parts."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of all parts, without its markers."""
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def calls(self) -> list[ToolCall | InvalidToolCall]:
+        """The calls of all parts."""
+        return [part for part in self.parts if isinstance(part, (ToolCall, InvalidToolCall))]
 
 
 class ReplyReader:
@@ -297,12 +306,22 @@ class ReplyReader:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
         calls_forbidden: as for `ReplyParser`.
+        completes: whether to show text with which the engine completed a reply that was cut off.
+        as_text: whether malformed calls are text, and nothing is left of a call that was cut off.
     """
 
     def __init__(
-        self, tools: Sequence[Tool] = (), *, parallel: bool = True, calls_forbidden: bool = False
+        self,
+        tools: Sequence[Tool] = (),
+        *,
+        parallel: bool = True,
+        calls_forbidden: bool = False,
+        completes: bool = True,
+        as_text: bool = False,
     ) -> None:
         self._tools = tools
+        self._completes = completes
+        self._as_text = as_text
         self._calls_forbidden = calls_forbidden
         self._parallel = parallel
         self._parser: ReplyParser | None = None
@@ -312,51 +331,81 @@ class ReplyReader:
         self._may_be_calls = bool(tools)
         self._text = ""
 
-    def add(self, text: str, prefix: str = "", finish_reason: str | None = None) -> ReplyDelta:
+    def read(self, event: StreamEvent) -> ReplyDelta:
+        """Return what an event adds to the reply."""
+        whole = event.generation
+        if whole is None:
+            return self.add(event.text, event.reply_prefix)
+        return self.add(event.text, event.reply_prefix, whole.finish_reason, whole.closing)
+
+    def add(
+        self, text: str, prefix: str = "", finish_reason: str | None = None, closing: str = ""
+    ) -> ReplyDelta:
         """Return what the next text adds to the reply.
 
         Args:
             text: the text.
             prefix: text with which the chat templates began the reply.
             finish_reason: why the reply ends after this text; None if it goes on.
+            closing: the end of the text that the engine made up (`Generation.closing`). It
+                completes text, but never a call.
         """
         if self._parser is None:
             self._parser = ReplyParser(
                 tools=bool(self._tools), prefix=prefix, calls_forbidden=self._calls_forbidden
             )
-        parts = self._parser.feed(text)
-        if finish_reason is not None:
-            parts += self._parser.close(is_cut=finish_reason in CUT)
+        parts = self._parser.feed(text.removesuffix(closing))
+        cut = CUT.get(finish_reason or "", "")
+        if finish_reason is not None and not closing:
+            parts += self._parser.close(cut)
         if self._tools:
             parts = list(self._with_bare_calls(parts, is_last=finish_reason is not None))
-        delta = ReplyDelta()
-        for part in parts:
-            if isinstance(part, Text):
-                shown = part.text.lstrip() if self._at_start else part.text
-                self._at_start = self._at_start and not shown
-                self._text += shown
-                delta.content += shown
-                delta.parts += [Text(shown)] if shown else []
-                continue
-            self._at_start = True
-            if isinstance(part, Reasoning):
-                delta.reasoning += part.text
-            elif self._calls and not self._parallel:
-                continue
-            else:
-                self._calls.append(part)
-                delta.calls.append(part)
-            delta.parts.append(part)
-        if finish_reason is not None and self._tools:
-            delta.warnings = self._warnings()
+        if closing:
+            parts += self._closed(closing, cut)
+        delta = ReplyDelta([shown for part in parts for shown in self._shown(part)])
+        if finish_reason is not None:
+            delta.warnings = self._warnings(cut)
         return delta
 
-    def unfinished(self) -> InvalidToolCall | None:
-        """Return the call with markers that has begun and is not complete, or None."""
-        if self._parser is None or (self._calls and not self._parallel):
+    def unfinished(self) -> tuple[str, str] | None:
+        """Return the name and the JSON of the arguments so far of a call that has begun.
+
+        It is None if no call with markers has begun, or before its arguments begin.
+        """
+        text = None if self._parser is None else self._parser.open_call
+        if text is None or (self._calls and not self._parallel):
             return None
-        last = [None, *copy.copy(self._parser).close()][-1]
-        return last if isinstance(last, InvalidToolCall) else None
+        name, arguments = _begun(text)
+        return None if name is None or arguments[:1] != "{" else (name, arguments)
+
+    def _closed(self, closing: str, cut: str) -> list[Part]:
+        """Return the parts of a text that closes the reply, and the call that it cuts off, if any.
+
+        A call is whole only if the members wrote all of its JSON.
+        """
+        assert self._parser is not None
+        begun = self._parser.open_call
+        parts = [*self._parser.feed(closing), *self._parser.close()]
+        texts: list[Part] = [part for part in parts if isinstance(part, (Text, Reasoning))]
+        cut_call = [_unclosed(begun or "", cut)] if len(texts) < len(parts) else []
+        return [*cut_call, *(texts if self._completes else ())]
+
+    def _shown(self, part: Part) -> list[Part]:
+        """Remember a part, and return what callers get of it."""
+        if isinstance(part, Text):
+            text = part.text.lstrip() if self._at_start else part.text
+            self._at_start = self._at_start and not text
+            self._text += text
+            return [Text(text)] if text else []
+        self._at_start = True
+        if isinstance(part, Reasoning):
+            return [part]
+        if self._calls and not self._parallel:
+            return []
+        self._calls.append(part)
+        if isinstance(part, ToolCall) or not self._as_text:
+            return [part]
+        return [] if part.is_cut else [Text(part.written)]
 
     def _with_bare_calls(self, parts: Iterable[Part], *, is_last: bool) -> Iterator[Part]:
         """Hold text back while the reply can be calls without markers, and yield these calls."""
@@ -390,16 +439,18 @@ class ReplyReader:
         text, self._held = self._held, ""
         return [Text(text)] if text else []
 
-    def _warnings(self) -> list[str]:
-        """Return what is wrong with the calls of the whole reply."""
+    def _warnings(self, cut: str) -> list[str]:
+        """Return what is wrong with the whole reply and its calls."""
         warnings = []
+        if not (self._text.strip() or self._calls):
+            warnings.append(": ".join(["the reply is empty", *filter(None, [cut])]))
         for call in self._calls:
             problem = call.error if isinstance(call, InvalidToolCall) else ""
             if isinstance(call, ToolCall):
                 given = {"name": call.name, "arguments": call.arguments}
                 problem = call_problem(given, self._tools)
             warnings += [f"the reply has a tool call that is not valid: {problem}"] * bool(problem)
-        _, problem = ([], "") if self._calls else _bare_calls(self._text, self._tools)
+        problem = "" if self._calls or not self._tools else _bare_calls(self._text, self._tools)[1]
         if problem:
             warnings.append(f"the reply looks like a tool call and is none: {problem}")
         return warnings
@@ -421,6 +472,30 @@ def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
     except NotCallsError as error:
         problem = str(error)
     return [], problem or "it also has other text" * mentions_call(text)
+
+
+def _unclosed(text: str, cut: str) -> ToolCall | InvalidToolCall:
+    """Read a call without its closing marker. If its JSON is whole, the call is.
+
+    Args:
+        text: the call, possibly with the beginning of the marker.
+        cut: what cut the reply off, if anything did.
+    """
+    head, _, marker = text.rpartition("<")
+    call = _read_call(head if CALL_CLOSES.startswith(f"<{marker}") else text)
+    if isinstance(call, ToolCall):
+        return call
+    return InvalidToolCall(_begun(text)[0], text, cut or NOT_CLOSED, is_cut=bool(cut))
+
+
+def _begun(text: str) -> tuple[str | None, str]:
+    """Return the name and the JSON of the arguments of a call as far as it has them."""
+    head, _, arguments = text.partition(', "arguments": ')
+    try:
+        name = read_json(head + "}")["name"]
+    except (ValueError, KeyError, TypeError):
+        name = None
+    return name if isinstance(name, str) else None, arguments
 
 
 def _read_call(text: str) -> ToolCall | InvalidToolCall:

@@ -35,12 +35,14 @@ class ReplyForm:
             call tools.
         parallel: whether the reply can have several calls.
         schema: a JSON schema of replies without calls; None for free text.
+        completes: as for `ReplyReader`.
     """
 
     tools: Sequence[Tool] = ()
     choice: str = "none"
     parallel: bool = True
     schema: Mapping[str, Any] | None = None
+    completes: bool = True
 
     @property
     def calls_tools(self) -> bool:
@@ -64,13 +66,15 @@ class ReplyForm:
             lines.append(schema_instructions(self.schema))
         return "\n\n".join(lines)
 
-    def reader(self) -> ReplyReader:
-        """Return a reader of a reply with this form."""
+    def reader(self, *, as_text: bool = True) -> ReplyReader:
+        """Return a reader of a reply with this form. `as_text` is as for `ReplyReader`."""
         calls_tools = self.calls_tools
         return ReplyReader(
             self.tools if calls_tools else (),
             parallel=self.parallel,
             calls_forbidden=bool(self.tools) and not calls_tools,
+            completes=self.completes,
+            as_text=as_text,
         )
 
     def constraint(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from adafuse_llm.errors import InvalidInputError
 
 _FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)', re.DOTALL)
+CUT_OFF = "max_tokens or the context window cut the JSON off"
 _BRACKETS = {"{": "}", "[": "]"}
 
 
@@ -34,14 +35,28 @@ def schema_instructions(schema: Mapping[str, Any]) -> str:
     )
 
 
-def find_json(text: str) -> Any:
+def find_json(text: str, *, closing: str = "", is_cut: bool = False) -> Any:
     """Parse the JSON value in a reply, ignoring reasoning, code fences and text around it.
 
     If the whole reply is not JSON, the value is its longest outermost object or array.
 
+    Args:
+        text: the reply.
+        closing: the end of the reply that the engine made up (`Generation.closing`).
+        is_cut: whether the reply ended at a length limit.
+
     Raises:
         ValueError: the reply has no JSON, or the JSON is cut off or malformed.
     """
+    if closing:
+        raise ValueError(f"{CUT_OFF} after {text.removesuffix(closing)[-40:]!r}")
+    value = _find_json(text, is_cut=is_cut)
+    if is_cut and type(value) in (int, float):  # the next digit is missing
+        raise ValueError(f"{CUT_OFF} after {text[-40:]!r}")
+    return value
+
+
+def _find_json(text: str, *, is_cut: bool) -> Any:
     answer = _answer(text).strip()
     fenced = _FENCED.fullmatch(answer)
     for candidate in (text, answer, *(fenced.groups() if fenced else ())):
@@ -54,6 +69,7 @@ def find_json(text: str) -> Any:
         detail = f"it begins with {answer[:40]!r}" if answer else "it is empty"
         raise ValueError(f"the reply holds no JSON object or array; {detail}")
     region = max(regions, key=lambda region: len(region.text))
+    region = region if regions[-1].closed or not is_cut else regions[-1]
     if not region.closed:
         raise ValueError(f"the JSON is cut off: it ends with {region.text[-40:]!r}")
     try:

@@ -223,21 +223,23 @@ def decode(
             outcome = yield from play()
         logprobs = yield from _commit(outcome.committed, top_logprobs, forced=outcome.forced)
         elapsed = time.perf_counter() - started
-        shown = transcript.push(outcome.committed.shown)
+        text = outcome.committed.shown
+        shown = transcript.push(text)
         rounds.append(
             Round(
                 index=index,
                 candidates=outcome.scored,
                 winner=outcome.winner,
-                text=outcome.committed.shown,
+                text=text,
                 margins=outcome.margins,
                 elapsed=elapsed,
                 forced=outcome.forced,
+                closes=outcome.closes and not (grammar and grammar.determines(text)),
                 logprobs=logprobs,
             )
         )
         if grammar is not None:
-            grammar.commit(outcome.committed.shown)
+            grammar.commit(text)
         finish = _finish(outcome, members, transcript)
         closes = finish == "length" and not outcome.closes and bool(grammar and grammar.closing())
         if finish is not None and not closes:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import InvalidToolCall, ReplyDelta, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply import ReplyDelta, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.errors import ApiError
@@ -154,9 +154,7 @@ class ChatChoice:
             self._reader = self._form.reader()
             yield Chunk(self._part({"role": "assistant", "content": ""}))
         whole = event.generation
-        delta = self._reader.add(
-            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
-        )
+        delta = self._reader.read(event)
         fields = self._fields(delta)
         if fields or event.round is not None:
             part = self._part({"content": "", **fields}, self._logprobs([event.round]))
@@ -167,10 +165,9 @@ class ChatChoice:
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        delta = self._form.reader().add(
-            generation.text, generation.reply_prefix, generation.finish_reason
-        )
-        fields = self._fields(delta)
+        text, prefix = generation.text, generation.reply_prefix
+        whole = StreamEvent(text=text, round=None, generation=generation, reply_prefix=prefix)
+        fields = self._fields(self._form.reader().read(whole))
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")
@@ -199,17 +196,17 @@ class ChatChoice:
         fields = {
             "content": delta.content,
             "reasoning_content": delta.reasoning,
-            "tool_calls": [self._call(*call) for each in delta.calls if (call := spelled(each))],
+            "tool_calls": [self._call(each) for each in delta.calls if isinstance(each, ToolCall)],
         }
         return {name: value for name, value in fields.items() if value}
 
-    def _call(self, name: str, arguments: str) -> dict[str, Any]:
+    def _call(self, call: ToolCall) -> dict[str, Any]:
         index, self._calls = self._calls, self._calls + 1
         return {
             "index": index,
             "id": f"call_{uuid.uuid4().hex}",
             "type": "function",
-            "function": {"name": name, "arguments": arguments},
+            "function": {"name": call.name, "arguments": arguments_of(call)},
         }
 
     def _logprobs(self, rounds: Sequence[Round | None]) -> dict[str, Any] | None:
@@ -276,11 +273,9 @@ class TextChoice:
         }
 
 
-def spelled(call: ToolCall | InvalidToolCall) -> tuple[str, str] | None:
-    """Return the name and the JSON of the arguments of a call; None if it was cut off before."""
-    if isinstance(call, ToolCall):
-        return call.name, json.dumps(call.arguments, ensure_ascii=False)
-    return call.begun if call.is_cut else (call.name or "", call.text)
+def arguments_of(call: ToolCall) -> str:
+    """Return the arguments of a call as JSON text."""
+    return json.dumps(call.arguments, ensure_ascii=False)
 
 
 def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:

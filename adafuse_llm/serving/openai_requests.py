@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from adafuse_llm.adapters.conversation import Turn, to_conversation
+from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, MAX_BIASED, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
@@ -325,6 +325,11 @@ def conversational(
             tools=form.tools,
             tool_choice=form.choice,
             instructions="\n\n".join(filter(None, texts)),
+        )
+    if any(map(malformed_calls, turns)):
+        ignored.warnings.append(
+            f"{place} has tool calls whose arguments are not a JSON object. Members read them as "
+            "text."
         )
     if strict and asked["enforce"] == "auto":
         asked["enforce"] = True

@@ -9,16 +9,12 @@ from typing import Any
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import CUT, InvalidToolCall, Part, Reasoning, Text
+from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.errors import BUSY, ApiError
 from adafuse_llm.serving.http import to_json
-from adafuse_llm.serving.openai_completions import (
-    largest_member,
-    spelled,
-    total_usage,
-)
+from adafuse_llm.serving.openai_completions import arguments_of, largest_member, total_usage
 from adafuse_llm.serving.openai_requests import ServedRequest
 from adafuse_llm.wire import EXTENSION
 
@@ -87,9 +83,7 @@ class ResponseWriter:
             tokens = openai_logprobs([event.round], self._leader)["content"]
             self._tokens += tokens
         whole = event.generation
-        delta = self._reader.add(
-            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
-        )
+        delta = self._reader.read(event)
         for part in delta.parts:
             yield from self._add(part, tokens)
             tokens = tokens if isinstance(part, Reasoning) else []
@@ -178,11 +172,9 @@ class ResponseWriter:
             shown = {"logprobs": tokens} if kind == "message" else {}
             yield self._at(f"{_delta_of(kind)}.delta", content_index=0, delta=part.text, **shown)
             return
-        if (call := spelled(part)) is None:
-            return
+        assert isinstance(part, ToolCall), "malformed calls are text"
         yield from self._close("completed")
-        name, arguments = call
-        is_cut = isinstance(part, InvalidToolCall) and part.is_cut
+        name, arguments = part.name, arguments_of(part)
         item = {
             "id": f"fc_{uuid.uuid4().hex}",
             "type": "function_call",
@@ -197,7 +189,7 @@ class ResponseWriter:
         item["arguments"] = arguments
         yield self._at("function_call_arguments.delta", delta=arguments)
         yield self._at("function_call_arguments.done", name=name, arguments=arguments)
-        item["status"] = "incomplete" if is_cut else "completed"
+        item["status"] = "completed"
         yield self._item("done")
         self._open = None
 

@@ -285,6 +285,18 @@ class GrammarText:
 
         If the response must end after the forced text, the last word is included, too.
         """
+        text = self._determined().decode(errors="ignore")
+        if self.ends_after(text):
+            return text
+        words = re.match(r"(?s:.*\S)(?=\s)", text)
+        return words[0] if words else ""
+
+    def determines(self, text: str) -> bool:
+        """Return whether the response can only go on with `text`, which completes it."""
+        return self._determined() == text.encode()
+
+    def _determined(self) -> bytes:
+        """Return the bytes up to the first choice, or to the first end of the response."""
         state = self._state.deep_copy()
         found = bytearray()
         while not state.is_accepting() and len(found) < MAX_FORCED:
@@ -293,11 +305,7 @@ class GrammarText:
                 break
             found += following
             state.consume_token(following[0])
-        text = found.decode(errors="ignore")
-        if self.ends_after(text):
-            return text
-        words = re.match(r"(?s:.*\S)(?=\s)", text)
-        return words[0] if words else ""
+        return bytes(found)
 
     def closing(self, text: str = "") -> str | None:
         """Return a short text that completes the response after `text`.

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adafuse_llm.adapters.reply import InvalidToolCall, Reasoning, ReplyParser, Text, ToolCall
+from adafuse_llm.adapters.reply import (
+    InvalidToolCall,
+    Reasoning,
+    ReplyParser,
+    ReplyReader,
+    Text,
+    ToolCall,
+)
+from adafuse_llm.text.chat import Tool
 
 pytestmark = pytest.mark.quick
 
@@ -120,9 +128,38 @@ def test_numbers_that_are_too_large_stay_json():
 
 
 def test_a_reply_that_ends_inside_a_call():
-    (text, call) = parsed(f"So: <tool_call>{ADD}</tool", tools=True)
+    begun = ADD[:-2]  # its last brace is missing
+    (text, call) = parsed(f"So: <tool_call>{begun}</tool", tools=True)
     assert text == Text("So: ")
-    assert call == InvalidToolCall(None, f"{ADD}</tool", "the call is not closed by </tool_call>")
+    assert call == InvalidToolCall("add", f"{begun}</tool", "it is not closed by </tool_call>")
+    for end in ("", "<", "</tool"):  # only the marker is missing
+        assert parsed(f"<tool_call>{ADD}{end}", tools=True) == [ToolCall("add", {"a": 1}, ADD)]
+
+
+TOOLS = [Tool("add", "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})]
+
+
+@pytest.mark.parametrize(
+    ("own", "closing", "kinds", "content"),
+    [
+        (f"<tool_call>{ADD[:-3]}", "}}\n</tool_call>", [InvalidToolCall], ""),
+        (f"<tool_call>{ADD}", "</tool_call>", [ToolCall], ""),
+        (f"<tool_call>{ADD}</tool", "_call>", [ToolCall], ""),
+        ("<tool", f"_call>{ADD}</tool_call>", [InvalidToolCall], ""),
+        ("", f"<tool_call>{ADD}</tool_call>", [InvalidToolCall], ""),
+        (f"<tool_call>{ADD}</tool_call>\n<tool_call>", f"{ADD}</tool_call>",
+         [ToolCall, InvalidToolCall], ""),
+        (ADD[1:-3], "}}", [], ADD.strip()),
+        ('{"b": "', '"}', [], '{"b": ""}'),
+        ("<think>hm", "</think>", [], ""),
+    ],
+)  # fmt: skip
+def test_the_text_that_closes_a_reply_completes_its_text_but_no_call(own, closing, kinds, content):
+    delta = ReplyReader(TOOLS).add(own + closing, "", "length", closing)
+    assert [type(call) for call in delta.calls] == kinds
+    assert delta.content == content
+    assert all("max_tokens" in c.error for c in delta.calls if isinstance(c, InvalidToolCall))
+    assert bool(delta.warnings) == (kinds[-1:] == [InvalidToolCall] or not (kinds or content))
 
 
 replies = st.lists(

@@ -73,6 +73,14 @@ def test_what_is_wrong_is_told_and_no_part_is_taken_for_the_whole(text, error):
         find_json(text)
 
 
+def test_a_draft_is_not_taken_for_the_value_that_a_limit_cuts():
+    draft = 'Draft: {"a": "long"}. Final: {"a'
+    assert find_json(draft) == {"a": "long"}
+    with pytest.raises(ValueError, match="cut off"):
+        find_json(draft, is_cut=True)
+    assert find_json('{"a": "long"} I hope {this} hel', is_cut=True) == {"a": "long"}
+
+
 JSON = st.recursive(
     st.integers() | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

@@ -73,6 +73,9 @@ def check_valid(
     assert is_valid(schema, found.text), (schema, found.text)
     assert max(found.usage.completion_tokens.values()) <= lowest + extra
     assert "".join(entry.text for entry in found.rounds) == found.text
+    own = found.text.removesuffix(found.closing)
+    assert found.closing == ("" if own == found.text else found.rounds[-1].text)
+    assert found.finish_reason == "length" or not found.closing
     if lowest > 1:
         with pytest.raises(InvalidOptionError, match=f"at least {lowest}"):
             ensemble.generate(**start, json_schema=schema, max_new_tokens=lowest - 1, **options)

@@ -250,6 +250,52 @@ def test_tools_are_called_in_an_enforced_form():
         assert forced.choices[0].message.tool_calls[0].function.name == "calculate"
 
 
+@pytest.mark.parametrize("enforce", ["auto", False])
+def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
+    both = f"{CALL}\n{CALL.replace('44', '44 * ' * 40)}"
+    messages: Any = [{"role": "user", "content": "What is 31 * 44?"}]
+    extra: Any = {"extra_body": {"adafuse": {"enforce": enforce}}}
+    function: Any = CALCULATE["function"]
+    tools = [{"type": "function", **function}]
+    with scripted_engine(lambda _: both) as engine, served(create_app(engine)) as url:
+        c = client_of(url)
+        for size, calls in ((50, 0), (180, 1)):
+            given = {"messages": messages, "tools": [CALCULATE], "max_tokens": size, **extra}
+            done = ask(c, **given)
+            assert done.choices[0].finish_reason == "length"
+            assert not done.choices[0].message.content
+            assert len(done.choices[0].message.tool_calls or ()) == calls
+            assert "max_tokens" in str(done.adafuse["warnings"])
+            deltas = [part.choices[0] for part in ask(c, **given, stream=True)]
+            assert sum(len(delta.delta.tool_calls or ()) for delta in deltas) == calls
+            assert deltas[-1].finish_reason == "length"
+            given = {"input": messages, "tools": tools, "max_output_tokens": size, **extra}
+            *_, last = c.responses.create(model="adafuse", stream=True, **given)
+            assert last.response.incomplete_details.reason == "max_output_tokens"
+            assert sum(each.type == "function_call" for each in last.response.output) == calls
+
+
+def test_calls_in_the_history_that_are_no_json_are_read_as_text():
+    prompts = []
+
+    def reply(prompt):
+        prompts.append(prompt)
+        return "Well."
+
+    function = {"name": "calculate", "arguments": '{"expression": "31 *'}
+    call = {"id": "1", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "What is 31 * 44?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "not JSON"},
+    ]
+    with scripted_engine(reply) as engine, served(create_app(engine)) as url:
+        done = ask(client_of(url), messages=messages, tools=[CALCULATE])
+    assert "not a JSON object" in str(done.adafuse["warnings"])
+    assert done.choices[0].message.content == "Well."
+    assert any(f"{function['arguments']}}}\n</tool_call>" in each for each in prompts)
+
+
 class Price(BaseModel):
     florins: int
     reduced: bool

@@ -109,6 +109,17 @@ HEAVY = (
 )
 
 
+def test_a_text_is_determined_if_no_other_can_follow() -> None:
+    grammar = Grammar.of(AdaFuseConfig(json_schema={"enum": ["mill", "mint"]}))
+    assert grammar is not None
+    text = grammar.text()
+    text.commit('"mi')
+    assert not text.determines(text.closing() or "")
+    text.commit("l")
+    assert text.determines('l"')
+    assert not text.determines("l")
+
+
 def test_r3_v2_searches_in_a_response_have_a_limit_together() -> None:
     grammar = Grammar.of(AdaFuseConfig(regex=HEAVY))
     assert grammar is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,18 +14,18 @@ from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import BaseTool, create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langchain_core.utils.json import parse_partial_json
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from adafuse_llm import StreamEvent, Tool
-from adafuse_llm.adapters.conversation import Call, Turn
-from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, InvalidToolCall
+from adafuse_llm.adapters.conversation import Turn
+from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.adapters.schema import recursive_schema
 from adafuse_llm.errors import InvalidInputError, short_repr
-from adafuse_llm.text.conversation import RESULT_CLOSES, RESULT_OPENS
 from langchain_adafuse._rounds import ROUNDS_KEY
+
+logger = logging.getLogger(__name__)
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
 
@@ -56,18 +57,9 @@ ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
     """Convert messages to turns.
 
-    In an assistant's message, malformed calls become part of the content, and content blocks
-    without text are omitted (see `omitted_blocks`). The answer to a malformed call becomes a user's
-    turn.
+    In an assistant's message, content blocks without text are omitted (see `omitted_blocks`).
     """
-    messages = list(messages)
-    malformed = {
-        call["id"]: call["name"]
-        for message in messages
-        if isinstance(message, AIMessage)
-        for call in message.invalid_tool_calls
-    }
-    return [_to_turn(message, malformed) for message in messages]
+    return [_to_turn(message) for message in messages]
 
 
 def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
@@ -86,14 +78,8 @@ def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
     return sorted(types - SKIPPED_BLOCKS)
 
 
-def _to_turn(message: BaseMessage, malformed: Mapping[str | None, str | None]) -> Turn:
-    """Convert a message. `malformed` has the names of the tools of malformed calls, by id."""
+def _to_turn(message: BaseMessage) -> Turn:
     role = getattr(message, "role", None) or ROLES.get(message.type, message.type)
-    if isinstance(message, ToolMessage) and message.tool_call_id in malformed:
-        name = malformed[message.tool_call_id] or message.name
-        named = {} if name is None else {"name": name}
-        answer = json.dumps({**named, "content": message.text}, ensure_ascii=False)
-        return {"role": "user", "content": f"{RESULT_OPENS}\n{answer}\n{RESULT_CLOSES}"}
     turn: Turn = {"role": role, "content": message.content, "name": message.name}
     if isinstance(message, ToolMessage):
         turn["content"], _ = _result_text(message.content)
@@ -101,14 +87,14 @@ def _to_turn(message: BaseMessage, malformed: Mapping[str | None, str | None]) -
     if isinstance(message, AIMessage):
         content = message.content if isinstance(message.content, list) else [message.content]
         texts = [text for block in content if (text := _block_text(block)) is not None]
-        calls = [_malformed_block(call) for call in message.invalid_tool_calls]
-        said = "".join(texts)
-        separator = "\n" if said and calls and not said.endswith("\n") else ""
-        turn["content"] = said + separator + "\n".join(calls)
+        turn["content"] = "".join(texts)
         turn["reasoning"] = _reasoning(message)
         turn["tool_calls"] = [
-            Call(id=call["id"] or "", name=call["name"], arguments=call["args"])
+            {"id": call["id"] or "", "name": call["name"], "arguments": call["args"]}
             for call in message.tool_calls
+        ] + [  # a marker is no JSON, so members read these as text
+            {"id": call["id"], "name": call["name"], "arguments": f"{CALL_OPENS}{call['args']}"}
+            for call in message.invalid_tool_calls
         ]
     return turn
 
@@ -122,16 +108,6 @@ def _reasoning(message: AIMessage) -> str:
     found = [block.get(REASONING_KEYS.get(str(block.get("type")), "")) for block in blocks]
     texts = [each.get("text") if isinstance(each, dict) else each for each in found]
     return "\n\n".join(text for text in texts if isinstance(text, str))
-
-
-def _malformed_block(call: Mapping[str, Any]) -> str:
-    """Return a malformed call in the form that members write. Other providers keep the name out of
-    the arguments.
-    """
-    text = (call["args"] or "").removeprefix(CALL_OPENS).strip()
-    if call["name"] and '"name"' not in text:
-        text = f'{{"name": {json.dumps(call["name"])}, "arguments": {text}}}'
-    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
 
 
 def _block_text(block: str | dict[str, Any]) -> str | None:
@@ -247,7 +223,7 @@ class Reply:
     """
 
     def __init__(self, form: ReplyForm) -> None:
-        self._reader = form.reader()
+        self._reader = form.reader(as_text=False)
         self._calls = 0
         self._has_valid_call = False
 
@@ -271,9 +247,7 @@ class Reply:
             usage: token usage of the whole reply, for the last event.
         """
         whole = event.generation
-        delta = self._reader.add(
-            event.text, event.reply_prefix, None if whole is None else whole.finish_reason
-        )
+        delta = self._reader.read(event)
         extras = {ROUNDS_KEY: records, "reasoning_content": delta.reasoning}
         messages = [
             AIMessageChunk(
@@ -296,6 +270,7 @@ class Reply:
             metadata = dict(metadata or {})
             if delta.warnings:
                 metadata[WARNINGS_KEY] = delta.warnings
+                logger.warning("%s", "; ".join(delta.warnings))
             if self._has_valid_call and metadata.get("finish_reason") == "stop":
                 metadata["finish_reason"] = "tool_calls"
             messages[-1].response_metadata = metadata
@@ -306,23 +281,15 @@ class Reply:
     def _call_chunk(self, part: ValidToolCall | InvalidToolCall) -> ToolCallChunk:
         """Convert a call to a chunk.
 
-        LangChain would turn the text of some malformed calls into valid calls. To prevent this,
-        such a text begins with the opening marker in the chunk (see `with_call_errors`).
+        LangChain would turn the text of some malformed calls into valid calls. To prevent this, the
+        text begins with the opening marker in the chunk (see `with_call_errors`).
         """
         if isinstance(part, ValidToolCall):
             self._has_valid_call = True
             arguments = json.dumps(part.arguments, ensure_ascii=False)
         else:
-            arguments = f"{CALL_OPENS}{part.text}" if _is_repairable(part.text) else part.text
+            arguments = f"{CALL_OPENS}{part.text}"
         index, self._calls = self._calls, self._calls + 1
         return tool_call_chunk(
             name=part.name, args=arguments, id=f"call_{uuid.uuid4().hex}", index=index
         )
-
-
-def _is_repairable(text: str) -> bool:
-    """Return whether LangChain reads an object in the text of a malformed call."""
-    try:
-        return not text.strip() or isinstance(parse_partial_json(text), dict)
-    except (ValueError, RecursionError):
-        return False

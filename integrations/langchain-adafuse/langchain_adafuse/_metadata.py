@@ -15,6 +15,9 @@ PROVIDER = "adafuse"
 
 FINISH_REASONS = {"stop_sequence": "stop"}
 
+CLOSING_KEY = "adafuse_closing"
+"""Key in the ``response_metadata``, with `Generation.closing`."""
+
 TOKEN_KINDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
@@ -27,6 +30,7 @@ def metadata_of(
     summary = Summary.of(generation.rounds).model_dump(mode="json")
     return {
         **({} if detail == "none" else {SUMMARY_KEY: summary}),
+        **({CLOSING_KEY: generation.closing} if generation.closing else {}),
         "finish_reason": FINISH_REASONS.get(reason, reason),
         "model_name": model_name,
         "model_provider": PROVIDER,

@@ -27,7 +27,8 @@ from pydantic.v1 import ValidationError as ValidationErrorV1
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.adapters.structured import correction, find_json, partial_json
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from langchain_adafuse._messages import to_openai_tool
+from langchain_adafuse._messages import to_openai_tool, with_call_errors
+from langchain_adafuse._metadata import CLOSING_KEY
 from langchain_adafuse._schema import check_schema, problems
 from langchain_adafuse._schema_forms import Schema, prepare
 
@@ -65,9 +66,10 @@ class Reader:
         Raises:
             ValueError: the reply has no object, or the object does not fit the schema.
         """
-        return self._validate(
-            find_json(message.text) if self.tool is None else self._tool_arguments(message)
-        )
+        if self.tool is not None:
+            return self._validate(self._tool_arguments(message))
+        is_cut = message.response_metadata.get("finish_reason") == "length"
+        return self._validate(find_json(message.text, closing=_closing(message), is_cut=is_cut))
 
     def read_partly(self, message: AIMessage) -> Any:
         """Return the partial object in an unfinished reply, or None if the reply has none yet.
@@ -77,7 +79,8 @@ class Reader:
         if self.tool is not None:
             return None
         try:
-            partial = parse_partial_json(partial_json(message.text))
+            text = message.text.removesuffix(_closing(message))
+            partial = parse_partial_json(partial_json(text))
             if not isinstance(partial, PARTIAL_TYPES.get(self.kind, ())):
                 return None
             return partial if isinstance(self.schema, dict) else self._validate(partial)
@@ -88,8 +91,8 @@ class Reader:
         for call in message.tool_calls:
             if call["name"] == self.tool:
                 return call["args"]
-        if message.invalid_tool_calls:
-            error = message.invalid_tool_calls[0].get("error") or "it is malformed"
+        if invalid := with_call_errors(message).invalid_tool_calls:
+            error = invalid[0].get("error") or "it is malformed"
             raise ValueError(f"the call of the tool {self.tool} cannot be read: {error}")
         raise ValueError(f"there is no call of the tool {self.tool}")
 
@@ -325,7 +328,8 @@ class Attempt:
             self.messages = [*self.messages, raw, HumanMessage(request)]
             if (seed := raw.response_metadata.get("seed")) is not None:
                 self.options = {"seed": AdaFuseConfig(seed=seed, n=2).seeds()[1]}
-        self.is_over = self._error is None or self._repairs_left == 0
+        is_last = self._repairs_left == 0 or bool(_closing(raw))  # the next would be as long
+        self.is_over = self._error is None or is_last
         self._repairs_left -= 1
 
     def progress(self, written: AIMessageChunk) -> Iterator[Any]:
@@ -360,6 +364,11 @@ class Attempt:
         if not self._output.include_raw:
             return parsed
         return {"raw": raw, "parsed": parsed, "parsing_error": error}
+
+
+def _closing(message: AIMessage) -> str:
+    """Return the end of a reply that the engine made up."""
+    return str(message.response_metadata.get(CLOSING_KEY, ""))
 
 
 def _messages(prompt: LanguageModelInput) -> list[BaseMessage]:

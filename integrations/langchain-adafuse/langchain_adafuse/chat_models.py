@@ -538,11 +538,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
     """Return the form of replies that the keywords of a call ask for."""
     tools = to_tools(keywords.get("tools") or ())
+    schema = schema_of(keywords.get("response_format"))
     return ReplyForm(
         tools,
         to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
         to_flag("parallel_tool_calls", keywords.get("parallel_tool_calls"), default=True),
-        schema_of(keywords.get("response_format")),
+        schema,
+        completes=schema is None or "tools" not in keywords,  # agents parse the text themselves
     )
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import pydantic.v1
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, StructuredOutputValidationError
 from langchain_core.exceptions import OutputParserException
 from pydantic import BaseModel
 from typing_extensions import NotRequired, TypedDict
@@ -254,6 +256,40 @@ def test_a_dict_without_a_schema_is_refused(chat, schema):
     for method in METHODS:
         with pytest.raises(InvalidInputError, match="a schema must be a pydantic class"):
             chat.with_structured_output(schema, method=method)
+
+
+class Pair(BaseModel):
+    a: str
+    b: str
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+async def test_an_object_that_the_limit_cuts_is_an_error(method):
+    value = {"a": "x", "b": "mill " * 40}
+    reply = json.dumps(value) if method == "json_schema" else call("Pair", **value)
+    with scripted_engine(lambda _: reply) as engine:
+        chat: Any = ChatAdaFuse(engine=engine, max_tokens=130)
+        raw = chat.with_structured_output(Pair, method=method, include_raw=True)
+        for found in (raw.invoke("?"), await raw.ainvoke("?"), list(raw.stream("?"))[-1]):
+            assert found["parsed"] is None
+            assert "max_tokens" in str(found["parsing_error"])
+            assert method != "json_schema" or json.loads(found["raw"].text)["a"] == "x"
+        plain = chat.with_structured_output(Pair, method=method)
+        with pytest.raises(OutputParserException, match="max_tokens"):
+            plain.invoke("?")
+        with pytest.raises(OutputParserException, match="max_tokens"):
+            [each async for each in plain.astream("?")]
+        agent: Any = create_agent(chat, [], response_format=ProviderStrategy(Pair))
+        if method == "json_schema":
+            with pytest.raises(StructuredOutputValidationError):
+                agent.invoke({"messages": [("user", "?")]})
+
+
+def test_a_number_that_the_limit_may_have_cut_is_an_error():
+    with scripted_engine(lambda _: "123456789") as engine:
+        chat = ChatAdaFuse(engine=engine, max_tokens=4)
+        found = chat.with_structured_output({"title": "N", "type": "integer"}, include_raw=True)
+        assert "max_tokens" in str(found.invoke("?")["parsing_error"])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
@@ -95,6 +96,51 @@ async def test_a_malformed_call_has_its_reason_and_can_be_answered():
 
 
 # Agents ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enforce", ["auto", False])
+async def test_a_tool_is_not_called_with_what_the_limit_cuts(enforce, tmp_path):
+    @tool
+    def save_note(text: str) -> str:
+        """Save a note."""
+        (tmp_path / "note.txt").write_text(text, encoding="utf-8")
+        return "Saved."
+
+    def check(message):
+        (cut,) = message.invalid_tool_calls
+        assert (message.tool_calls, cut["name"]) == ([], "save_note")
+        assert message.response_metadata["finish_reason"] == "length"
+        assert "max_tokens" in str(message.response_metadata["adafuse_warnings"])
+        return cut
+
+    story = call("save_note", text="A fox. " * 40)
+    fields = {"max_tokens": 120, "enforce": enforce, "cache": InMemoryCache()}
+    chat = chat_that(lambda _: story, **fields)
+    bound, given = chat.bind_tools([save_note]), {"messages": [HumanMessage("Save a story.")]}
+    for message in (bound.invoke("Save."), bound.invoke("Save."), await bound.ainvoke("Save.")):
+        assert "max_tokens" in check(message)["error"]
+    check(reduce(add, list(bound.stream("Save."))))
+    check(reduce(add, [chunk async for chunk in bound.astream("Save.")]))
+    agent: Any = create_agent(chat, [save_note])
+    check(agent.invoke(given)["messages"][-1])
+    async for mode, data in agent.astream(given, stream_mode=["messages", "values"]):
+        last = data["messages"][-1] if mode == "values" else None
+    check(last)
+    events = [event async for event in agent.astream_events(given, version="v2")]
+    (end,) = [event for event in events if event["event"] == "on_chat_model_end"]
+    check(end["data"]["output"])
+    both = f"{call('save_note', text='A fox.')}\n{story}"
+    whole = chat_that(lambda _: both, **{**fields, "max_tokens": 200})
+    message = whole.bind_tools([save_note]).invoke("Save.")
+    assert [each["args"] for each in message.tool_calls] == [{"text": "A fox."}]
+    assert [each["name"] for each in message.invalid_tool_calls] == ["save_note"]
+    assert not list(tmp_path.iterdir())
+
+
+async def test_an_empty_last_message_has_a_warning(caplog):
+    message = chat_that(lambda _: "").bind_tools(TOOLS).invoke("Go")
+    assert message.response_metadata["adafuse_warnings"] == ["the reply is empty"]
+    assert "the reply is empty" in caplog.text
 
 
 def asks_in_turn(prompt):

@@ -9,15 +9,18 @@ from llama_index.core.agent.react import ReActChatFormatter
 from llama_index.core.agent.react.prompts import REACT_CHAT_SYSTEM_HEADER
 from llama_index.core.agent.workflow import (
     AgentStream,
+    FunctionAgent,
     ReActAgent,
     ToolCallResult,
 )
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
+from llama_index.core.workflow import WorkflowRuntimeError
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseEngine, MalformedReplyError
 from adafuse_llm.embedded.tools import REACT_HEADER
+from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import PATHS, ask, recorded
 from tests.support.scripted import scripted_engine
 
@@ -41,6 +44,35 @@ def react(prompt: str) -> str:
 def llm():
     with scripted_engine(react) as engine:
         yield AdaFuseLLM(engine=engine, enforce=False)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_tool_is_not_called_with_what_the_limit_cuts(streaming, tmp_path):
+    def save_note(text: str = "") -> str:
+        """Save a note."""
+        (tmp_path / "note.txt").write_text(text, encoding="utf-8")
+        return "Saved."
+
+    story = written_call("save_note", text="A fox. " * 40)
+    for enforce in ("auto", False):
+        with scripted_engine(lambda _: story) as engine:
+            llm = AdaFuseLLM(engine=engine, max_new_tokens=120, enforce=enforce, retries=0)
+            tool = FunctionTool.from_defaults(save_note)
+            agent = FunctionAgent(tools=[tool], llm=llm, streaming=streaming)
+            if enforce:
+                with pytest.raises(MalformedReplyError, match="max_tokens"):
+                    await agent.run("Save a story.")
+                with pytest.raises(MalformedReplyError, match="max_tokens"):
+                    await llm.apredict_and_call([tool], "Save a story.")
+            with pytest.raises(MalformedReplyError, match="max_tokens"):
+                llm.chat_with_tools([tool], "Save a story.")
+    step = 'Action: save_note\nAction Input: {"text": "A fox.", "more": "{red} ' + "x" * 99
+    with scripted_engine(lambda _: f"Thought: I save it.\n{step}") as engine:
+        react_llm = AdaFuseLLM(engine=engine, max_new_tokens=115, enforce=False)
+        react_agent = ReActAgent(tools=[tool], llm=react_llm, streaming=streaming)
+        with pytest.raises(WorkflowRuntimeError, match="iterations"):
+            await react_agent.run("Save a story.", max_iterations=2)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("streaming", [True, False])

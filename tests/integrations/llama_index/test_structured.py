@@ -57,9 +57,9 @@ def llm():
         yield AdaFuseLLM(engine=engine, enforce=False)
 
 
-async def predict(llm, path, name, **options):
+async def predict(llm, path, name, kind=Ship, **options):
     """By the four ways of structured prediction."""
-    given = getattr(llm, path)(Ship, PROMPT, name=name, llm_kwargs=options)
+    given = getattr(llm, path)(kind, PROMPT, name=name, llm_kwargs=options)
     if path == "stream_structured_predict":
         return list(given)[-1]
     if path == "astream_structured_predict":
@@ -190,15 +190,15 @@ class Names(BaseModel):
     names: list[str]
 
 
-async def test_an_object_at_the_length_limit_is_whole():
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_object_that_the_limit_cuts_is_an_error(way):
     endless = '{"names": ["Anna", "Bo", "Carl'.ljust(99, "l")
     with scripted_engine(lambda prompt: endless) as engine:
-        llm = AdaFuseLLM(engine=engine, retries=0, max_new_tokens=40)
-        with recorded() as record:
-            crew = llm.structured_predict(Names, PROMPT, name="long")
-    assert crew.names[:2] == ["Anna", "Bo"]
-    (end,) = record.named("AdaFuseGenerationEndEvent")
-    assert end.finish_reason == "length"
+        llm = AdaFuseLLM(engine=engine, max_new_tokens=40)
+        with recorded() as record, pytest.raises(MalformedReplyError, match="max_tokens"):
+            await predict(llm, way, "long", Names)
+    (end,) = record.named("AdaFuseGenerationEndEvent")  # no other reply is requested
+    assert (end.finish_reason, json.loads(end.text)["names"][:2]) == ("length", ["Anna", "Bo"])
 
 
 class Even(BaseModel):

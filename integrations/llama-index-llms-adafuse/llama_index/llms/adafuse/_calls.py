@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,18 +23,19 @@ from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse._messages import Correction
+from llama_index.llms.adafuse._react import without_cut_input
+from llama_index.llms.adafuse._structured import closing_of
 
 from adafuse_llm import InvalidInputError, MalformedReplyError, Tool
 from adafuse_llm.adapters.reply import (
     CALL_CLOSES,
     CALL_OPENS,
     CUT,
-    InvalidToolCall,
-    ReplyParser,
-    Text,
     ToolCall,
 )
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
+
+logger = logging.getLogger(__name__)
 
 TOOL_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Keywords of `AdaFuseLLM.chat` that concern tools."""
@@ -58,16 +60,21 @@ def form_of(keywords: Mapping[str, Any]) -> ReplyForm:
     return ReplyForm(tools, choice, to_flag(name, keywords.get(name), default=True))
 
 
-def _problem(form: ReplyForm, response: ChatResponse) -> str | None:
-    """Return why a reply that was not enforced cannot be used; None if it can be."""
-    message = response.message
-    parser = ReplyParser(tools=True)
-    for part in (*parser.feed(message.content or ""), *parser.close()):
-        if isinstance(part, InvalidToolCall):
-            return part.error
+def cut_call(response: ChatResponse) -> str:
+    """Return why a reply that was cut off inside its only call is none; "" if it is not so."""
     warnings = response.additional_kwargs.get(WARNINGS_KEY)
-    if warnings and getattr(response.raw, "finish_reason", None) in CUT:
-        return str(warnings[0])
+    if not warnings or getattr(response.raw, "finish_reason", None) not in CUT:
+        return ""
+    return "" if selections(response.message) else str(warnings[0])
+
+
+def _problem(form: ReplyForm, response: ChatResponse) -> str | None:
+    """Return why a reply cannot be used; None if it can be."""
+    message = response.message
+    if problem := cut_call(response):
+        return problem
+    if CALL_OPENS in (message.content or ""):
+        return str(response.additional_kwargs[WARNINGS_KEY][0])
     allowed = [tool.name for tool in form.tools]
     called = [block.tool_name for block in message.blocks if isinstance(block, ToolCallBlock)]
     if unknown := [name for name in called if name not in allowed]:
@@ -119,10 +126,12 @@ class Reply:
 
     Args:
         form: the form of the reply.
+        is_step: whether the reply is a step of a ReAct agent.
     """
 
-    def __init__(self, form: ReplyForm) -> None:
+    def __init__(self, form: ReplyForm, *, is_step: bool = False) -> None:
         self._reader = form.reader()
+        self._is_step = is_step
         self._text = ""
         self._thinking = ""
         self._calls: list[ToolCallBlock] = []
@@ -135,17 +144,17 @@ class Reply:
         ``tool_kwargs`` are then JSON text.
         """
         reason = chunk.raw.finish_reason
-        added = self._reader.add(chunk.delta, chunk.reply_prefix, reason)
-        delta = ""
-        for part in added.parts:
-            if isinstance(part, Text):
-                delta += part.text
-            elif isinstance(part, ToolCall):
-                self._calls.append(_block(self._next_id, part.name, part.arguments))
-                self._next_id = _call_id()
-            elif isinstance(part, InvalidToolCall) and not (part.is_cut and reason in CUT):
-                delta += _as_written(part)
+        added = self._reader.add(chunk.delta, chunk.reply_prefix, reason, chunk.raw.closing)
+        for warning in added.warnings:
+            logger.warning("%s", warning)
+        delta = added.content
+        for call in added.calls:
+            assert isinstance(call, ToolCall), "malformed calls are text"
+            self._calls.append(_block(self._next_id, call.name, call.arguments))
+            self._next_id = _call_id()
         self._text += delta
+        if self._is_step and reason in CUT:
+            self._text = without_cut_input(self._text)
         self._thinking += added.reasoning
         calls = [*self._calls, *(self._unfinished_call() if reason is None else ())]
         extras = {"thinking_delta": added.reasoning, WARNINGS_KEY: added.warnings}
@@ -181,9 +190,7 @@ class Reply:
         )
 
     def _unfinished_call(self) -> list[ToolCallBlock]:
-        unfinished = self._reader.unfinished()
-        begun = unfinished.begun if unfinished else None
-        if begun is None:
+        if (begun := self._reader.unfinished()) is None:
             return []
         name, arguments = begun
         try:
@@ -228,17 +235,18 @@ class CallAttempts:
     def __init__(self, request: dict[str, Any], retries: int) -> None:
         self._request = request
         self._form = form_of(request)
-        self._attempts = self._attempts_left = retries + 1
+        self._attempts = 0
+        self._max_attempts = retries + 1
         self._problem = ""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while not hasattr(self, "response"):
-            if not self._attempts_left:
+            if self._attempts >= self._max_attempts:
                 raise MalformedReplyError(
                     f"no reply called the tools in the requested form in {self._attempts} "
                     f"attempts; the last reply cannot be used: {self._problem}"
                 )
-            self._attempts_left -= 1
+            self._attempts += 1
             yield self._request
 
     def take(self, response: ChatResponse) -> None:
@@ -248,6 +256,8 @@ class CallAttempts:
             self.response = response
             return
         self._problem = problem
+        if closing_of(response):  # the next reply would be as long
+            self._max_attempts = 0
         reply = ChatMessage(role=MessageRole.ASSISTANT, content=_written(response.message))
         text = (
             f"This reply cannot be used: {problem}\n"
@@ -264,11 +274,6 @@ def _block(call_id: str, name: str, arguments: dict[str, Any] | str) -> ToolCall
 
 def _call_id() -> str:
     return f"call_{uuid.uuid4().hex}"
-
-
-def _as_written(call: InvalidToolCall) -> str:
-    closes = "" if call.is_cut else CALL_CLOSES
-    return f"{CALL_OPENS}{call.text}{closes}"
 
 
 def _written(message: ChatMessage) -> str:

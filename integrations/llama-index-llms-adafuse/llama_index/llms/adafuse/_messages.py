@@ -15,9 +15,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.llms.adafuse._blocks import block_text
 
-from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Call, Turn
-from adafuse_llm.adapters.reply import read_json
+from adafuse_llm.adapters.conversation import Turn
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
 _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
@@ -50,7 +48,7 @@ def to_turns(messages: Sequence[ChatMessage], warn: Callable[[str], None]) -> li
     omitted: set[str] = set()
     for number, message in enumerate(messages):
         turn = _turn(number, message, omitted)
-        call_ids |= {call["id"] for call in turn.get("tool_calls") or () if call["id"]}
+        call_ids |= {str(call["id"]) for call in turn.get("tool_calls") or () if call["id"]}
         if turn["role"] == "tool" and turn.get("tool_call_id") not in call_ids:
             turn["role"] = "user"
         turns.append(turn)
@@ -99,12 +97,13 @@ def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
     """Convert a message. Add the types of blocks that are left out to `omitted`."""
     role = _ROLES.get(message.role.value, message.role.value)
     texts: list[str] = []
-    calls: list[Call] = []
+    calls: list[dict[str, Any]] = []
     here: set[str] = set()
     may_omit = here if role in ("tool", "assistant") else None  # a user can change a message
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):
-            calls.append(_call(number, block.tool_call_id, block.tool_name, block.tool_kwargs))
+            call_id, arguments = block.tool_call_id or "", block.tool_kwargs
+            calls.append({"id": call_id, "name": block.tool_name, "arguments": arguments})
         elif not isinstance(block, _IGNORED_BLOCKS):
             text = block_text(number, block, may_omit)
             texts += [] if text is None else [text]
@@ -115,10 +114,10 @@ def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
     extras = message.additional_kwargs
     if reasoning := _reasoning(message):
         turn["reasoning"] = reasoning
-    if calls := calls or [_openai_call(number, each) for each in extras.get("tool_calls") or ()]:
+    if calls := calls or [_openai_call(each) for each in extras.get("tool_calls") or ()]:
         turn["tool_calls"] = calls
-    if isinstance(call_id := extras.get("tool_call_id"), str):
-        turn["tool_call_id"] = call_id
+    if isinstance(answered := extras.get("tool_call_id"), str):
+        turn["tool_call_id"] = answered
     if isinstance(name := extras.get("name"), str):
         turn["name"] = name
     return turn
@@ -133,28 +132,12 @@ def _reasoning(message: ChatMessage) -> str:
     )
 
 
-def _openai_call(number: int, call: Any) -> Call:
+def _openai_call(call: Any) -> dict[str, Any]:
     """Convert a call in the form of OpenAI: an object of its library, or the same as dicts."""
     function = _get(call, "function")
-    return _call(number, _get(call, "id"), _get(function, "name"), _get(function, "arguments"))
+    named = {name: _get(function, name) for name in ("name", "arguments")}
+    return {"id": _get(call, "id") or "", **named}
 
 
 def _get(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
-
-
-def _call(number: int, call_id: str | None, name: Any, arguments: Any) -> Call:
-    """Convert a call. The arguments may be JSON text; no text means no arguments."""
-    if isinstance(arguments, str):
-        try:
-            arguments = read_json(arguments or "{}")
-        except ValueError as error:
-            raise InvalidInputError(
-                f"message {number} calls {name!r} with arguments that are not JSON: {error}"
-            ) from error
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise InvalidInputError(
-            f"message {number} has a tool call without a name or a mapping of arguments: "
-            f"{name!r} with {arguments!r:.80}"
-        )
-    return Call(id=call_id or "", name=name, arguments=arguments)

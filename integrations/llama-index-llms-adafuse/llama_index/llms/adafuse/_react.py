@@ -1,7 +1,8 @@
-"""Requests of ReAct agents: how to recognize them, and where their replies end."""
+"""Requests of ReAct agents: how to recognize them, and where their replies end or are cut off."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -26,3 +27,13 @@ def describes_steps(messages: Sequence[ChatMessage]) -> bool:
 def with_observation(stop: Sequence[str]) -> tuple[str, ...]:
     """Return stop sequences with `OBSERVATION` among them."""
     return tuple(dict.fromkeys((*stop, OBSERVATION)))
+
+
+def without_cut_input(text: str) -> str:
+    """Return a step without the input of a tool that a limit cut off. Agents would repair it."""
+    step, marker, given = text.rpartition("Action Input:")
+    try:
+        json.JSONDecoder().raw_decode(given.strip())
+    except ValueError:
+        return step if marker else text
+    return text

@@ -152,15 +152,16 @@ class RequestingLLM(EnsembleLLM):
 
     def _request(
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
-    ) -> tuple[Request, ReplyForm]:
-        """Return the request for a chat, and the form of the reply."""
+    ) -> tuple[Request, Reply]:
+        """Return the request for a chat, and the converter of its reply."""
         form = form_of(keywords)
         overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
-        return self._messages(messages, overrides, form), form
+        is_step = not form.calls_tools and describes_steps(messages)
+        return self._messages(messages, overrides, form), Reply(form, is_step=is_step)
 
     async def _arequest(
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
-    ) -> tuple[Request, ReplyForm]:
+    ) -> tuple[Request, Reply]:
         """Return what `_request` returns. Load members and compile grammars in a thread."""
         await self._aload()
         if keywords.get("tools"):

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
+    ChatResponse,
     CompletionResponse,
     MessageRole,
     TextBlock,
@@ -49,26 +50,31 @@ class Attempts(Generic[Model]):
             Instructions(role=MessageRole.SYSTEM, blocks=[TextBlock(text=instructions)]),
             *messages,
         ]
-        self._attempts_left = retries + 1
+        self._attempts = 0
         self._max_attempts = retries + 1
         self._last_error = ""
 
     def __iter__(self) -> Iterator[list[ChatMessage]]:
         while not hasattr(self, "output"):
-            if not self._attempts_left:
+            if self._attempts >= self._max_attempts:
                 raise MalformedReplyError(
-                    f"no reply was a valid {self._output_cls.__name__} in {self._max_attempts} "
+                    f"no reply was a valid {self._output_cls.__name__} in {self._attempts} "
                     f"attempts; the last error: {self._last_error}"
                 )
-            self._attempts_left -= 1
+            self._attempts += 1
             yield self._messages
 
-    def take(self, reply: str) -> None:
+    def take(self, response: ChatResponse) -> None:
         """Parse a reply; if it is invalid, add it and its errors to the next conversation."""
+        reply, closing = response.message.content or "", closing_of(response)
+        is_cut = getattr(response.raw, "finish_reason", None) == "length"
         try:
-            self.output = self._output_cls.model_validate(find_json(reply))
+            value = find_json(reply, closing=closing, is_cut=is_cut)
+            self.output = self._output_cls.model_validate(value)
         except (ValidationError, ValueError) as error:
             self._last_error = _summarize(error)
+            if closing:  # the next reply would be as long
+                self._max_attempts = 0
             self._messages = [
                 *self._messages,
                 ChatMessage(role="assistant", content=reply),
@@ -85,18 +91,24 @@ class Partial(Generic[Model]):
         self._output_cls = output_cls
         self._previous: Any = None
 
-    def take(self, text: str) -> Model | FlexibleModel | None:
-        """Return the partial object in `text`, or None if it is absent or has not changed."""
-        partial = partial_json(text)
+    def take(self, response: ChatResponse) -> Model | FlexibleModel | None:
+        """Return the partial object in a reply, or None if it is absent or has not changed."""
+        text = response.message.content or ""
+        partial = partial_json(text.removesuffix(closing_of(response)))
         if not partial:
             return None
-        response = CompletionResponse(text=partial)
+        parsed = CompletionResponse(text=partial)
         previous = None if self._previous is None else [self._previous]
-        current: Any = process_streaming_objects(response, self._output_cls, previous)
+        current: Any = process_streaming_objects(parsed, self._output_cls, previous)
         if current == self._previous:
             return None
         self._previous = current
         return current  # type: ignore[no-any-return]
+
+
+def closing_of(response: ChatResponse) -> str:
+    """Return the end of a reply that the engine made up."""
+    return getattr(response.raw, "closing", "")
 
 
 def _summarize(error: Exception) -> str:

@@ -24,8 +24,8 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.llms.adafuse._calls import (
     CallAttempts,
-    Reply,
     conversation_of,
+    cut_call,
     selections,
     to_openai_tool,
 )
@@ -147,28 +147,27 @@ class AdaFuseLLM(RequestingLLM):
         Raises:
             InvalidInputError: the messages, the tools or an option cannot be used.
         """
-        request, form = self._request(messages, kwargs)
-        return Reply(form).take(self._decode(request).result())
+        request, reply = self._request(messages, kwargs)
+        return reply.take(self._decode(request).result())
 
     @ends_when_closed
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        request, form = self._request(messages, kwargs)
-        reply = Reply(form)
+        request, reply = self._request(messages, kwargs)
         return (reply.take(chunk) for chunk in self._decode(request).chunks())
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        request, form = await self._arequest(messages, kwargs)
-        return Reply(form).take(await self._decode(request).aresult())
+        request, reply = await self._arequest(messages, kwargs)
+        return reply.take(await self._decode(request).aresult())
 
     @aends_when_closed
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        request, form = await self._arequest(messages, kwargs)
-        reply, chunks = Reply(form), await self._decode(request).achunks()
+        request, reply = await self._arequest(messages, kwargs)
+        chunks = await self._decode(request).achunks()
         return (reply.take(chunk) async for chunk in chunks)
 
     # Choices ----------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ class AdaFuseLLM(RequestingLLM):
         attempts = self._attempts(output_cls, prompt, prompt_args)
         options = self._object_options(output_cls, llm_kwargs)
         for messages in attempts:
-            attempts.take(self.chat(messages, **options).message.content or "")
+            attempts.take(self.chat(messages, **options))
         dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
         return attempts.output
 
@@ -239,8 +238,7 @@ class AdaFuseLLM(RequestingLLM):
         attempts = self._attempts(output_cls, prompt, prompt_args)
         options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
         for messages in attempts:
-            reply = await self.achat(messages, **options)
-            attempts.take(reply.message.content or "")
+            attempts.take(await self.achat(messages, **options))
         dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
         return attempts.output
 
@@ -256,12 +254,11 @@ class AdaFuseLLM(RequestingLLM):
         attempts = Attempts(output_cls, conversation, self.retries)
         options = self._object_options(output_cls, llm_kwargs)
         for messages in attempts:
-            partial, text = Partial(output_cls), ""
+            partial = Partial(output_cls)
             for chunk in self.stream_chat(messages, **options):
-                text = chunk.message.content or ""
-                if (obj := partial.take(text)) is not None:
+                if (obj := partial.take(chunk)) is not None:
                     yield obj
-            attempts.take(text)
+            attempts.take(chunk)
         yield attempts.output
 
     async def _structured_astream_call(
@@ -277,14 +274,13 @@ class AdaFuseLLM(RequestingLLM):
 
         async def objects() -> AsyncGenerator[Any, None]:
             for messages in attempts:
-                partial, text = Partial(output_cls), ""
+                partial = Partial(output_cls)
                 stream = await self.astream_chat(messages, **options)
                 async with aclosing(stream):
                     async for chunk in stream:
-                        text = chunk.message.content or ""
-                        if (obj := partial.take(text)) is not None:
+                        if (obj := partial.take(chunk)) is not None:
                             yield obj
-                attempts.take(text)
+                attempts.take(chunk)
             yield attempts.output
 
         return objects()
@@ -396,9 +392,12 @@ class AdaFuseLLM(RequestingLLM):
         In a chunk, the arguments of the last call may be unfinished.
 
         Raises:
-            MalformedReplyError: there is no call and `error_on_no_tool_call` is true.
+            MalformedReplyError: there is no call and `error_on_no_tool_call` is true, or a limit
+                cut the only call off.
         """
         calls = selections(response.message)
+        if problem := cut_call(response):
+            raise MalformedReplyError(problem)
         if not calls and error_on_no_tool_call:
             raise MalformedReplyError(
                 f"the response calls no tool: {response.message.content!r:.200}. Pass "

@@ -45,6 +45,8 @@ class AdaFuseRaw(BaseModel):
             the last chunk has them.
         seed: the seed that gives the same response again; None if nothing was drawn. In a stream,
             only the last chunk has it.
+        closing: the end of the whole response that the engine made up to complete its form at the
+            length limit (`Generation.closing`). In a stream, only the last chunk has it.
         alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
             and usage.
     """
@@ -57,6 +59,7 @@ class AdaFuseRaw(BaseModel):
     summary: Summary | None = None
     strategy: str | None = None
     seed: int | None = None
+    closing: str = ""
     alternatives: tuple[Generation, ...] = ()
 
     def __repr__(self) -> str:
@@ -86,5 +89,6 @@ class AdaFuseRaw(BaseModel):
             summary=Summary.of(generation.rounds),
             strategy=generation.strategy,
             seed=generation.seed,
+            closing=generation.closing,
             alternatives=generation.alternatives,
         )
