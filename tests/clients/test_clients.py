@@ -6,7 +6,9 @@ their versions do not bind ours.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm.serving import create_app
+from tests.support.paths import ROOT
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
 
@@ -26,17 +29,56 @@ SECONDS = 240
 
 
 PRICE = '{"florins": 4}'
-ANSWERS = {"Hello!": "Good day.", "31 * 44?": CALL, "1364": "It is 1364.", "price?": PRICE}
+ANSWERS = {
+    "Hello!": "Good day.",
+    "31 * 44?": CALL,
+    "1364": "It is 1364.",
+    "price?": PRICE,
+    "How many pens?": "Pens",
+    "7 pens": "There are seven.",
+}
 """Replies to prompts, by what comes last in the prompt."""
+
+COUNT = "echo $((3 + 4)) pens"
+COMMANDS = {
+    "exec_command": {"cmd": COUNT},
+    "run_shell_command": {"command": COUNT, "is_background": False},
+    "bash": {"command": COUNT, "description": "Count"},
+}
+"""The tools of coding agents that run a command, with arguments."""
+
+AGENTS = {
+    "codex": ("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check"),
+    "opencode": ("run",),
+    "pi": ("--model", "adafuse/adafuse", "-p"),
+    "qwen": ("--auth-type", "openai", "--yolo"),
+}
+"""Coding agents, and what makes each answer one question on its own."""
+
+FILES = {"codex": "config.toml", "opencode": "opencode.json", "pi": "models.json", "qwen": "env"}
+"""The files in which they look for what the guide shows."""
+
+SWITCHES = {
+    "PI_OFFLINE": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+}
+"""Variables with which they use nothing but the server."""
 
 
 def reply(prompt):
-    return ANSWERS[max(ANSWERS, key=prompt.rfind)]
+    last = max(ANSWERS, key=prompt.rfind)
+    tool = next((name for name in COMMANDS if f'"{name}"' in prompt), None)
+    if last == "How many pens?" and tool:
+        call = json.dumps({"name": tool, "arguments": COMMANDS[tool]})
+        return f"<tool_call>\n{call}\n</tool_call>"
+    return ANSWERS[last]
 
 
 @pytest.fixture(scope="module")
 def address():
-    with scripted_engine(reply) as engine, served(create_app(engine)) as url:
+    with scripted_engine(reply, window=65_536) as engine, served(create_app(engine)) as url:
         yield url
 
 
@@ -66,3 +108,35 @@ def test_r3_v11_the_ai_sdk_of_vercel(address):
         pytest.skip("Node or the packages of the AI SDK are not installed")
     program = shutil.copy(HERE / "ai_sdk.mjs", modules)
     run("node", program, address)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_coding_agent_runs_a_command_with_the_configuration_of_the_guide(
+    address, agent, tmp_path
+):
+    program = ENVIRONMENT / "node" / "node_modules" / ".bin" / agent
+    if not program.exists():
+        pytest.skip("Node or the coding agents are not installed")
+    guide = (ROOT / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
+    blocks = guide.partition("## Coding agents")[2].split("```")[1::2]
+    shown = dict(zip(FILES, blocks, strict=False))[agent].replace("http://127.0.0.1:8000", address)
+    (tmp_path / FILES[agent]).write_text(shown.partition("\n")[2], encoding="utf-8")
+    places = ("HOME", "PWD", "CODEX_HOME", "PI_CODING_AGENT_DIR")
+    homes = (*places, *(f"XDG_{kind}_HOME" for kind in ("CONFIG", "DATA", "CACHE", "STATE")))
+    done = subprocess.run(
+        [program, *AGENTS[agent], "How many pens?"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **SWITCHES,
+            **dict.fromkeys(homes, str(tmp_path)),
+            **dict(re.findall(r"(OPENAI_\w+)=(\S+)", shown)),
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "There are seven." in done.stdout
