@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adafuse_llm.adapters.enforcing import enforced
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     AdaFuseError,
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
 """A request that is opened when the context is entered."""
+
+DEFAULT_LIMIT = AdaFuseConfig().max_new_tokens
+"""The limit of tokens if nobody sets another. It is too low for most calls of tools."""
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -138,7 +142,7 @@ def _open(
         options = with_variables(engine, options, asked)
     check_prompts(engine, options, asked)
     chat, inputs = asked.conversation, len(asked.prompts) or 1
-    has_limit = "max_new_tokens" in {*options, *engine.config.model_fields_set}
+    has_limit = "max_new_tokens" in options or engine.config.max_new_tokens != DEFAULT_LIMIT
     open_ended = asked.open_ended or (asked.form.calls_tools and not has_limit)
     options = service.check_limits(
         engine,

@@ -249,6 +249,7 @@ def test_a_raw_prompt_with_control_tokens_has_a_warning():
         ({"max_tokens": -1}, 300, "length"),
         ({"tools": [TOOL]}, None, "stop"),
         ({"tools": [TOOL], "max_tokens": 9}, None, "length"),
+        ({"tools": [TOOL], "adafuse": {"strategy": "mixture"}}, None, "stop"),
     ],
 )
 def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, limit, reason):
