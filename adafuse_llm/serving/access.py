@@ -1,6 +1,6 @@
 """Who may use the server and how: paths, hosts, keys, sizes of bodies, request ids and the log.
 
-All classes are ASGI middlewares. They answer errors in the form of OpenAI's API.
+These are ASGI middlewares. They answer errors in the form of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def middlewares(
         raise InvalidOptionError(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
-    chosen = [Middleware(RootPath, prefix=config.root_path)] if config.root_path else []
+    chosen = [Middleware(at_root_path, prefix=config.root_path)] if config.root_path else []
     chosen.append(Middleware(AccessLog, count=count, counted=counted))
     if config.allowed_hosts:
         hosts = [each.lower() for each in config.allowed_hosts]
@@ -130,23 +130,15 @@ def note_outcome(outcome: str) -> None:
         call.noted = outcome
 
 
-class RootPath:
-    """Removes the path at which a proxy shows the server. Requests without it work, too.
+def at_root_path(app: ASGIApp, prefix: str) -> ASGIApp:
+    """Return an application that also serves its paths with a prefix."""
 
-    Args:
-        app: the application.
-        prefix: the path.
-    """
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{prefix}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(prefix)}
+        await app(scope, receive, send)
 
-    def __init__(self, app: ASGIApp, prefix: str) -> None:
-        self.app = app
-        self._prefix = prefix
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
-        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
-            scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
-        await self.app(scope, receive, send)
+    return call
 
 
 class AccessLog:

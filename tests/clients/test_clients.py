@@ -39,32 +39,24 @@ ANSWERS = {
 }
 """Replies to prompts, by what comes last in the prompt."""
 
-COUNT = "echo $((3 + 4)) pens"
-COMMANDS = {
-    "exec_command": {"cmd": COUNT},
-    "run_shell_command": {"command": COUNT, "is_background": False},
-    "bash": {"command": COUNT, "description": "Count"},
-}
+COUNT = {"command": "echo $((3 + 4)) pens", "description": "Count", "is_background": False}
+COMMANDS = {"exec_command": {"cmd": COUNT["command"]}, "run_shell_command": COUNT, "bash": COUNT}
 """The tools of coding agents that run a command, with arguments."""
 
 AGENTS = {
-    "codex": ("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check"),
-    "opencode": ("run",),
-    "pi": ("--model", "adafuse/adafuse", "-p"),
-    "qwen": ("--auth-type", "openai", "--yolo"),
+    "codex": "exec --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check",
+    "opencode": "run",
+    "pi": "--model adafuse/adafuse -p",
+    "qwen": "--auth-type openai --yolo",
 }
-"""Coding agents, and what makes each answer one question on its own."""
+"""Coding agents, with what makes them answer one question."""
 
-FILES = {"codex": "config.toml", "opencode": "opencode.json", "pi": "models.json", "qwen": "env"}
-"""The files in which they look for what the guide shows."""
+FILES = ("config.toml", "opencode.json", "models.json", "environment")
+"""The files that the guide shows for them, in its order."""
 
-SWITCHES = {
-    "PI_OFFLINE": "1",
-    "OPENCODE_DISABLE_AUTOUPDATE": "1",
-    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-    "OPENCODE_DISABLE_MODELS_FETCH": "1",
-}
-"""Variables with which they use nothing but the server."""
+OFFLINE = "PI_OFFLINE OPENCODE_DISABLE_AUTOUPDATE OPENCODE_DISABLE_MODELS_FETCH"
+HOMES = "HOME PWD CODEX_HOME PI_CODING_AGENT_DIR XDG_CONFIG_HOME XDG_DATA_HOME XDG_CACHE_HOME"
+"""Variables that keep them from other servers, and from the files of the person who tests."""
 
 
 def reply(prompt):
@@ -111,20 +103,17 @@ def test_r3_v11_the_ai_sdk_of_vercel(address):
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_a_coding_agent_runs_a_command_with_the_configuration_of_the_guide(
-    address, agent, tmp_path
-):
+def test_a_coding_agent_runs_a_command_with_the_settings_of_the_guide(address, agent, tmp_path):
     program = ENVIRONMENT / "node" / "node_modules" / ".bin" / agent
     if not program.exists():
         pytest.skip("Node or the coding agents are not installed")
     guide = (ROOT / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
     blocks = guide.partition("## Coding agents")[2].split("```")[1::2]
-    shown = dict(zip(FILES, blocks, strict=False))[agent].replace("http://127.0.0.1:8000", address)
-    (tmp_path / FILES[agent]).write_text(shown.partition("\n")[2], encoding="utf-8")
-    places = ("HOME", "PWD", "CODEX_HOME", "PI_CODING_AGENT_DIR")
-    homes = (*places, *(f"XDG_{kind}_HOME" for kind in ("CONFIG", "DATA", "CACHE", "STATE")))
+    place = [*AGENTS].index(agent)
+    _, _, shown = blocks[place].replace("http://127.0.0.1:8000", address).partition("\n")
+    (tmp_path / FILES[place]).write_text(shown, encoding="utf-8")
     done = subprocess.run(
-        [program, *AGENTS[agent], "How many pens?"],
+        [program, *AGENTS[agent].split(), "How many pens?"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -132,8 +121,8 @@ def test_a_coding_agent_runs_a_command_with_the_configuration_of_the_guide(
         cwd=tmp_path,
         env={
             **os.environ,
-            **SWITCHES,
-            **dict.fromkeys(homes, str(tmp_path)),
+            **dict.fromkeys(OFFLINE.split(), "1"),
+            **dict.fromkeys(HOMES.split(), str(tmp_path)),
             **dict(re.findall(r"(OPENAI_\w+)=(\S+)", shown)),
         },
         check=False,

@@ -284,28 +284,6 @@ def test_what_the_members_cannot_read_ends_no_conversation(client):
         read_response(body, Ignored(strict=True))
 
 
-def test_a_stream_that_fails_ends_with_the_event_for_it():
-    def write(text):
-        return {"a": 0.5, "b": 0.5} if text[-1] == " " else {" ": 0.9, "a": 0.1}
-
-    class Failing(FakeBackend):
-        calls = 0
-
-        def evaluate(self, queries):
-            self.calls += 1
-            if self.calls > 20:
-                raise RuntimeError("broken")
-            return super().evaluate(queries)
-
-    failing = AdaFuseEngine([Failing("one", write)])
-    with served(create_app(failing)) as url, client_of(url) as client:
-        *events, last = ask(client, stream=True, max_output_tokens=1000)
-    assert "response.output_text.delta" in {event.type for event in events}
-    assert last.type == "response.failed"
-    assert last.response.status == "failed"
-    assert "'one'" in last.response.error.message
-
-
 def test_models_have_their_context_windows():
     members = [
         FakeBackend("small", lambda _: {"a": 1.0}, context_window=100),
