@@ -214,7 +214,8 @@ class ServedRequest:
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""
         described = api_error(error)
-        if described.type == LATE and not self.rounds:  # else the client is a RemoteEngine
+        is_limit = described.type == LATE or described.code == CONTEXT_CODE
+        if is_limit and not self.rounds:  # else the client is a RemoteEngine
             described.message = described.message.replace("timeout=", "").replace(
                 "max_new_tokens", self.length_field
             )

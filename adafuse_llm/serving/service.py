@@ -230,8 +230,8 @@ class Service:
             most = window * TOKEN_CHARACTERS  # a prompt that cannot fit is not encoded at all
         if most is not None and characters > most:
             raise invalid(
-                f"the prompt has {characters} characters; this server allows {most}, so it exceeds "
-                "the context window. Shorten it.",
+                f"the prompt has {characters} characters and exceeds the context window: this "
+                f"server allows {most}. Shorten it.",
                 code=CONTEXT_CODE,
             )
         for name, texts in (("choices", config.choices or ()), ("stop", config.stop)):
