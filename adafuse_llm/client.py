@@ -200,6 +200,7 @@ class RemoteEngine(Engine):
         body: dict[str, Any] = {"adafuse": extension}
         body["messages"] = [_message(each) for each in conversation.messages]
         if conversation.tools:
+            extension["max_new_tokens"] = checked.config.max_new_tokens
             body["tools"] = [{"type": "function", "function": vars(t)} for t in conversation.tools]
             name = conversation.tool_choice
             named = {"type": "function", "function": {"name": name}}

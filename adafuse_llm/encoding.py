@@ -263,8 +263,8 @@ def _check_minimum(
         if member.window is not None and member.prompt_tokens + minimum > member.window:
             raise ContextWindowError(
                 f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and "
-                f"{what} has {minimum}; its context window holds {member.window}. Shorten the "
-                "prompt, or leave this member out."
+                f"{what} has {minimum}, which exceeds the context window of {member.window}. "
+                "Shorten the prompt, or leave this member out."
             )
 
 
@@ -357,8 +357,8 @@ def _check_windows(members: Sequence[Member]) -> None:
     full = [member for member in members if member.is_full(member.tree.root)]
     if full:
         tokens = "; ".join(
-            f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, whose "
-            f"context window holds {member.window} tokens, including the response"
+            f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, so with the "
+            f"response it exceeds the context window of {member.window} tokens"
             for member in full
         )
         advice = "" if len(full) == len(members) else ", or leave these members out"

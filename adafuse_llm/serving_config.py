@@ -37,6 +37,12 @@ class ServingConfig(Options):
         "llm.example.org or *.example.org. `adafuse serve` at a loopback address, such as its "
         "default 127.0.0.1, also allows localhost, 127.0.0.1 and [::1]. Default elsewhere: any.",
     )
+    root_path: str = Field(
+        default="",
+        pattern=r"^(/[\w.~-]+)*$",
+        description="Path at which a proxy shows the server, such as /adafuse, if the proxy leaves "
+        "it in the paths of requests. Default: none.",
+    )
     cors_origins: tuple[str, ...] = Field(
         default=(),
         description="Origins whose pages may use the server from a browser, such as "

@@ -1,6 +1,6 @@
-"""Who may use the server and how: hosts, keys, body sizes, request ids and the access log.
+"""Who may use the server and how: paths, hosts, keys, sizes of bodies, request ids and the log.
 
-All classes are ASGI middlewares. They answer errors in the form of OpenAI's API.
+These are ASGI middlewares. They answer errors in the form of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def middlewares(
         raise InvalidOptionError(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
-    chosen = [Middleware(AccessLog, count=count, counted=counted)]
+    chosen = [Middleware(at_root_path, prefix=config.root_path)] if config.root_path else []
+    chosen.append(Middleware(AccessLog, count=count, counted=counted))
     if config.allowed_hosts:
         hosts = [each.lower() for each in config.allowed_hosts]
         if any(each.startswith("[") for each in hosts):
@@ -90,6 +91,7 @@ def middlewares(
                 allow_origins=config.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
+                allow_private_network=True,
                 expose_headers=("X-Request-ID", "Retry-After", HEADER),
             )
         )
@@ -126,6 +128,17 @@ def note_outcome(outcome: str) -> None:
     """Set the outcome that the access log and the metrics have for the current request."""
     if (call := _CALL.get()) is not None:
         call.noted = outcome
+
+
+def at_root_path(app: ASGIApp, prefix: str) -> ASGIApp:
+    """Return an application that also serves its paths with a prefix."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{prefix}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(prefix)}
+        await app(scope, receive, send)
+
+    return call
 
 
 class AccessLog:

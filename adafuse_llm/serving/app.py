@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from adafuse_llm.errors import AdaFuseError
 from adafuse_llm.serving import openai_routes, tokenization
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
@@ -47,7 +48,7 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
             *([page_route()] if service.config.page else []),
         ],
         exception_handlers={
-            ApiError: _failed,
+            **dict.fromkeys((ApiError, AdaFuseError), _failed),
             HTTPException: unknown,
             ClientDisconnect: _left,
         },

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from adafuse_llm.adapters.reply import read_json
 from adafuse_llm.serving.errors import ApiError, invalid
+from adafuse_llm.serving.openai_fields import Ignored
 
 T = TypeVar("T")
 
@@ -24,6 +25,16 @@ LARGE = 32_768
 
 CANCEL_SECONDS = 0.5
 """Seconds after which a task that has not ended is cancelled again."""
+
+SILENT_SECONDS = 15.0
+"""Seconds of silence after which a stream has a comment. Many proxies close a connection that is
+silent for 60 seconds."""
+
+COMMENT = b": waiting\n\n"
+"""A comment between two events. Clients skip it."""
+
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character in UTF-16, such as half an emoji, which cannot be sent back."""
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -35,7 +46,9 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers that keep proxies from holding back events."""
 
 
-async def read_object(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+async def read_object(
+    request: Request, read: Callable[[dict[str, Any], Ignored], T], ignored: Ignored
+) -> T:
     """Return what a request asks for: its body, a JSON object, read by `read`.
 
     A large body is read in a thread.
@@ -61,16 +74,19 @@ async def read_object(request: Request, read: Callable[[dict[str, Any]], T]) -> 
         )
     body = await request.body()
     if len(body) < LARGE:
-        return read(_object(body))
-    return await asyncio.to_thread(lambda: read(_object(body)))
+        return read(_object(body, ignored), ignored)
+    return await asyncio.to_thread(lambda: read(_object(body, ignored), ignored))
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytes, ignored: Ignored) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
         value = read_json(text, clips=False)
-        if re.search(r"\\u[dD][89a-fA-F]", text):  # half of a surrogate pair cannot be sent back
-            to_json({"": value})
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            whole, halves = HALF.subn("\ufffd", json.dumps(value, ensure_ascii=False))
+            if halves:
+                ignored.note("body", "half of a character, such as half an emoji, became U+FFFD")
+                value = read_json(whole, clips=False)
     except (ValueError, RecursionError) as error:  # JSON, its numbers, or Unicode
         raise invalid(f"the body cannot be read as JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -93,6 +109,24 @@ def event(data: Mapping[str, Any]) -> bytes:
 def to_json(data: Mapping[str, Any]) -> bytes:
     """Return data as one line of JSON."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+async def with_pauses(items: AsyncGenerator[T, None]) -> AsyncGenerator[T | None, None]:
+    """Yield what a generator yields, and None whenever that takes `SILENT_SECONDS`."""
+    waiting = asyncio.ensure_future(anext(items, None))
+    try:
+        while True:
+            await asyncio.wait({waiting}, timeout=SILENT_SECONDS)
+            if not waiting.done():
+                yield None
+                continue
+            if (item := waiting.result()) is None:
+                return
+            yield item
+            waiting = asyncio.ensure_future(anext(items, None))
+    finally:
+        await _cancel(waiting)
+        await items.aclose()
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -82,10 +82,18 @@ class Ignored:
             ApiError: the server is strict.
         """
         reason = f": {reason}" if reason else ""
+        self.note(name, f"the field {short_repr(name)} was ignored{reason}", reason)
+
+    def note(self, name: str, warning: str, reason: str = "") -> None:
+        """Note that the members do not read a field as the client sent it.
+
+        Raises:
+            ApiError: the server is strict.
+        """
         if self._strict:
-            raise refused(name, reason)
+            raise refused(name, reason or f": {warning}")
         if len(self.warnings) < MAX_WARNINGS:
-            self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
+            self.warnings.append(warning)
         elif len(self.warnings) == MAX_WARNINGS:
             self.warnings.append("more fields were ignored")
 

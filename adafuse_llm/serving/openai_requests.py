@@ -13,13 +13,16 @@ from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversa
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, MAX_BIASED, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
-from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
-from adafuse_llm.serving.openai_fields import NO_TOOLS, Ignored, parse
+from adafuse_llm.serving.errors import CONTEXT_CODE, LATE, ApiError, api_error, invalid, option_of
+from adafuse_llm.serving.openai_fields import NO_IDS, NO_TOOLS, Ignored, parse
 from adafuse_llm.text.conversation import Conversation, check_tools
 from adafuse_llm.wire import EXTENSION
 
 TOKENS = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
 """Fields for the option ``max_new_tokens``."""
+
+NO_LIMIT = -1
+"""The value of these fields that asks for the rest of the context window."""
 
 OPTIONS = {
     "min_tokens": "min_new_tokens",
@@ -48,9 +51,6 @@ THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 FORMAT_KEYS = ("name", "description", "schema", "strict")
 """Keys of a function, and of the ``json_schema`` in a ``response_format``."""
-
-MAX_DIGITS = 19
-"""Digits from which on a number is no token id."""
 
 ROUND_TRIP = ("cache_control", "provider_specific_fields")
 """Keys of tools that promise nothing about the answer."""
@@ -166,7 +166,7 @@ class ServedRequest:
             cannot be enforced to the members only.
         variables: variables for the chat templates that read them.
         effort: how much the members reason; None for their own default.
-        token_bias: number that the logit of a token gains, by token id.
+        open_ended: whether the response may fill the context window.
         stream: whether the response is a stream.
         include_usage: whether the stream ends with the usage.
         rounds: whether the response has the rounds.
@@ -189,7 +189,7 @@ class ServedRequest:
     enforce: bool | Literal["auto"] = "auto"
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
-    token_bias: Mapping[int, float] = field(default_factory=dict)
+    open_ended: bool = False
     stream: bool = False
     include_usage: bool = False
     rounds: bool = False
@@ -205,9 +205,20 @@ class ServedRequest:
         grammars = (self.options.get(name) for name in GRAMMARS)
         return not self.form.is_free or any(each is not None for each in grammars)
 
+    @property
+    def length_field(self) -> str:
+        """The client's name for ``max_new_tokens``."""
+        name = "max_tokens" if self.echoed is None else "max_output_tokens"
+        return self.given.get("max_new_tokens", name)
+
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""
         described = api_error(error)
+        is_limit = described.type == LATE or described.code == CONTEXT_CODE
+        if is_limit and not self.rounds:  # else the client is a RemoteEngine
+            described.message = described.message.replace("timeout=", "").replace(
+                "max_new_tokens", self.length_field
+            )
         option = described.param or ""
         if (name := self.given.get(option)) is not None:
             described.param = name
@@ -218,24 +229,23 @@ class ServedRequest:
         return described
 
 
-def read_chat(body: dict[str, Any], *, strict: bool = False) -> ServedRequest:
+def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a chat completion.
 
     Args:
         body: the body of the request.
-        strict: whether to refuse fields that are otherwise ignored with a warning.
+        ignored: takes what is ignored.
 
     Raises:
         ApiError: a field is unknown, not supported, or has an invalid value.
     """
-    ignored = Ignored(strict=strict)
     chat = parse(_ChatBody, body, ignored)
     if chat.add_generation_prompt is False and not chat.continue_final_message:
         raise invalid(
             "add_generation_prompt: false needs continue_final_message: true",
             "add_generation_prompt",
         )
-    turns = list(map(_turn, range(len(chat.messages)), chat.messages))
+    turns = [_turn(number, each, ignored) for number, each in enumerate(chat.messages)]
     asked = conversational(
         chat, ignored, turns, response_format=chat.response_format, effort=chat.reasoning_effort
     )
@@ -246,12 +256,12 @@ def read_chat(body: dict[str, Any], *, strict: bool = False) -> ServedRequest:
     return ServedRequest(**asked)
 
 
-def read_completion(body: dict[str, Any], *, strict: bool = False) -> ServedRequest:
+def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a completion.
 
     Args:
         body: the body of the request.
-        strict: whether to refuse fields that are otherwise ignored with a warning.
+        ignored: takes what is ignored.
 
     Raises:
         ApiError: a field is unknown, not supported, or has an invalid value.
@@ -263,7 +273,6 @@ def read_completion(body: dict[str, Any], *, strict: bool = False) -> ServedRequ
             "member has its own tokens",
             "prompt",
         )
-    ignored = Ignored(strict=strict)
     completion = parse(_CompletionBody, body, ignored)
     asked = _shared(completion, ignored)
     if completion.logprobs is not None:
@@ -361,7 +370,9 @@ def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
         raise invalid(
             f"logit_bias can have at most {MAX_BIASED} entries; got {len(biases)}", "logit_bias"
         )
-    texts = {text: bias for text, bias in biases.items() if not _is_token(text)}
+    texts = {text: bias for text, bias in biases.items() if not (text.isascii() and text.isdigit())}
+    if len(texts) < len(biases):
+        ignored.add("logit_bias", f"{NO_IDS}; send texts in adafuse.logit_bias")
     if texts and options.setdefault("logit_bias", texts) is not texts:
         raise invalid(
             "adafuse.logit_bias and logit_bias are the same option; send only one of them",
@@ -374,7 +385,8 @@ def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
         "given": given,
         "ignored": ignored,
         "enforce": extension.enforce,
-        "token_bias": {int(each): biases[each] for each in biases if _is_token(each)},
+        "open_ended": "max_new_tokens" not in options
+        and any(getattr(body, name, None) == NO_LIMIT for name in TOKENS),
         "stream": bool(body.stream),
         "include_usage": bool(include_usage),
         "rounds": extension.rounds,
@@ -383,11 +395,6 @@ def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
         "check": extension.check,
         "timeout": extension.timeout,
     }
-
-
-def _is_token(text: str) -> bool:
-    """Return whether a key of ``logit_bias`` is a token id, as in OpenAI's API, and not a text."""
-    return text.isascii() and text.isdigit() and len(text) < MAX_DIGITS
 
 
 def read_options(body: Extended) -> tuple[dict[str, Any], dict[str, str]]:
@@ -422,7 +429,7 @@ def read_options(body: Extended) -> tuple[dict[str, Any], dict[str, str]]:
             )
         values.append((f"structured_outputs.{key}", STRUCTURED.get(key, ""), value))
     for name, option, value in values:
-        if value is None:
+        if value is None or (name in TOKENS and value == NO_LIMIT):
             continue
         if option in options and options[option] != value:
             raise invalid(
@@ -441,7 +448,7 @@ def _form(
     parallel = body.parallel_tool_calls is not False
     if body.tools is None and body.tool_choice is None and response_format is None:
         return ReplyForm(choice="auto", parallel=parallel), False
-    given = [_function(number, tool, ignored) for number, tool in enumerate(body.tools or ())]
+    given = _functions(body.tools or (), ignored)
     with naming("tools"):
         tools = check_tools(given)
     with naming("tool_choice"):
@@ -453,15 +460,20 @@ def _form(
     return ReplyForm(tools, choice, parallel, schema), any(each is True for each in strict)
 
 
-def _function(number: int, tool: Mapping[str, Any], ignored: Ignored) -> Mapping[str, Any]:
-    """Return the function of a tool. Other tools, and schemas under other names, are errors."""
-    place = f"tools.{number}"
-    if (kind := tool.get("type", "function")) != "function":
-        raise invalid(
-            f"{place} has the type {short_repr(kind)}; only the type 'function' is allowed, "
-            f"because {NO_TOOLS}",
-            "tools",
-        )
+def _functions(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:
+    """Return the functions of tools. Tools of other types are ignored."""
+    functions = []
+    for number, tool in enumerate(tools):
+        place, kind = f"tools.{number}", tool.get("type", "function")
+        if kind == "function":
+            functions.append(_function(place, tool, ignored))
+        else:
+            ignored.add(place, f"it has the type {short_repr(kind)}, and {NO_TOOLS}")
+    return functions
+
+
+def _function(place: str, tool: Mapping[str, Any], ignored: Ignored) -> Mapping[str, Any]:
+    """Return the function of a tool. Schemas under other names are errors."""
     function = tool.get("function")
     if isinstance(function, Mapping):
         ignored.keep(tool, ("type", "function", *ROUND_TRIP), place)
@@ -501,17 +513,16 @@ def read_conversation(
     Raises:
         ApiError: a message or a tool has an invalid form.
     """
-    given = [_function(number, tool, ignored) for number, tool in enumerate(tools)]
     with naming("tools"):
-        checked = check_tools(given)
+        checked = check_tools(_functions(tools, ignored))
     with naming("tool_choice"):
         choice = to_tool_choice(tool_choice, [tool.name for tool in checked])
-    turns = list(map(_turn, range(len(messages)), messages))
+    turns = [_turn(number, each, ignored) for number, each in enumerate(messages)]
     with naming("messages"):
         return to_conversation(turns, tools=checked, tool_choice=choice, instructions=instructions)
 
 
-def _turn(number: int, message: dict[str, Any]) -> Turn:
+def _turn(number: int, message: dict[str, Any], ignored: Ignored) -> Turn:
     """Return a message of OpenAI's API as a turn. Keys that members do not read are ignored."""
     known = {name: value for name, value in message.items() if name in MESSAGE_KEYS}
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -522,17 +533,21 @@ def _turn(number: int, message: dict[str, Any]) -> Turn:
             )
     if (reasoning := known.pop("reasoning_content", None)) is not None:
         known["reasoning"] = reasoning
-    if isinstance(content := known.get("content"), list):
-        known["content"] = readable_parts(content)
+    content = readable(known.get("content"))
+    if known.get("role") == "tool":
+        content = readable_result(content, f"messages.{number}.content", ignored)
+    known["content"] = content
     turn: Turn = known  # type: ignore[assignment]
     return turn
 
 
-def readable_parts(content: list[Any]) -> list[Any]:
-    """Return the parts of a message's content without its thoughts; refusals become text.
+def readable(content: Any) -> Any:
+    """Return a message's content without its thoughts; refusals become text.
 
     Other parts that are not text, such as images, stay and are refused later.
     """
+    if not isinstance(content, list):
+        return content
     kept = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -541,6 +556,28 @@ def readable_parts(content: list[Any]) -> list[Any]:
         elif kind not in THOUGHTS:
             kept.append(part)
     return kept
+
+
+def readable_result(content: Any, place: str, ignored: Ignored) -> Any:
+    """Return the content of a tool's result with a note in place of each part that is not text.
+
+    Agents send a result again with every later turn, so it must not end their conversation.
+    """
+    if content is None or isinstance(content, str):
+        return content
+    parts = []
+    for part in content if isinstance(content, list) else [content]:
+        given = part if isinstance(part, Mapping) else {"text": part}
+        is_text = isinstance(given.get("text"), str)
+        parts.append(part if is_text else note_of(given.get("type"), place, ignored))
+    return parts
+
+
+def note_of(kind: object, place: str, ignored: Ignored) -> str:
+    """Return a text for something that members cannot read."""
+    name = kind[:100] if isinstance(kind, str) else "data"
+    ignored.note(place, f"the members read {short_repr(name)} in {place} as a short text")
+    return f"[{name}, not shown]"
 
 
 @contextmanager

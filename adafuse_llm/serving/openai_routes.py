@@ -15,21 +15,33 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adafuse_llm.adapters.enforcing import enforced
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import AdaFuseError, InvalidOptionError, MissingDependencyError
+from adafuse_llm.errors import (
+    AdaFuseError,
+    CacheMemoryError,
+    InvalidOptionError,
+    MissingDependencyError,
+)
 from adafuse_llm.request import Request as EngineRequest
 from adafuse_llm.results import Generation, Scores
 from adafuse_llm.run import Run
 from adafuse_llm.serving.access import request_id
 from adafuse_llm.serving.errors import ApiError, invalid
-from adafuse_llm.serving.http import StreamResponse, read_object, unless_disconnected
+from adafuse_llm.serving.http import (
+    COMMENT,
+    StreamResponse,
+    read_object,
+    unless_disconnected,
+    with_pauses,
+)
 from adafuse_llm.serving.openai_completions import CompletionWriter, model_object
-from adafuse_llm.serving.openai_fields import warnings_header
+from adafuse_llm.serving.openai_fields import Ignored, warnings_header
 from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
-from adafuse_llm.serving.openai_vocabulary import with_token_bias, with_variables
+from adafuse_llm.serving.openai_vocabulary import check_prompts, with_variables
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
-from adafuse_llm.serving.service import SINGLE, Service
+from adafuse_llm.serving.service import SINGLE, Service, smallest_window
 from adafuse_llm.text.isolation import isolated
 
 logger = logging.getLogger(__name__)
@@ -37,6 +49,9 @@ logger = logging.getLogger(__name__)
 Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
 """A request that is opened when the context is entered."""
+
+DEFAULT_LIMIT = AdaFuseConfig().max_new_tokens
+"""The limit of tokens if nobody sets another. It is too low for most calls of tools."""
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -75,18 +90,19 @@ def _described(service: Service, engine: AdaFuseEngine, name: str) -> Any:
             engine.strategy.name,
             engine.context_window,
             member_info=[each.model_dump() for each in engine.member_info],
-            config=engine.config.model_dump(mode="json", exclude_defaults=True),
+            config=engine.config.override(service.check_limits(engine, {})).model_dump(
+                mode="json", exclude_defaults=True
+            ),
             can_enforce=engine.can_enforce,
         )
-    window = next(each.context_window for each in engine.member_info if each.name == name)
-    return model_object(name, service.created, [name], SINGLE, window)
+    return model_object(name, service.created, [name], SINGLE, smallest_window(engine, [name]))
 
 
 async def _complete(
     service: Service, read: Callable[..., ServedRequest], request: Request
 ) -> Response:
     """Answer a request for a chat completion, a completion or a response."""
-    asked = await read_object(request, partial(read, strict=service.config.strict))
+    asked = await read_object(request, read, Ignored(strict=service.config.strict))
     opened = service.admitted(
         partial(_open, service, asked),
         has_grammar=asked.has_grammar,
@@ -125,16 +141,18 @@ def _open(
     engine, options = service.resolve(asked.model, asked.strategy, asked.options)
     if asked.variables or asked.effort is not None:
         options = with_variables(engine, options, asked)
-    if asked.token_bias:
-        options = with_token_bias(engine, options, asked)
+    check_prompts(engine, options, asked)
     chat, inputs = asked.conversation, len(asked.prompts) or 1
+    has_limit = "max_new_tokens" in options or engine.config.max_new_tokens != DEFAULT_LIMIT
+    open_ended = asked.open_ended or (asked.form.calls_tools and not has_limit)
     options = service.check_limits(
         engine,
         options,
         inputs=inputs,
         characters=sum(map(len, asked.texts or ()))
         + (max(map(len, asked.prompts)) if chat is None else chat.characters),
-        length_option=asked.given.get("max_new_tokens", "max_tokens"),
+        length_option=asked.length_field,
+        open_ended=open_ended,
     )
     try:
         options, problem = enforced(engine, asked.form, options, asked.enforce, cancel=cancel)
@@ -154,7 +172,7 @@ def _open(
         cancel=cancel,
     )
     requests = [request] if chat else [replace(request, prompt=each) for each in asked.prompts]
-    run: Run[Any] = engine.open(requests)
+    run = _opened(engine, requests, open_ended=open_ended)
     config = engine.config.override(options)
     model = asked.model or service.config.served_model_name
     leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
@@ -165,6 +183,19 @@ def _open(
         return len(engine.encode_text(text, use=(member,))[member])
 
     return run, ResponseWriter(model, asked, config, leader, count_tokens)
+
+
+def _opened(engine: AdaFuseEngine, requests: list[EngineRequest], *, open_ended: bool) -> Run[Any]:
+    """Open requests. Without a limit of their own, they ask for as many tokens as memory allows."""
+    while True:
+        try:
+            return engine.open(requests)
+        except CacheMemoryError:
+            limit = requests[0].options.get("max_new_tokens", 0) // 2
+            if not open_ended or limit < engine.config.max_new_tokens:
+                raise
+            options = {**requests[0].options, "max_new_tokens": limit}
+            requests = [replace(each, options=options) for each in requests]
 
 
 async def _whole(service: Service, asked: ServedRequest, opened: Opened) -> Response:
@@ -193,9 +224,13 @@ async def _parts(
     writer: Writer | None = None
     done: dict[int, Generation] = {}
     try:
-        async with opened as (run, begun), aclosing(service.events(run)) as events:
-            async for index, each in events:
+        async with opened as (run, begun), aclosing(with_pauses(service.events(run))) as events:
+            async for numbered in events:
                 writer = begun
+                if numbered is None:
+                    yield COMMENT
+                    continue
+                index, each = numbered
                 for part in writer.events(index, each):
                     yield part
                 if each.generation is not None:

@@ -1,17 +1,14 @@
-"""Fields of requests whose meaning depends on the members: variables of templates, token ids."""
+"""Fields of requests whose meaning depends on the members: variables of templates, raw prompts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import AdaFuseError
-from adafuse_llm.serving.openai_fields import NO_IDS
 from adafuse_llm.serving.openai_requests import ServedRequest
+from adafuse_llm.text.prompt_warnings import spelled_token
 from adafuse_llm.text.reply_start import template_facts
 from adafuse_llm.text.templates import SWITCHES
-
-TEXTS = "send {'adafuse': {'logit_bias': {text: number}}}"
 
 
 def with_variables(
@@ -50,32 +47,11 @@ def with_variables(
     return {**options, "chat_template_kwargs": given} if given else options
 
 
-def with_token_bias(
-    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
-) -> dict[str, Any]:
-    """Return options with the texts of the token ids in ``logit_bias``.
-
-    Ids have a meaning only if one member answers alone. An id whose text does not become the same
-    token again is ignored.
-
-    Raises:
-        ApiError: an id is ignored, and the server is strict.
-    """
+def check_prompts(engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest) -> None:
+    """Warn the client of a raw prompt that spells out a control token of a member."""
     active = engine.config.override(options).use or engine.members
-    if len(active) != 1:
-        asked.ignored.add("logit_bias", f"{NO_IDS}; {TEXTS}")
-        return options
-    (backend,) = (each for each in engine.backends if each.name == active[0])
-    context = backend.codec.encode_prompt("a")
-    texts: dict[str, float] = dict(options.get("logit_bias") or {})
-    for token, bias in asked.token_bias.items():
-        try:
-            text = backend.codec.decode_continuation(context, [token])
-            is_exact = bool(text) and engine.encode_text(text, use=active) == {active[0]: [token]}
-        except (AdaFuseError, IndexError, OverflowError, KeyError, ValueError, TypeError):
-            is_exact = False
-        if is_exact:
-            texts[text] = bias
-        else:
-            asked.ignored.add(f"logit_bias.{token}", f"it has no text of its own; {TEXTS}")
-    return {**options, "logit_bias": texts} if texts else options
+    for backend in engine.backends:
+        for prompt in asked.prompts if backend.name in active else ():
+            if warning := spelled_token(backend.name, backend.codec, prompt):
+                asked.ignored.warnings.append(warning)
+                return

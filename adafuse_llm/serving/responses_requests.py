@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ from adafuse_llm.serving.openai_requests import (
     Conversational,
     ServedRequest,
     conversational,
-    readable_parts,
+    note_of,
+    readable,
+    readable_result,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -36,17 +39,16 @@ class _ResponseBody(Conversational):
     top_logprobs: int | None = None
 
 
-def read_response(body: dict[str, Any], *, strict: bool = False) -> ServedRequest:
+def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a response.
 
     Args:
         body: the body of the request.
-        strict: whether to refuse fields that are otherwise ignored with a warning.
+        ignored: takes what is ignored.
 
     Raises:
         ApiError: a field is unknown, not supported, or has an invalid value.
     """
-    ignored = Ignored(strict=strict)
     given = parse(_ResponseBody, body, ignored)
     text = ignored.keep(given.text or {}, ("format", "verbosity"), "text")
     if text.get("verbosity") not in (None, "medium"):
@@ -55,7 +57,7 @@ def read_response(body: dict[str, Any], *, strict: bool = False) -> ServedReques
     asked = conversational(
         given,
         ignored,
-        _turns(given),
+        _turns(given, ignored),
         response_format=_object(text.get("format"), "text.format"),
         effort=_text(reasoning.get("effort"), "reasoning.effort"),
         place="input",
@@ -77,7 +79,7 @@ def read_response(body: dict[str, Any], *, strict: bool = False) -> ServedReques
     )
 
 
-def _turns(given: _ResponseBody) -> list[Turn]:
+def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
     """Return the conversation in the input of a request.
 
     The calls of one reply, and the text before them, become one turn. Reasoning belongs to the text
@@ -89,9 +91,10 @@ def _turns(given: _ResponseBody) -> list[Turn]:
     if isinstance(given.input, str):
         return [*turns, {"role": "user", "content": given.input}]
     reasoning = ""
-    for number, item in enumerate(given.input):
+    for number, sent in enumerate(given.input):
         place = f"input.{number}"
-        kind = item.get("type") or "message"
+        item = _known(sent, place, ignored)
+        kind = item["type"]
         if kind == "reasoning":
             reasoning = _reasoning(item)
             continue
@@ -99,7 +102,7 @@ def _turns(given: _ResponseBody) -> list[Turn]:
         turn: Turn
         if kind == "message":
             role = item.get("role", "")
-            turn = {"role": role, "content": _readable(item.get("content"))}
+            turn = {"role": role, "content": readable(item.get("content"))}
         elif kind == "function_call":
             call: Any = {
                 "id": _text(item.get("call_id"), f"{place}.call_id"),
@@ -110,18 +113,12 @@ def _turns(given: _ResponseBody) -> list[Turn]:
                 last["tool_calls"] = [*(last.get("tool_calls") or ()), call]
                 continue
             turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-        elif kind == "function_call_output":
+        else:
             turn = {
                 "role": "tool",
                 "tool_call_id": _text(item.get("call_id"), f"{place}.call_id"),
-                "content": _readable(item.get("output")),
+                "content": readable_result(item.get("output"), f"{place}.output", ignored),
             }
-        else:
-            stored = f", because {NO_STORE}" if kind == "item_reference" else ""
-            raise invalid(
-                f"{place} has the type {short_repr(kind)}; allowed: {', '.join(ITEMS)}{stored}",
-                place,
-            )
         if turn["role"] == "assistant" and reasoning:
             turn["reasoning"] = reasoning
         reasoning = ""
@@ -129,8 +126,28 @@ def _turns(given: _ResponseBody) -> list[Turn]:
     return turns
 
 
-def _readable(content: Any) -> Any:
-    return readable_parts(content) if isinstance(content, list) else content
+def _known(item: dict[str, Any], place: str, ignored: Ignored) -> dict[str, Any]:
+    """Return an item as one that members know.
+
+    Calls and results of other types, such as those of custom tools, become calls of functions and
+    their results. Of all other types, such as a web search, a note remains.
+
+    Raises:
+        ApiError: the item is an address of one that the server would have to store.
+    """
+    kind = item.get("type") or "message"
+    if kind in ITEMS:
+        return {**item, "type": kind}
+    if kind == "item_reference":
+        raise invalid(f"{place} is an item_reference, but {NO_STORE}. Send the item itself.", place)
+    note = note_of(kind, place, ignored)
+    name, _, role = str(kind).rpartition("_")
+    if not isinstance(item.get("call_id"), str) or role not in ("call", "output"):
+        return {"type": "message", "role": "assistant", "content": note}
+    if role == "output":
+        return {**item, "type": "function_call_output"}
+    given = json.dumps({"input": item.get("input", item.get("action"))}, ensure_ascii=False)
+    return {"name": name, **item, "type": "function_call", "arguments": given}
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:

@@ -99,11 +99,16 @@ class ResponseWriter:
         yield self._sent(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the last event of a stream that fails."""
+        """Return the end of a stream that fails."""
         described = error.body["error"]
         code = "rate_limit_exceeded" if error.type == BUSY else "server_error"
         failed = {"code": code, "message": described["message"]}
-        return self._sent("response.failed", response=self._response("failed", error=failed))
+        begun = b""
+        if not self._sequence:  # clients expect this event before all others
+            begun = self._sent("response.created", response=self._response("in_progress"))
+        return begun + self._sent(
+            "response.failed", response=self._response("failed", error=failed)
+        )
 
     def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """Return the whole response, if it is not streamed."""

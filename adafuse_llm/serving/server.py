@@ -226,7 +226,14 @@ def _give_up() -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection whose IPv4 clients have their IPv4 addresses at an IPv6 socket, too."""
+    """A connection whose IPv4 clients have their IPv4 addresses at an IPv6 socket, too.
+
+    A client that asks for another protocol, such as HTTP/2, gets its answer without a warning in
+    the log about libraries that the server does not need.
+    """
+
+    def _unsupported_upgrade_warning(self) -> None:
+        pass
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a new connection."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -204,6 +204,7 @@ class Service:
         inputs: int = 1,
         characters: int = 0,
         length_option: str = "max_new_tokens",
+        open_ended: bool = False,
     ) -> dict[str, Any]:
         """Check a request against the limits of the server.
 
@@ -213,6 +214,7 @@ class Service:
             inputs: number of prompts or conversations.
             characters: size of the largest one.
             length_option: the client's name for ``max_new_tokens``.
+            open_ended: whether the response may fill the smallest context window.
 
         Returns:
             The options, with the server's limits of tokens if they have none.
@@ -223,13 +225,13 @@ class Service:
         """
         config, limits = engine.config.override(options), self.config
         most, active = limits.max_prompt_characters, config.use or engine.members
-        if most is None:  # a prompt that no context window can hold is not encoded at all
-            windows = [each.context_window for each in engine.member_info if each.name in active]
-            sizes = (window * TOKEN_CHARACTERS for window in windows if window is not None)
-            most = min(sizes, default=None)
+        window = smallest_window(engine, active)
+        if most is None and window is not None:
+            most = window * TOKEN_CHARACTERS  # a prompt that cannot fit is not encoded at all
         if most is not None and characters > most:
             raise invalid(
-                f"the prompt has {characters} characters; this server allows {most}. Shorten it.",
+                f"the prompt has {characters} characters and exceeds the context window: this "
+                f"server allows {most}. Shorten it.",
                 code=CONTEXT_CODE,
             )
         for name, texts in (("choices", config.choices or ()), ("stop", config.stop)):
@@ -246,8 +248,10 @@ class Service:
                 "n",
             )
         highest, asked = limits.max_output_tokens, config.max_new_tokens
+        if open_ended and window is not None:
+            asked = window
         if highest is None or asked <= highest:
-            return {**options}
+            return {**options, "max_new_tokens": asked} if open_ended else {**options}
         if "max_new_tokens" in options:
             raise invalid(
                 f"{length_option} must be at most {highest} on this server; got {asked}",
@@ -375,6 +379,12 @@ class Service:
             self._stops = self._cancelled = True
             for cancel in self._cancels:
                 cancel.set()
+
+
+def smallest_window(engine: AdaFuseEngine, members: Container[str]) -> int | None:
+    """Return the smallest context window of some members in tokens; None if there is no limit."""
+    windows = (each.context_window for each in engine.member_info if each.name in members)
+    return min((each for each in windows if each is not None), default=None)
 
 
 def _strategies(names: Sequence[str]) -> dict[str, Strategy | str]:

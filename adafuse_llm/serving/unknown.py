@@ -13,8 +13,6 @@ from adafuse_llm.errors import nearest
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.http import error_response
 
-_PREFIX = re.compile(r"^(?:/v\d+)*/")
-
 
 async def unknown(request: Request, error: Exception) -> Response:
     """Return the response for an error of the routing: what is wrong, and what the server has."""
@@ -31,14 +29,13 @@ async def unknown(request: Request, error: Exception) -> Response:
 
 
 def _not_found(path: str, addresses: list[str]) -> str:
+    advice = nearest(path, addresses)
+    if (right := re.sub(r"^(/v\d+)*", "/v1", path)) in addresses:
+        advice = f" It is {right!r}: OpenAI's clients need a base address that ends in /v1."
+    elif prefix := next((path.removesuffix(a) for a in addresses if path.endswith(a)), ""):
+        advice = f" If a proxy adds {prefix[:100]!r} to addresses, set --root-path {prefix[:100]}."
     has = f"The server has {', '.join(addresses)}."
-    rest = _PREFIX.sub("", path)
-    if f"/v1/{rest}" in addresses and path != f"/v1/{rest}":
-        return (
-            f"there is no address {path[:200]!r} here; it is '/v1/{rest}'. OpenAI's clients need a "
-            "base address that ends in /v1."
-        )
-    return f"there is no address {path[:200]!r} here.{nearest(path, addresses)} {has}"
+    return f"there is no address {path[:200]!r} here.{advice} {has}"
 
 
 def _addresses(request: Request) -> list[str]:

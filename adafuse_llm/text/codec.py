@@ -197,7 +197,6 @@ class TokenizerCodec:
         self._facts = TemplateFacts.of(
             getattr(tokenizer, "chat_template", None),
             getattr(tokenizer, "special_tokens_map", ()),
-            filter(str.strip, special.values()),
         )
         declared = getattr(tokenizer, "chat_control_tokens", None) or ()
         markers = {
@@ -243,6 +242,11 @@ class TokenizerCodec:
         before, after = tokens[:start], tokens[start + len(plain) :]
         self._extend(before, text, self._in_prompt)
         return before + after
+
+    def control_token_in(self, text: str) -> str | None:
+        """Return the first control token that a prompt spells out, or None."""
+        found = self._in_prompt.pattern.search(text)
+        return None if found is None else found[0]
 
     @property
     def tool_form(self) -> ToolForm | None:

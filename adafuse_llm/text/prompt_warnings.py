@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.text.codec import TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.exactness import change_of
-from adafuse_llm.text.reply_start import mixed_reasoning, template_facts
+from adafuse_llm.text.reply_start import mixed_reasoning
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class PromptWarnings:
             )
 
     def check_prompt(self, name: str, codec: TextCodec, ids: Sequence[int], prompt: str) -> None:
-        """Log a warning if a prompt spells out a token of the chat template, or is changed.
+        """Log a warning if a prompt spells out a control token, or is changed.
 
         Args:
             name: the member's name.
@@ -67,16 +67,9 @@ class PromptWarnings:
             ids: the tokens of the prompt.
             prompt: the prompt.
         """
-        spelled = next((each for each in template_facts(codec).tokens if each in prompt), None)
+        spelled = spelled_token(name, codec, prompt)
         if spelled and self._is_new("spelled"):
-            logger.warning(
-                "the prompt contains %r, which the chat template of member %r writes as a control "
-                "token. In a prompt, it is plain text, so the member does not read a conversation. "
-                "To send a conversation, pass messages=[...]; each member then uses its own chat "
-                "template",
-                spelled,
-                name,
-            )
+            logger.warning("%s", spelled)
         self._check_exact(name, codec, ids, [prompt])
 
     def check_conversation(
@@ -127,6 +120,16 @@ class PromptWarnings:
         is_new = key not in self._said
         self._said.add(key)
         return is_new
+
+
+def spelled_token(name: str, codec: TextCodec, prompt: str) -> str | None:
+    """Return a warning if a prompt spells out a control token of a member, or None."""
+    token = codec.control_token_in(prompt) if isinstance(codec, TokenizerCodec) else None
+    return token and (
+        f"the prompt contains {token!r}, which is a control token of member {name!r}. In a prompt, "
+        "it is plain text, so the member reads neither a conversation nor a gap to fill in. To "
+        "send a conversation, pass messages=[...]; each member then uses its own chat template"
+    )
 
 
 def mixed_templates(has_template: Mapping[str, bool]) -> str | None:

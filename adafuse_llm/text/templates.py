@@ -57,24 +57,19 @@ class TemplateFacts:
             it may read any variable.
         knows_reasoning: whether the template mentions the marker that closes reasoning.
         reads_reasoning: whether the template reads the reasoning of earlier messages.
-        tokens: the control tokens that the template writes, in order of their ids.
     """
 
     variables: frozenset[str] | None = frozenset()
     knows_reasoning: bool = False
     reads_reasoning: bool = False
-    tokens: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, template: Any, provided: Iterable[str] = (), control: Iterable[str] = ()
-    ) -> TemplateFacts:
+    def of(cls, template: Any, provided: Iterable[str] = ()) -> TemplateFacts:
         """Return the facts of a template.
 
         Args:
             template: a template, several templates by name, or None.
             provided: variables that the tokenizer sets, such as ``bos_token``.
-            control: the control tokens of the vocabulary.
         """
         texts = template.values() if isinstance(template, Mapping) else [template or ""]
         sources = [str(text) for text in texts]
@@ -86,7 +81,6 @@ class TemplateFacts:
             variables,
             knows_reasoning=any(REASONING_CLOSES in source for source in sources),
             reads_reasoning=any("reasoning_content" in source for source in sources),
-            tokens=tuple(each for each in control if any(each in source for source in sources)),
         )
 
     def reads(self, variable: str) -> bool:

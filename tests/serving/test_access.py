@@ -182,6 +182,7 @@ async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so
         "Origin": "https://app.example.org",
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization, x-stainless-os",
+        "Access-Control-Request-Private-Network": "true",
     }
     async with client(("key-1",)) as http:
         closed = await http.options("/echo", headers=preflight)
@@ -191,11 +192,22 @@ async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so
         other = await http.options("/echo", headers={**preflight, "Origin": "https://x.example"})
         refused = await http.post("/echo", headers={"Origin": preflight["Origin"]})
     assert opened.status_code == 200
+    assert opened.headers["access-control-allow-private-network"] == "true"
     assert "x-stainless-os" in opened.headers["access-control-allow-headers"]
     assert other.status_code == 400
     assert "access-control-allow-origin" not in other.headers
     assert refused.status_code == 401  # a page can read the error
     assert refused.headers["access-control-allow-origin"] == preflight["Origin"]
+
+
+async def test_a_proxy_may_leave_its_prefix_in_paths() -> None:
+    async with client(("key-1",), root_path="/a/llm") as http:
+        for path in ("/a/llm/", "/a/llm/health", "/health"):
+            assert (await http.get(path)).status_code == 200
+        for path in ("/a/llm/echo", "/a/llmx/health", "/a/llm"):
+            assert (await http.get(path)).status_code == 401
+    with pytest.raises(InvalidOptionError, match="root_path"):
+        ServingConfig(root_path="a/llm/")
 
 
 async def test_a_body_up_to_the_limit_is_read_and_a_longer_one_is_not() -> None:

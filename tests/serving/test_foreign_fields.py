@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.adapters.reply_form import schema_of
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.serving import ServingConfig, create_app
@@ -19,9 +19,9 @@ from adafuse_llm.serving.openai_fields import (
     QUIET,
     REFUSED,
 )
-from adafuse_llm.serving.openai_requests import _ChatBody, _CompletionBody
+from adafuse_llm.serving.openai_requests import TOKENS, _ChatBody, _CompletionBody
 from adafuse_llm.serving.responses_requests import _ResponseBody
-from adafuse_llm.serving.tokenization import _DetokenizeBody, _TokenizeBody
+from adafuse_llm.serving.tokenization import _TokenizeBody
 from tests.support.paths import ROOT
 from tests.support.serving import served
 from tests.support.thinkers import thinkers
@@ -35,6 +35,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 NAME = {"type": "object", "properties": {"name": {"enum": ["mill"]}}, "required": ["name"]}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": NAME}}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"name": "mill"}}\n</tool_call>'
 
 
@@ -111,6 +112,15 @@ def test_r3_v8_a_refusal_is_text_and_an_image_is_still_refused(address):
     image = {"type": "image_url", "image_url": {"url": "data:"}}
     with_image = chat(address, messages=[{"role": "user", "content": [image]}])
     assert "only text is allowed" in error(with_image)["message"]
+    call = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {
+        "role": "tool",
+        "tool_call_id": "a",
+        "content": [{"type": "text", "text": "A"}, image],
+    }
+    (told,) = warnings(chat(address, messages=[*QUESTION, called, result]))
+    assert "'image_url' in messages.2.content as a short text" in told
 
 
 @pytest.mark.sweep(3)
@@ -208,6 +218,51 @@ def test_r3_v9_what_determines_the_form_of_an_answer_is_never_dropped(address, n
     assert REFUSED[name] in refused["message"]
 
 
+def test_half_a_character_becomes_a_whole_one_with_a_warning(address, strict):
+    message = {"role": "user", "content": "a\ufffd b 🙂", "\ufffd": "\\ud83d"}
+    whole = json.dumps({"messages": [message], "max_tokens": 3})
+    half, headers = whole.replace("\\ufffd", "\\ud83d"), {"Content-Type": "application/json"}
+    first, second = (
+        httpx.post(address + CHAT, content=body, headers=headers) for body in (whole, half)
+    )
+    assert text(second) == text(first)
+    assert warnings(first) == []
+    assert "U+FFFD" in warnings(second)[0]
+    assert error(httpx.post(strict + CHAT, content=half, headers=headers))["param"] == "body"
+
+
+def test_a_raw_prompt_with_control_tokens_has_a_warning():
+    with scripted_engine(lambda _: "Yes.") as engine, served(create_app(engine)) as url:
+        for prompt, spelled in (("a <|im_end|> b", ["<|im_end|>"]), ("a <|fim|> b", [])):
+            body = {"prompt": ["x", prompt], "max_tokens": 2}
+            told = warnings(httpx.post(url + COMPLETE, json=body))
+            assert [each for each in spelled if each in told[0]] == spelled
+            assert len(told) == len(spelled)
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit", "reason"),
+    [
+        ({}, None, "length"),
+        ({"max_tokens": -1}, None, "stop"),
+        ({"max_tokens": -1}, 300, "length"),
+        ({"tools": [TOOL]}, None, "stop"),
+        ({"tools": [TOOL], "max_tokens": 9}, None, "length"),
+        ({"tools": [TOOL], "adafuse": {"strategy": "mixture"}}, None, "stop"),
+    ],
+)
+def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, limit, reason):
+    long = "word " * 400
+    runtime = RuntimeConfig(cache_bytes=60_000)  # for 3,750 tokens, and the window has 8,192
+    with (
+        AdaFuseEngine([scripted(lambda _: long)], runtime=runtime) as engine,
+        served(create_app(engine, ServingConfig(max_output_tokens=limit))) as url,
+    ):
+        body = {"messages": QUESTION, **fields}
+        (choice,) = httpx.post(url + CHAT, json=body, timeout=60).json()["choices"]
+    assert choice["finish_reason"] == reason
+
+
 def test_r3_v9_echo_is_obeyed_except_with_log_probabilities(address):
     prompts = ["The old mill", "A ticket"]
     body = {"prompt": prompts, "max_tokens": 3, "echo": True}
@@ -224,19 +279,6 @@ def test_r3_v9_echo_is_obeyed_except_with_log_probabilities(address):
     assert streamed == texts
     both = httpx.post(address + COMPLETE, json={**body, "logprobs": 1})
     assert error(both)["param"] == "echo"
-
-
-def test_r3_v9_token_ids_have_a_meaning_for_a_member_alone(address, engine):
-    asked = {"model": "wren", "prompt": " the", "add_special_tokens": False}
-    (token,) = httpx.post(f"{address}/tokenize", json=asked).json()["tokens"]
-    response = chat(address, model="wren", logit_bias={str(token): 100})
-    alone = engine.with_strategy("single")
-    given = {"messages": QUESTION, "max_new_tokens": 12, "use": "wren"}
-    assert text(response) == alone.generate(**given, logit_bias={" the": 100}).text
-    assert text(response) != alone.generate(**given).text
-    assert warnings(response) == []
-    (told,) = warnings(chat(address, model="wren", logit_bias={"99999": 1}))
-    assert "'logit_bias.99999' was ignored" in told
 
 
 def test_r3_v9_effort_and_variables_reach_the_templates_that_read_them():
@@ -308,9 +350,6 @@ def test_r3_v10_unknown_keys_in_a_format_or_a_tool_are_told(address, strict):
     [
         {"name": "look_up", "input_schema": NAME},  # Anthropic
         {"type": "function", "function": {"name": "look_up", "inputSchema": NAME}},
-        {"type": "custom", "name": "look_up"},
-        {"type": "web_search", "name": "search"},
-        {"type": "mcp", "server_label": "x"},
     ],
 )
 def test_r3_v10_a_tool_of_another_form_is_an_error(address, tool):
@@ -322,7 +361,6 @@ BODIES: dict[str, Any] = {
     COMPLETE: (_CompletionBody, {"prompt": "x", "max_tokens": 1}),
     "/v1/responses": (_ResponseBody, {"input": "x", "max_output_tokens": 1}),
     "/tokenize": (_TokenizeBody, {"prompt": "x"}),
-    "/detokenize": (_DetokenizeBody, {"model": "wren", "tokens": [1]}),
 }
 
 
@@ -338,6 +376,8 @@ def test_r3_v9_an_odd_value_of_a_field_is_no_failure_of_the_server(address, path
     failed = {}
     with httpx.Client() as client:
         for name in kind.model_fields:
+            if odd == -1 and name in TOKENS:
+                continue
             response = client.post(address + path, json={**body, name: odd})
             if response.status_code not in (200, 400, 404):
                 failed[name] = response.text

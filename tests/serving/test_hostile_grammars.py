@@ -20,7 +20,6 @@ from adafuse_llm.serving_config import ServingConfig
 from adafuse_llm.text import isolation
 from benchmarks import fuzz_grammars
 from tests.support.hostile import SCHEMAS, SWELLING, chain
-from tests.support.hostile_requests import KINDS, request_of
 from tests.support.models import Recipe, backend
 from tests.support.serving import served
 
@@ -37,13 +36,6 @@ def test_hostile_requests_harm_nobody() -> None:
     assert report.outcomes["200"] > cases // 10
     assert sum(map(len, report.beside)) > cases // 10
     assert not math.isnan(report.memory[-1])
-
-
-@pytest.mark.quick
-def test_cases_are_determined_by_their_seed_and_cover_all_kinds() -> None:
-    assert request_of(3, 7) == request_of(3, 7)
-    assert request_of(3, 7) != request_of(3, 8)
-    assert {request_of(0, number)[0] for number in range(150)} == {*KINDS}
 
 
 def test_slow_grammars_do_not_hold_up_other_requests(

@@ -239,7 +239,8 @@ class Sum(BaseModel):
 
 async def test_the_arguments_of_a_recursive_class_have_its_form(stubborn_llm):
     tool = FunctionTool.from_defaults(lambda **kwargs: "", "keep", "Keep it.", fn_schema=Sum)
-    *_, last = await with_tools(stubborn_llm, "chat", [tool], "Hello?", tool_choice="keep")
+    options = {"tool_choice": "keep", "max_new_tokens": 400, "logit_bias": {"]": 80.0}}
+    *_, last = await with_tools(stubborn_llm, "chat", [tool], "Hello?", **options)
     ((_, arguments),) = calls_of(last)
     assert Sum.model_validate(arguments, strict=True)
 
