@@ -23,6 +23,7 @@ from adafuse_llm.serving.openai_requests import TOKENS, _ChatBody, _CompletionBo
 from adafuse_llm.serving.responses_requests import _ResponseBody
 from adafuse_llm.serving.tokenization import _TokenizeBody
 from tests.support.paths import ROOT
+from tests.support.scripted import scripted, scripted_engine
 from tests.support.serving import served
 from tests.support.thinkers import thinkers
 
