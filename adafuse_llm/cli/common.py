@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -140,8 +142,12 @@ class Setup:
             )
         names = ", ".join(Path(path).name for path in self.paths())
         local = all(map(os.path.exists, self.paths()))
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         # downloads show their own progress bars
-        with stderr_console().status(f"loading {names}") if local else nullcontext():
+        with Progress(
+            *columns, console=stderr_console(), transient=True, disable=not local
+        ) as progress:
+            progress.add_task(escape(f"loading {names}"), total=None)
             import torch
 
             default = torch.get_num_threads()
