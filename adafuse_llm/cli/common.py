@@ -142,11 +142,10 @@ class Setup:
             )
         names = ", ".join(Path(path).name for path in self.paths())
         local = all(map(os.path.exists, self.paths()))
+        console = stderr_console()
+        shown = local and console.is_interactive  # downloads show their own progress bars
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        # downloads show their own progress bars
-        with Progress(
-            *columns, console=stderr_console(), transient=True, disable=not local
-        ) as progress:
+        with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
             progress.add_task(escape(f"loading {names}"), total=None)
             import torch
 
