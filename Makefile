@@ -129,7 +129,7 @@ clean: ## remove the virtual environments, built files and caches
 
 # Steps: what the demo runs; what the server needs; what tests, linters and documentation need.
 $(DEMO): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) with torch and transformers: 1.2 GB, some minutes, only once"
+	@echo "setting up $(VENV) with torch and transformers: some minutes, only once"
 	@$(call new_environment,$(VENV))
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli]'
 	@touch $@
@@ -140,7 +140,7 @@ $(SERVE): $(DEMO)
 	@touch $@
 
 $(GGUF): $(DEMO)
-	@echo "adding llama.cpp to $(VENV): 0.1 GB, only once"
+	@echo "adding llama.cpp to $(VENV): 1.1 GB in all, only once"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,gguf]'
 	@touch $@
 

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -154,8 +156,11 @@ class Setup:
             )
         names = ", ".join(Path(path).name for path in self.paths())
         local = all(map(os.path.exists, self.paths()))
-        # downloads show their own progress bars
-        with stderr_console().status(f"loading {names}") if local else nullcontext():
+        console = stderr_console()
+        shown = local and console.is_interactive  # downloads show their own progress bars
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+            progress.add_task(escape(f"loading {names}"), total=None)
             import torch
 
             default = torch.get_num_threads()

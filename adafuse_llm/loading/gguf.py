@@ -96,7 +96,7 @@ def plan_gguf(spec: MemberSpec, name: str, revision: str | None = None) -> GGUFP
 
 
 def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:
-    """Load a GGUF model as a member.
+    """Load a GGUF model as a member. Warn of what its header lacks.
 
     Raises:
         LoadError: llama.cpp cannot load the file.
@@ -105,7 +105,7 @@ def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
 
     spec = plan.spec
-    return LlamaCppBackend(
+    member = LlamaCppBackend(
         plan.path,
         plan.name,
         context=spec.context,
@@ -118,6 +118,11 @@ def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:
         end_tokens=spec.end_tokens or (),
         tokenizer=find_tokenizer(plan),
     )
+    if plan.facts.context_window is None:
+        _warn(plan, "has no usable context window", f"it holds {member.context_window:,} tokens")
+    if not member.end_ids:
+        _warn(plan, "names no end token", "pass MemberSpec(end_tokens=...), or answers never end")
+    return member
 
 
 def load_gguf_text(plan: GGUFPlan) -> LlamaText | HuggingFaceText:
@@ -128,9 +133,11 @@ def load_gguf_text(plan: GGUFPlan) -> LlamaText | HuggingFaceText:
         UnsupportedModelError: the vocabulary cannot be that of a member.
     """
     from adafuse_llm.backends.huggingface.text import HuggingFaceText
+    from adafuse_llm.backends.llamacpp.trial import Settings, try_file
     from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 
     tokenizer = find_tokenizer(plan)
+    try_file(plan.facts, label_of(plan.spec, plan.name), Settings(vocabulary_only=True))
     return LlamaText.from_file(plan.path) if tokenizer is None else HuggingFaceText(tokenizer)
 
 
@@ -140,8 +147,14 @@ def find_tokenizer(plan: GGUFPlan) -> Any:
     It matches if it has the same tokens as the file. A tokenizer that does not match is ignored
     with a warning. The chat template of the file applies if the tokenizer has none.
     """
-    path = plan.path
+    path, facts = plan.path, plan.facts
     if not any((path.parent / each).is_file() for each in TOKENIZER_FILES):
+        if facts.tokenizer == "gpt2" and facts.pre_tokenizer is None:
+            _warn(
+                plan,
+                "does not say how texts are split into words (tokenizer.ggml.pre)",
+                "its tokens can be wrong; use a newer file, or put tokenizer.json into its folder",
+            )
         return None
     from transformers import AutoTokenizer
 
@@ -151,7 +164,7 @@ def find_tokenizer(plan: GGUFPlan) -> Any:
     except Exception as error:  # a tokenizer may raise any exception
         tokenizer, reason = None, describe(error)
     if reason is None:
-        tokenizer.chat_template = tokenizer.chat_template or plan.facts.chat_template
+        tokenizer.chat_template = tokenizer.chat_template or facts.chat_template
         return tokenizer
     logger.warning(
         "member %r uses the vocabulary of %s and ignores the tokenizer in the same folder: %s",
@@ -160,6 +173,12 @@ def find_tokenizer(plan: GGUFPlan) -> Any:
         reason,
     )
     return None
+
+
+def _warn(plan: GGUFPlan, lack: str, consequence: str) -> None:
+    logger.warning(
+        "member %r: the header of %s %s, so %s", plan.name, plan.path.name, lack, consequence
+    )
 
 
 def _difference(tokenizer: Any, tokens: Sequence[str]) -> str | None:

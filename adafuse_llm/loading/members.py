@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +22,8 @@ from adafuse_llm.loading.specs import MemberSpec, as_specs, check_kind, member_n
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger(__name__)
+
 Plan: TypeAlias = GGUFPlan | HuggingFacePlan | ServerPlan
 
 
@@ -34,7 +38,7 @@ def load_members(
     """Load members in order.
 
     All options and files are checked before any weights are loaded. `dtype`, `device_map` and
-    `trust_remote_code` do not apply to GGUF members.
+    `trust_remote_code` do not apply to GGUF members. The log has the seconds of each member.
 
     Returns:
         The members; and their weights by name, or None if all weights are 1.
@@ -58,7 +62,9 @@ def load_members(
     loaded: dict[str, Backend] = {}
     with _closing(loaded):
         for name in sorted(names, key=lambda name: not isinstance(plans[name], ServerPlan)):
+            start = time.monotonic()
             loaded[name] = _load(plans[name])
+            logger.info("member %r is loaded in %.1f s", name, time.monotonic() - start)
     weights = {name: float(spec.weight) for name, spec in zip(names, specs, strict=True)}
     ordered = [loaded[name] for name in names]
     return ordered, weights if set(weights.values()) != {1.0} else None

@@ -13,6 +13,7 @@ from adafuse_llm.adjustment import changes_of
 from adafuse_llm.errors import (
     LoadError,
     MemberError,
+    MemberUnavailableError,
     MissingDependencyError,
     UnsupportedModelError,
     install_command,
@@ -35,6 +36,14 @@ PROBES = (
     'if x:\n\tprint("yes")\r\n',
 )
 """Texts whose tokens must be the same for the server and for this process."""
+
+KINDS = (
+    ("/props", "default_generation_settings", "llama-server"),
+    ("/get_model_info", "model_path", "sglang"),
+    ("/version", "version", "vllm"),
+    ("/api/version", "version", "Ollama"),
+)
+"""Paths of servers, and an entry of their answers, by which they are recognized."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +80,7 @@ def load_server(plan: ServerPlan) -> ServerBackend:
     assert spec.url is not None, "the member is on a server"
     server = Connection(plan.name, spec.url, _key(spec, label), spec.api_key_env)
     try:
-        api = _api(server, spec.api)
-        facts = api.facts(server, spec.model)
+        api, facts = _ask(server, spec)
         text, ends, config = _load_text(plan, facts)
         _check_tokens(text, server, api, facts, label)
         if facts.parameters is None and config is not None:
@@ -104,26 +112,48 @@ def _key(spec: MemberSpec, label: str) -> str | None:
     return key
 
 
-def _api(server: Connection, name: str | None) -> ServerApi:
-    """Return the API with a name, or that which a server has.
+def _ask(server: Connection, spec: MemberSpec) -> tuple[ServerApi, ServerFacts]:
+    """Return the API of a server, and facts about the model of a member.
 
     Raises:
-        MemberError: the server has none of them.
+        MemberError: the server has none of the APIs, or another one than the member names.
     """
+    from adafuse_llm.backends.servers.backend import UNEXPECTED
     from adafuse_llm.backends.servers.llama_server import LlamaServerApi
     from adafuse_llm.backends.servers.sglang import SglangApi
     from adafuse_llm.backends.servers.vllm import VllmApi
 
-    if name == "llama-server" or (name is None and server.find("/props") is not None):
-        return LlamaServerApi()
-    if name == "sglang" or (name is None and server.find("/get_model_info") is not None):
-        return SglangApi()
-    if name == "vllm" or server.find("/version") is not None:
-        return VllmApi()
+    apis: dict[str, ServerApi] = {
+        "llama-server": LlamaServerApi(),
+        "sglang": SglangApi(),
+        "vllm": VllmApi(),
+    }
+    kind = spec.api or _kind(server)
+    if kind in apis:
+        try:
+            return apis[kind], apis[kind].facts(server, spec.model)
+        except MemberUnavailableError:
+            raise
+        except (MemberError, *UNEXPECTED) as error:
+            told = error if isinstance(error, MemberError) else None
+            if (found := _kind(server)) in (None, kind):
+                raise told or server.error(f"its answers are not those of {kind}") from error
+            if found in apis:
+                raise server.error(f"it is {found}. Leave out api={kind!r}") from error
+            kind = found
     raise server.error(
-        "it is neither vLLM, SGLang nor llama-server. Members on other servers, such as Ollama, "
-        "are not supported; load the model's files instead"
+        f"it is {kind or 'of another kind'}, neither vLLM, SGLang nor llama-server. Load the files "
+        "of its models as members instead"
     )
+
+
+def _kind(server: Connection) -> str | None:
+    """Return what a server is; None if it is not known."""
+    for path, entry, kind in KINDS:
+        if entry in (server.find(path) or {}):
+            return kind
+    listed = (server.find("/v1/models") or {}).get("data") or [{}]
+    return "an adafuse server" if listed[0].get("owned_by") == "adafuse-llm" else None
 
 
 def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:

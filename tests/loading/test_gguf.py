@@ -336,11 +336,9 @@ def test_files_that_people_have_write_the_same_text(tmp_path: Path) -> None:
         "ollama": put(tmp_path / "blobs", "sha256-12") / "sha256-12",
     }
     files["parts"] = tmp_path / "m-00001-of-00003.gguf"
-    texts, embeddings = {}, {}
+    texts = {}
     for name, file in {"original": original, **files}.items():
         with AdaFuseEngine.from_pretrained([MemberSpec(str(file), context=512)]) as engine:
             messages = [{"role": "user", "content": "What is 12 + 7?"}]
             texts[name] = engine.generate(messages=messages, max_new_tokens=12).text
-            embeddings[name] = vars(engine.backends[0])["_model"].embeddings.tolist()
     assert list(texts.values()) == [texts["original"]] * 4
-    assert list(embeddings.values()) == [embeddings["original"]] * 4

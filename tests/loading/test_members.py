@@ -38,8 +38,10 @@ def load(*members: str | Path | MemberSpec, **options: Any) -> AdaFuseEngine:
     )
 
 
-def test_a_folder_loads_and_decodes(saved: Path) -> None:
+def test_a_folder_loads_and_decodes(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with load(saved) as engine:
+        assert "member 'tiny-llama' is loaded in" in caplog.text
         assert engine.members == ("tiny-llama",)
         assert engine.context_window == 1024
         assert engine.generate("The ferry", max_new_tokens=4).text

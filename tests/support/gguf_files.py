@@ -21,7 +21,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, LlamaFileType, TokenType
+from gguf import GGMLQuantizationType, GGUFValueType, LlamaFileType, TokenType
 from safetensors.numpy import load_file
 from sentencepiece import SentencePieceProcessor
 
@@ -109,7 +109,7 @@ def rewrite_gguf(
     kind: str | None = None,
     *,
     architecture: str | None = None,
-    entries: Mapping[str, str | int] = MappingProxyType({}),
+    entries: Mapping[str, Any] = MappingProxyType({}),
     without: Sequence[str] = (),
     first: Sequence[str] = (),
     split: int = 0,
@@ -124,7 +124,7 @@ def rewrite_gguf(
         out: the new file, or for a file in parts, the name without the number of the part.
         kind: one of `FILE_TYPES` for matrices. Vectors become F32. By default, all types stay.
         architecture: another architecture.
-        entries: new entries of the header.
+        entries: new entries of the header. Whole numbers of 0 or more become UINT32.
         without: entries and tensors to leave out.
         first: tensors to write before the others.
         split: tensors in each part of the file, or 0 for one part.
@@ -135,10 +135,10 @@ def rewrite_gguf(
     if kind is not None:
         entries = {**entries, "general.file_type": FILE_TYPES[kind]}
     for name, value in entries.items():
-        if isinstance(value, str):
-            writer.add_string(name, value)
-        else:
-            writer.add_uint32(name, value)
+        is_count = isinstance(value, int) and value >= 0
+        writer.add_key_value(
+            name, value, GGUFValueType.UINT32 if is_count else GGUFValueType.get_type(value)
+        )
     left_out = {"general.architecture", *entries, *without}
     for name, field in reader.fields.items():
         if name not in left_out and not name.startswith("GGUF."):

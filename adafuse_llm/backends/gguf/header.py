@@ -39,6 +39,9 @@ ALIGNMENT: Final = 32
 
 MAX_DIMENSIONS: Final = 4
 
+MAX_LAYERS: Final = 512
+"""Maximum number of layers of a model in llama.cpp."""
+
 SCALARS: Final = {
     0: "B",
     1: "b",
@@ -187,7 +190,8 @@ class GGUFFacts:
         files: the files of the model, in order.
         architecture: llama.cpp's name of the architecture, such as ``"qwen3"``.
         name: name of the model, or None.
-        context_window: number of tokens that the model was trained for, or None.
+        context_window: number of tokens that the model was trained for; None if the header has no
+            number that can be right.
         vocabulary: number of tokens in the vocabulary.
         tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE), ``"llama"``
             (SentencePiece) or ``"t5"`` (Unigram); ``"no_vocab"`` if the file has none.
@@ -260,12 +264,13 @@ def read_facts(path: str | Path) -> GGUFFacts:
     tensors = [tensor for each in headers for tensor in each.tensors]
     types = Counter(tensor.type_name for tensor in tensors)
     heads, key_size, value_size = _attention(header, architecture)
+    window = header.integer(f"{architecture}.context_length") or 0
     tokens = header.arrays.get("tokenizer.ggml.tokens")
     return GGUFFacts(
         files=files,
         architecture=architecture,
         name=header.text("general.name"),
-        context_window=header.integer(f"{architecture}.context_length") or None,
+        context_window=window if 0 < window < 2**31 else None,
         vocabulary=tokens.count
         if tokens is not None
         else header.integer(f"{architecture}.vocab_size") or 0,
@@ -384,6 +389,8 @@ def _check_purpose(header: _Header, *, has_tensors: bool) -> str:
 def _attention(header: _Header, architecture: str) -> tuple[tuple[int, ...], int, int]:
     """Return the key/value heads of each layer, and the sizes of a head's key and value."""
     layers = header.integer(f"{architecture}.block_count") or 0
+    if layers > MAX_LAYERS:
+        raise LoadError(f"{header.path} has {layers:,} layers; at most {MAX_LAYERS} are allowed")
     heads = header.integers(f"{architecture}.attention.head_count", layers)
     pairs = header.integers(f"{architecture}.attention.head_count_kv", layers) or heads
     embedding = header.integer(f"{architecture}.embedding_length") or 0

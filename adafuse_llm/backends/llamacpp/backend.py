@@ -16,7 +16,7 @@ import torch
 
 from adafuse_llm.adjustment import NOTHING
 from adafuse_llm.backends.base import NodeQuery, NodeResult
-from adafuse_llm.backends.gguf.header import CACHE_TYPES, read_facts
+from adafuse_llm.backends.gguf.header import CACHE_TYPES, GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
 from adafuse_llm.backends.llamacpp.context import (
     CacheFullError,
@@ -25,7 +25,7 @@ from adafuse_llm.backends.llamacpp.context import (
 )
 from adafuse_llm.backends.llamacpp.model import Model
 from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
-from adafuse_llm.backends.llamacpp.trial import Settings, survivable
+from adafuse_llm.backends.llamacpp.trial import Settings, measure, try_file
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
@@ -64,18 +64,13 @@ PART_NODES = 64
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Types of weights that are not quantized."""
 
-TRIAL_TOLERANCE = 0.1
-"""Largest accepted mean error of the logits at load, relative to their standard deviation. Results
-for quantized weights and caches depend on the size of the pass."""
-
 
 class LlamaCppBackend:
     """A member that consists of a GGUF model, which llama.cpp runs.
 
     One call of llama.cpp evaluates all nodes that requests wait for. The cache has a fixed number
-    of cells, one for each token, which all requests share. The constructor evaluates a few tokens,
-    to check that trees of tokens get the same numbers as sequences of tokens. Before that, a child
-    process tries llama.cpp, once for each library, processor and settings (`trial`).
+    of cells, one for each token, which all requests share. Before the constructor loads a file, a
+    child process tries it, once for each library, processor and settings (`trial`).
 
     Args:
         path: the GGUF file, or the first file of a split model.
@@ -135,7 +130,9 @@ class LlamaCppBackend:
         facts = read_facts(self.path)  # this also checks the file before llama.cpp reads it
         self.parameters = facts.parameters
         flash = True if repeatable else flash_attention
-        settings = survivable(Settings(not repeatable, gpu_layers, flash, cache_type), label)
+        settings, cell_bytes = try_file(
+            facts, label, Settings(not repeatable, gpu_layers, flash, cache_type)
+        )
         self._model = Model(self.path, label, gpu_layers=gpu_layers, reorder=settings.reorder)
         self.drafts_sparingly = facts.file_type not in FLOATS and not self._model.on_gpu
         self._repeatable = repeatable
@@ -143,8 +140,8 @@ class LlamaCppBackend:
             flash_attention = self._check_repeatable(flash_attention)
         self._text, ends = _text_of(self._model, tokenizer)
         self._end_ids = ends | self._ids_of(end_tokens)
-        tokens = self._cache_tokens(context, cache_type)
-        self._window = min(self._model.window, tokens)
+        tokens = self._cache_tokens(facts, context, cache_type)
+        self._window = min(facts.context_window or tokens, tokens)
         self._context = Context(
             self._model,
             cells=tokens + SPARE_CELLS,
@@ -159,7 +156,7 @@ class LlamaCppBackend:
         self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
         self._kept_tokens = 0
         after_fork(self._renew)
-        self._cell_bytes = self._try_out()
+        self._cell_bytes = cell_bytes or measure(self._model, settings)
         limit = PREFIX_CACHE_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
         self._kept_tokens = limit // self._cell_bytes
 
@@ -453,7 +450,7 @@ class LlamaCppBackend:
             )
         return {vocabulary[token] for token in end_tokens}
 
-    def _cache_tokens(self, context: int | None, cache_type: str) -> int:
+    def _cache_tokens(self, facts: GGUFFacts, context: int | None, cache_type: str) -> int:
         """Return the number of tokens of the cache, given the number that the user has set.
 
         Raises:
@@ -462,10 +459,9 @@ class LlamaCppBackend:
         free = self.free_bytes()
         if self._model.on_gpu and torch.cuda.is_available():
             free = torch.cuda.mem_get_info()[0]
-        facts = read_facts(self.path)
         if context is None:
             fitting = int(MEMORY_SHARE * free / max(1, facts.cache_bytes(1, cache_type)))
-            return max(SPARE_CELLS, min(fitting, max(DEFAULT_TOKENS, self._model.window)))
+            return max(SPARE_CELLS, min(fitting, max(DEFAULT_TOKENS, facts.context_window or 0)))
         size = facts.cache_bytes(context + SPARE_CELLS, cache_type)
         if size > free and not self._model.on_gpu:
             raise LoadError(
@@ -474,60 +470,6 @@ class LlamaCppBackend:
                 "memory are free. Lower MemberSpec(context=...), or choose another cache_type."
             )
         return context
-
-    def _try_out(self) -> int:
-        """Compare the logits of a tree of tokens with the logits of plain sequences.
-
-        Returns:
-            The bytes of a cell.
-
-        Raises:
-            UnsupportedModelError: the logits differ.
-        """
-        ids = [int(i) for i in np.linspace(0, self._model.vocabulary - 1, 6)]
-        tree = TokenTree(ids[:3])
-        nodes = [tree.grow(path) for path in ([], ids[3:5], ids[5:], [ids[5], ids[3]])]
-        in_tree = self._logits_of(tree, nodes)
-        plain = torch.stack(
-            [
-                self._logits_of(own, [own.root])[0]
-                for own in (TokenTree([*tree.ids, *tree.tokens(node)]) for node in nodes)
-            ]
-        )
-        error = (in_tree - plain).abs().mean() / plain.std()
-        if not error <= TRIAL_TOLERANCE:  # also if it is NaN
-            raise UnsupportedModelError(
-                f"{self._model.label} cannot be a member: llama.cpp gives other numbers for a tree "
-                f"of tokens than for the same tokens in a sequence (relative error {error:.2g})"
-            )
-        return self._measured_cell_bytes(ids)
-
-    def _measured_cell_bytes(self, ids: Sequence[int]) -> int:
-        sizes = []
-        for count in (1, len(ids)):
-            tree = TokenTree(ids[:count])
-            self._logits_of(tree, [tree.root], keep=True)
-            assert isinstance(tree.state, LlamaState)
-            sizes.append(self._context.state_bytes(tree.state.sequences.trunk))
-            self._forget(tree.state)
-        return max(1, (sizes[1] - sizes[0]) // (len(ids) - 1))
-
-    @torch.inference_mode()
-    def _logits_of(
-        self, tree: TokenTree, nodes: Sequence[Node], *, keep: bool = False
-    ) -> torch.Tensor:
-        """Evaluate nodes of a tree, and return the logits after them, [n, vocabulary]."""
-        self._evaluate_once([NodeQuery(tree, tuple(nodes), (), 2)])
-        state = tree.state
-        if not isinstance(state, LlamaState):  # it is dropped if a number is NaN
-            raise LoadError(
-                f"{self._model.label} cannot be loaded: the model computes NaN. The file "
-                f"{self.path.name!r} may be damaged; download it again."
-            )
-        logits = torch.stack([state.logits(node) for node in nodes])
-        if not keep:
-            self._forget(state)
-        return logits
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,7 +138,6 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_model_load_from_file": (pointer, c_char_p, ModelParams),
     "llama_model_free": (None, pointer),
     "llama_model_get_vocab": (pointer, pointer),
-    "llama_model_n_ctx_train": (c_int32, pointer),
     "llama_model_has_encoder": (c_bool, pointer),
     "llama_model_is_diffusion": (c_bool, pointer),
     "llama_model_is_hybrid": (c_bool, pointer),
@@ -148,8 +147,6 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_vocab_n_tokens": (c_int32, pointer),
     "llama_vocab_get_text": (c_char_p, pointer, c_int32),
     "llama_vocab_get_attr": (c_int, pointer, c_int32),
-    "llama_vocab_is_eog": (c_bool, pointer, c_int32),
-    "llama_vocab_eos": (c_int32, pointer),
     "llama_tokenize": (
         *(c_int32, pointer, c_char_p, c_int32),
         *(POINTER(c_int32), c_int32, c_bool, c_bool),

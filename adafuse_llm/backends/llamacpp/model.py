@@ -21,7 +21,6 @@ class Model(LoadedFile):
     Attributes:
         label: the argument of the same name.
         vocabulary: number of logits.
-        window: context window that the model was trained with, in tokens.
         on_gpu: whether layers run on a GPU.
 
     Raises:
@@ -42,7 +41,6 @@ class Model(LoadedFile):
         self.vocabulary = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )
-        self.window = int(library.llama_model_n_ctx_train(self.pointer))
         self._check_kind()
 
     def _check_kind(self) -> None:

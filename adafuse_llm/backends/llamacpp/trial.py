@@ -1,8 +1,10 @@
-"""Try llama.cpp in a child process before it computes in this one, which it could take down.
+"""Try each new GGUF file in a child process, before this one loads it.
 
-Native code can end its process: on a processor whose instructions it needs and does not find, or by
-a defect of one of its kernels. So a child process decodes a tiny model with the settings of a
-member. The verdict is kept in the user's cache folder, for each library, processor and settings.
+Native code can end its process: on a processor whose instructions it needs and does not find, by a
+defect of one of its kernels, or because of what a file holds. A chat template can run without end
+or fill the memory. So a child process renders the template, loads the file with the settings of the
+member, and checks its numbers. The verdict is kept in the user's cache folder, for each library,
+processor, settings and file.
 """
 
 from __future__ import annotations
@@ -11,49 +13,74 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import distribution
+from itertools import product
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm.backends.llamacpp.library import find_library
-from adafuse_llm.errors import LoadError
+import psutil
+import torch
+
+from adafuse_llm import errors
+from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
+from adafuse_llm.backends.llamacpp.context import Context, Entry
+from adafuse_llm.backends.llamacpp.library import find_library, load_library
+from adafuse_llm.backends.llamacpp.model import Model
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+from adafuse_llm.errors import AdaFuseError, LoadError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
-SECONDS: Final = 120
-"""Time that a child process has."""
+SECONDS, SECONDS_PER_GIB = 120, 30
+"""CPU time of a child process, and what is added for a GiB of weights."""
+
+PATIENCE: Final = 5
+"""A child process may take so many times its CPU time, because it waits for disks and others."""
+
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 3, 2**30
+"""CPU time and memory to render a chat template a few times. Usual ones take milliseconds."""
+
+SPARE_BYTES: Final = 8 * 2**30
+"""Address space of a child process, to which three times the size of the weights are added."""
+
+CELLS: Final = 256
+"""Number of tokens in the cache of a child process."""
+
+TOLERANCE: Final = 0.1
+"""Largest accepted mean error of the logits, relative to their standard deviation. Results for
+quantized weights and caches depend on the size of the pass."""
+
+HASHED_BYTES: Final = 2**26
+"""Largest size of files that are known by their bytes. Larger ones are known by their path, size
+and time."""
 
 BOOTSTRAP: Final = (
     "import json, sys; "
     "start = json.load(sys.stdin); "
     "sys.path[:] = start['path']; "
-    "from adafuse_llm.backends.llamacpp.trial import decode; "
-    "decode(start['settings'])"
+    "from adafuse_llm.backends.llamacpp.trial import load; "
+    "load(**start['task'])"
 )
 """What a child process runs."""
 
-TYPES: Final = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K"),
-    *("Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "F16", "BF16"),
-)
-"""The types of the tiny model's weights: seven matrices in each of two layers."""
+TOO_LONG: Final = -getattr(signal, "SIGXCPU", 24)
+"""The exit code of a process whose CPU time is over."""
 
-SIZE: Final = 256
-"""Number of rows and columns of these matrices. It is the smallest one for all types."""
-
-
-SIGNALS: Final = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
-"""The signals of crashes. Others come from outside, such as SIGKILL if memory runs out."""
+NATIVE: Final = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT", "on Windows")
+"""How native code crashes. Other signals come from outside, such as SIGKILL without memory."""
 
 WINDOWS_CODE: Final = 0xC0000000
 """The smallest exit code of crashes on Windows."""
@@ -68,119 +95,167 @@ class Settings:
         gpu_layers: as for `LlamaCppBackend`.
         flash_attention: as for `LlamaCppBackend`.
         cache_type: as for `LlamaCppBackend`.
+        vocabulary_only: whether no weights are loaded.
     """
 
-    reorder: bool
-    gpu_layers: int | None
-    flash_attention: bool | None
-    cache_type: str
+    reorder: bool = False
+    gpu_layers: int | None = None
+    flash_attention: bool | None = None
+    cache_type: str = "f16"
+    vocabulary_only: bool = False
 
 
-def survivable(wanted: Settings, label: str) -> Settings:
-    """Return settings with which llama.cpp does not end the process.
+def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> tuple[Settings, int | None]:
+    """Return settings with which a file does not end or block the process that loads it.
 
     These are the wanted ones, or those that keep weights in the order of the file. In the second
     case, a warning says so, once in a process.
 
     Args:
-        wanted: the settings of a member.
+        facts: what the header of the file says.
         label: text that names the member in errors.
+        wanted: the settings of a member.
+
+    Returns:
+        The settings, and the bytes of a token in the member's cache. These are None without
+        weights, or if no child process could be started.
 
     Raises:
-        LoadError: llama.cpp ends the process with all of them.
+        LoadError: the file ends the process with all settings, or takes too much time or memory;
+            or the model computes NaN.
+        UnsupportedModelError: the model cannot be a member.
         MissingDependencyError: llama.cpp is not installed.
     """
-    if (crash := _verdict(wanted)) is None:
-        return wanted
-    safe = replace(wanted, reorder=False)
-    if safe != wanted and _verdict(safe) is None:
-        _warn(crash, _path(_facts(wanted)))
-        return safe
-    raise LoadError(
-        f"{label} cannot be loaded: {_trial(crash)}. Install a llama.cpp that is compiled for this "
-        "processor (docs/guides/gguf.md says how), pass other settings, or use the transformers "
-        f"model. To try again, delete {_path(_facts(safe)).parent}"
-    )
-
-
-@functools.cache
-def _warn(crash: str, path: Path) -> None:
-    logger.warning(
-        "%s, so members keep their weights in the order of the file, which is slower. To try "
-        "again after a change of this machine, delete %s",
-        _trial(crash),
-        path,
-    )
-
-
-def _trial(crash: str) -> str:
-    name, version = find_library()
-    return f"llama.cpp ({name} {version}) ended a trial process by {crash} on this processor"
-
-
-@functools.cache
-def _verdict(settings: Settings) -> str | None:
-    """Return the crash that ends a process with these settings, or None."""
-    facts = _facts(settings)
+    path = _path(facts, wanted)
     with suppress(OSError, ValueError, KeyError):
-        kept: str | None = json.loads(_path(facts).read_text("utf-8"))["crash"]
-        return kept
-    try:
-        crash = _crash_of_child(settings)
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.debug("llama.cpp could not be tried in a child process: %s", error)
-        return None
+        kept = json.loads(path.read_text("utf-8"))
+        return _chosen(wanted, kept["crash"], path), kept["cell_bytes"]
+    told, first = _try(facts, label, wanted), None
+    if wanted.reorder and told.get("crash", "").endswith(NATIVE):
+        first = told["crash"]
+        told = _try(facts, label, replace(wanted, reorder=False))
+    if "crash" in told:
+        raise LoadError(
+            f"{label} cannot be loaded: {_reason(facts.files[0], told)}. Download the file again, "
+            "or use another GGUF file, a llama.cpp that is compiled for this processor "
+            "(docs/guides/gguf.md says how), or the transformers model."
+        )
+    if "cell_bytes" not in told:
+        return wanted, None
     with suppress(OSError):
-        path = _path(facts)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({**facts, "crash": crash}, file, indent=1)
+            json.dump({"crash": first, "cell_bytes": told["cell_bytes"]}, file)
         Path(file.name).replace(path)
-    return crash
+    return _chosen(wanted, first, path), told["cell_bytes"]
 
 
-def _crash_of_child(settings: Settings) -> str | None:
-    """Decode in a child process. Return the crash that ended it, or None.
+def _chosen(wanted: Settings, crash: str | None, path: Path) -> Settings:
+    """Return the wanted settings, or safe ones if a child process crashed with the wanted ones."""
+    if crash is None:
+        return wanted
+    _warn(crash, path.parent)
+    return replace(wanted, reorder=False)
+
+
+@functools.cache
+def _warn(crash: str, folder: Path) -> None:
+    logger.warning(
+        "llama.cpp (%s) ended a trial process by %s on this processor, so members keep their "
+        "weights in the order of the file, which is slower. To try again after a change of this "
+        "machine, delete %s",
+        *(" ".join(find_library()), crash, folder),
+    )
+
+
+def _try(facts: GGUFFacts, label: str, settings: Settings) -> dict[str, Any]:
+    """Load a file in a child process, and return what the child has told.
+
+    That has ``crash`` or ``cell_bytes``, or neither if the child did not start.
 
     Raises:
-        OSError: the child did not start.
-        SubprocessError: the child did not finish, for a reason that says nothing about llama.cpp.
+        AdaFuseError: the error of the child.
     """
-    child = subprocess.run(  # noqa: S603  # this interpreter, and our own code
-        [os.fsdecode(spawn.get_executable()), "-c", BOOTSTRAP],
-        input=json.dumps({"path": sys.path, "settings": asdict(settings)}),
-        text=True,
-        capture_output=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    crash = crash_of(child.returncode)
-    if child.returncode and crash is None:
-        raise subprocess.SubprocessError(f"exit code {child.returncode}: {child.stderr[-2_000:]}")
-    return crash
+    seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
+    task = {"path": str(facts.files[0]), "label": label, "weights": facts.weight_bytes}
+    task |= {"seconds": seconds, "settings": asdict(settings)}
+    try:
+        child = subprocess.run(  # noqa: S603  # this interpreter, and our own code
+            [os.fsdecode(spawn.get_executable()), "-c", BOOTSTRAP],
+            input=json.dumps({"path": sys.path, "task": task}).encode(),
+            capture_output=True,
+            timeout=PATIENCE * seconds,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            check=False,
+        )
+        code, output, problem = (
+            child.returncode,
+            child.stdout,
+            child.stderr.decode(errors="replace"),
+        )
+    except subprocess.TimeoutExpired as error:
+        code, output, problem = TOO_LONG, error.stdout or b"", ""
+    except OSError as error:
+        code, output, problem = 0, b"", str(error)
+    told = {key: value for line in output.splitlines() for key, value in json.loads(line).items()}
+    if "error" in told:
+        raise getattr(errors, told["error"])(told["text"])
+    if (crash := crash_of(code)) is not None:
+        told |= {"crash": crash, "problem": problem.strip().partition("\n")[0]}
+    elif not told.keys() & {"crash", "cell_bytes"}:
+        logger.debug("%s could not be tried in a child process: %s", label, problem)
+    return told
 
 
 def crash_of(code: int) -> str | None:
-    """Return what crash a process ended with, such as ``"signal SIGSEGV"``, or None.
+    """Return what a process ended with, such as ``"signal SIGSEGV"``; None for a usual exit.
 
     Args:
         code: the exit code of the process, as `subprocess` gives it.
     """
+    if code == TOO_LONG:
+        return "too much CPU time"
     if code >= WINDOWS_CODE:
-        return f"exit code {code:#x}"
-    known = {-each.value: each.name for each in signal.Signals if each.name in SIGNALS}
-    return f"signal {known[code]}" if code in known else None
+        return f"exit code {code:#x} on Windows"
+    known = {-each.value: each.name for each in signal.Signals}
+    return f"signal {known.get(code, -code)}" if code < 0 else None
 
 
-def _facts(settings: Settings) -> dict[str, Any]:
-    """Return all that a verdict depends on. A package lists its files with their hashes."""
+def _reason(path: Path, told: Mapping[str, Any]) -> str:
+    """Return why a child process could not load a file."""
+    step = "rendering its chat template" if told.get("renders") else "loading it"
+    if told["crash"].startswith("too much"):
+        return f"{step} takes {told['crash']}"
+    tokens = read_tokens(path)
+    for token in (token for token, count in Counter(tokens).items() if count > 1 and token):
+        first, second = [number for number, each in enumerate(tokens) if each == token][:2]
+        return f"its tokens {first} and {second} are the same ({token!r})"
+    problem = f" ({told['problem']})" if told["problem"] else ""
     name, version = find_library()
-    files = distribution(name).read_text("RECORD") or ""
-    return {
-        "library": [name, version, hashlib.sha256(files.encode()).hexdigest()],
-        "processor": _processor(),
-        "settings": asdict(settings),
-    }
+    return f"llama.cpp ({name} {version}) ended a trial process by {told['crash']}{problem}"
+
+
+def _path(facts: GGUFFacts, settings: Settings) -> Path:
+    """Return the file of a verdict, by all on which it depends."""
+    name, version = find_library()
+    library = distribution(name).read_text("RECORD")  # the files of the package, with their hashes
+    known = [name, version, library, _processor(), asdict(settings)]
+    known += map(_identity, facts.files)
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        folder = folder.expanduser()
+    except RuntimeError:  # the user has no home
+        folder = Path(tempfile.gettempdir())
+    key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+    return folder / "adafuse-llm" / "llama.cpp" / f"{key}.json"
+
+
+def _identity(path: Path) -> str:
+    """Return what changes with the content of a file."""
+    status = path.stat()
+    if status.st_size <= HASHED_BYTES:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 @functools.cache
@@ -195,77 +270,138 @@ def _processor() -> str:
     return f"{platform.machine()} {platform.processor()} {platform.release()}"
 
 
-def _path(facts: Mapping[str, Any]) -> Path:
-    """Return the file of a verdict."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+def measure(model: Model, settings: Settings) -> int:
+    """Compare the logits of a tree of tokens with those of the same tokens in a sequence.
+
+    Returns:
+        The bytes of a token in the cache.
+
+    Raises:
+        LoadError: the model computes NaN.
+        UnsupportedModelError: the logits differ, or llama.cpp cannot compute them.
+    """
+    first, second, third, fourth = (n * (model.vocabulary - 1) // 3 for n in range(4))
+    tree = [
+        *(Entry(first, 0, [0, 1], False), Entry(second, 1, [0, 1], True)),
+        *(Entry(third, 2, [0], False), Entry(fourth, 2, [1], True), Entry(third, 3, [1], True)),
+    ]
+    line = [Entry(each.token, each.position, [2], each.keep) for each in (*tree[:2], *tree[3:])]
+    context = Context(
+        model,
+        cells=CELLS,
+        threads=1,
+        flash_attention=settings.flash_attention,
+        cache_type=settings.cache_type,
+    )
     try:
-        folder = folder.expanduser()
-    except RuntimeError:  # the user has no home
-        folder = Path(tempfile.gettempdir())
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return folder / "adafuse-llm" / "llama.cpp" / f"{key}.json"
+        in_tree = context.run(tree)
+        plain = torch.cat([context.run(line[:3]), context.run(line[3:])])
+        whole = context.state_bytes(2)
+        context.cut(2, 1)
+        size = (whole - context.state_bytes(2)) // (len(line) - 1)
+    except RuntimeError as error:
+        raise UnsupportedModelError(f"{model.label} cannot be a member: {error}") from error
+    finally:
+        context.close()
+    if torch.isnan(in_tree).any():
+        raise LoadError(
+            f"{model.label} cannot be loaded: the model computes NaN. The file "
+            f"{model.path.name!r} may be damaged; download it again."
+        )
+    difference = (in_tree - plain).abs().mean() / plain.std()
+    if not difference <= TOLERANCE:  # also if it is NaN
+        raise UnsupportedModelError(
+            f"{model.label} cannot be a member: llama.cpp gives other numbers for a tree of tokens "
+            f"than for the same tokens in a sequence (relative error {difference:.2g})"
+        )
+    return max(1, size)
 
 
 # In the child process -------------------------------------------------------------------------
 
 
-def decode(settings: Mapping[str, Any]) -> None:
-    """Run a tiny model over one token, some, and many, in two sequences.
+def load(path: str, label: str, settings: Mapping[str, Any], weights: int, seconds: float) -> None:
+    """Render the chat template of a file, load the file, and check its numbers.
 
-    This is the main function of a child process.
+    Args:
+        path: the file.
+        label: text that names the member in errors.
+        settings: the fields of `Settings`.
+        weights: bytes of the weights.
+        seconds: CPU time for loading the file.
     """
-    from adafuse_llm.backends.llamacpp.context import Context, Entry
-    from adafuse_llm.backends.llamacpp.model import Model
-
-    wanted = Settings(**settings)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "tiny.gguf")
-        write_tiny(path)
-        model = Model(path, "a trial", gpu_layers=wanted.gpu_layers, reorder=wanted.reorder)
-        context = Context(
-            model,
-            cells=SIZE,
-            threads=2,
-            flash_attention=wanted.flash_attention,
-            cache_type=wanted.cache_type,
-        )
-        start = 0
-        for count in (1, 5, 100):
-            positions = range(start, start + count)
-            context.run([Entry(1, position, [0, 1], keep=True) for position in positions])
-            start += count
-        context.close()
-        model.close()
+    wanted, cell_bytes = Settings(**settings), None
+    memory = 2**50 if load_library().llama_supports_gpu_offload() else 3 * weights + SPARE_BYTES
+    try:
+        _render(read_facts(path).chat_template or {})
+        with _limits(seconds, memory):
+            if wanted.vocabulary_only:
+                LlamaText.from_file(path)
+            else:
+                layers = wanted.gpu_layers
+                model = Model(Path(path), label, gpu_layers=layers, reorder=wanted.reorder)
+                with suppress(UnsupportedModelError):  # a member may have another tokenizer
+                    LlamaText(model)
+                cell_bytes = measure(model, wanted)
+        _tell(cell_bytes=cell_bytes)
+    except MemoryError:
+        _tell(crash="too much memory")
+    except AdaFuseError as error:
+        _tell(error=type(error).__name__, text=str(error))
 
 
-def write_tiny(path: Path) -> None:
-    """Write a GGUF file of 2 MB with all `TYPES` of weights. All weights are 0."""
-    import gguf
-    import numpy as np
+def _render(template: str | Mapping[str, str]) -> None:
+    """Render chat templates in a few ways, as far as they can be rendered.
 
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(len(TYPES) // 7)
-    writer.add_context_length(SIZE)
-    writer.add_embedding_length(SIZE)
-    writer.add_feed_forward_length(SIZE)
-    writer.add_head_count(4)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(SIZE)
-    writer.add_tokenizer_model("no_vocab")
-    ones = np.ones(SIZE, dtype=np.float32)
-    parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    matrices = [("token_embd", "Q8_0"), ("output", "Q6_K")]
-    for number, kind in enumerate(TYPES):
-        matrices.append((f"blk.{number // 7}.{parts[number % 7]}", kind))
-    writer.add_tensor("output_norm.weight", ones)
-    for layer in range(len(TYPES) // 7):
-        writer.add_tensor(f"blk.{layer}.attn_norm.weight", ones)
-        writer.add_tensor(f"blk.{layer}.ffn_norm.weight", ones)
-    for name, kind in matrices:
-        number = gguf.GGMLQuantizationType[kind]
-        shape = gguf.quant_shape_to_byte_shape((SIZE, SIZE), number)
-        writer.add_tensor(f"{name}.weight", np.zeros(shape, dtype=np.uint8), raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    Raises:
+        MemoryError: that takes too much memory.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    templates = {"": template} if isinstance(template, str) else template
+    turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
+    function = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    _tell(renders=True)
+    with _limits(TEMPLATE_SECONDS, TEMPLATE_BYTES):
+        for each, messages, given in product(templates.values(), (turns, turns[1:]), (None, tools)):
+            try:
+                render_jinja_template([messages], given, chat_template=each)
+            except MemoryError:
+                raise
+            except Exception as error:  # a template may raise any exception; the codec reports it
+                logger.debug("the chat template raises %r", error)
+    _tell(renders=False)
+
+
+def _tell(**what: Any) -> None:
+    """Tell the parent process something. The last value of a name counts."""
+    sys.stdout.write(f"{json.dumps(what)}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _limits(seconds: float, memory: int) -> Iterator[None]:
+    """Limit the CPU time and the address space that this process takes from now on.
+
+    Windows has no such limits.
+    """
+    try:
+        import resource
+    except ImportError:
+        yield
+        return
+    wanted = {
+        resource.RLIMIT_CPU: math.ceil(time.process_time() + seconds),
+        resource.RLIMIT_AS: psutil.Process().memory_info().vms + memory,
+        resource.RLIMIT_CORE: 0,
+    }
+    before = {kind: resource.getrlimit(kind) for kind in wanted}
+    for kind, value in wanted.items():
+        hard = before[kind][1]
+        resource.setrlimit(kind, (value if hard < 0 else min(value, hard), hard))
+    try:
+        yield
+    finally:
+        for kind, limits in before.items():
+            resource.setrlimit(kind, limits)

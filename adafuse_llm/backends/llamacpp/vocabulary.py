@@ -36,6 +36,9 @@ KEYS = {
 }
 """The keys in the header of tokens that chat templates can read, by the templates' names."""
 
+SPECIAL_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
+"""The ids of special tokens in SentencePiece files, which may leave out the keys."""
+
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """The keys in the header of tokens that end a response."""
 
@@ -244,16 +247,12 @@ class LlamaTokenizer:
         """Return the tokens that end a response.
 
         These are the tokens that the file names, and the token with which its chat template ends a
-        reply. If there are none, they are the special tokens that llama.cpp takes for ends by their
-        spelling. Those can be too many: they end documents, or are ordinary words.
+        reply. Others that llama.cpp assumes can be any token.
         """
         named = {self._entries.get(f"tokenizer.ggml.{key}") for key in END_KEYS}
-        default = int(self._library.llama_vocab_eos(self._vocabulary))  # may be an ordinary word
-        named |= {default} if default in self.added_tokens_decoder else set()
-        found = {i for i in ids if i in named} | self._reply_ends()
-        is_end = self._of_tokens(self._library.llama_vocab_is_eog, () if found else ids)
-        spelled = {i for i, has in zip(ids, is_end, strict=False) if has}
-        return frozenset(found or spelled & self.added_tokens_decoder.keys())
+        if self.kind == SENTENCEPIECE and "tokenizer.ggml.eos_token_id" not in self._entries:
+            named |= {SPECIAL_IDS["eos_token"]} & self.added_tokens_decoder.keys()
+        return frozenset({i for i in ids if i in named} | self._reply_ends())
 
     def _reply_ends(self) -> set[int]:
         """Return the special token that follows a reply in the chat template, if there is one."""
@@ -271,14 +270,10 @@ class LlamaTokenizer:
         return set() if following is None else {special[following]}
 
     def _read_special_tokens(self) -> dict[str, str]:
-        """Return the special tokens by name.
-
-        SentencePiece files may leave out keys, because their first three tokens are always special.
-        """
-        defaults = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
+        """Return the special tokens by name."""
         found: dict[str, str] = {}
         for name, key in KEYS.items():
-            default = defaults.get(name) if self.kind == SENTENCEPIECE else None
+            default = SPECIAL_IDS.get(name) if self.kind == SENTENCEPIECE else None
             token = self._entries.get(f"tokenizer.ggml.{key}", default)
             if isinstance(token, int) and 0 <= token < len(self):
                 found[name] = self._piece_text(token)

@@ -124,10 +124,10 @@ class ServerBackend:
         return self.facts.listed_limit
 
     def tells_word_ends(self) -> bool:
-        """As in `ListsFewTokens`. The first call asks the server."""
+        """As in `ListsFewTokens`. Calls ask the server until it has answered."""
         if self._tells_word_ends is None:
             self._tells_word_ends = self.facts.limits_tokens and self._find_word_ends()
-        return self._tells_word_ends
+        return bool(self._tells_word_ends)
 
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         prompts: dict[tuple[int, ...], Prompt] = {}
@@ -137,8 +137,7 @@ class ServerBackend:
             probe = prompts.setdefault(self._probe.ids, Prompt(self._probe.ids))
             probe.top = max(probe.top, self._probe.top)
         try:
-            with self._server.turn:
-                answers = self._known(list(prompts.values()))
+            answers = self._known(list(prompts.values()))
             known = dict(zip(prompts, answers, strict=True))
             if new:
                 self._check_model(known[self._probe.ids])
@@ -208,7 +207,8 @@ class ServerBackend:
         if not prompts:
             return []
         try:
-            return self._api.evaluate(self._server, self.facts, prompts)
+            with self._server.turn:
+                return self._api.evaluate(self._server, self.facts, prompts)
         except UNEXPECTED as error:
             raise self._server.error(
                 f"its answer has not the expected form ({type(error).__name__}: {error})"
@@ -226,11 +226,12 @@ class ServerBackend:
         apart = [known[t] for t in self._word_ends if found.ends[t] == -math.inf]
         return min(0.0, _log_total([known[best] - found.ends[best], *apart]))
 
-    def _find_word_ends(self) -> bool:
+    def _find_word_ends(self) -> bool | None:
         """Find the tokens that end a word and are asked for by their ids.
 
         Return whether the server's regular expressions permit those tokens that they should: the
-        likeliest ones after the probe, and others from all over the vocabulary.
+        likeliest ones after the probe, and others from all over the vocabulary. Return None after
+        an error, which may pass.
         """
         texts = self._text.token_texts or ()
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
@@ -241,6 +242,7 @@ class ServerBackend:
         self._word_ends = self._end_ids | spaces.difference(permitted) | {permitted[0]}
         sample = {*_spread(permitted), *_spread(others), *self._fingerprint.listed}
         prompt = replace(self._probe, given=sample | self._word_ends, word_end=True)
+        answer = None
         try:
             (found,) = self._known([prompt])
             total = self._word_end(found)
@@ -258,13 +260,14 @@ class ServerBackend:
                 for token, each in expected.items()
             ):
                 return True
+            answer = False
             problem = "its regular expressions do not permit those tokens that they should"
         logger.warning(
             "member %r cannot be used with strategy 'mixture', because server %s does not tell how "
             "likely a word ends: %s",
             *(self.name, self._server.url, problem),
         )
-        return False
+        return answer
 
     def _probe_ids(self) -> tuple[int, ...]:
         ids = self.codec.encode_prompt(PROBE)

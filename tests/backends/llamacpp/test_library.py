@@ -81,7 +81,7 @@ USED = {
         *("type_k", "type_v", "no_perf", "swa_full"),
     },
 }
-"""The fields that members set, except kv_unified, which shows in the trial of `_try_out`."""
+"""The fields that members set, except kv_unified, which shows in `trial.measure`."""
 
 
 @pytest.mark.quick

@@ -1,9 +1,8 @@
-"""llama.cpp is tried in a child process, so that its crash takes no application down."""
+"""Files are tried in a child process, so that a crash of llama.cpp takes no application down."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import logging
 import os
 import shutil
@@ -20,11 +19,8 @@ from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, trial
 from adafuse_llm.backends.llamacpp.declarations import PACKAGE
 from adafuse_llm.backends.llamacpp.library import find_library, load_library
-from adafuse_llm.backends.llamacpp.trial import Settings, crash_of, survivable
+from adafuse_llm.backends.llamacpp.trial import crash_of
 from tests.support.gguf_files import embedded_gguf
-
-PLAIN = Settings(reorder=True, gpu_layers=None, flash_attention=None, cache_type="f16")
-SAFE = Settings(reorder=False, gpu_layers=None, flash_attention=None, cache_type="f16")
 
 CRASHING = """
 import ctypes, os, signal
@@ -45,9 +41,12 @@ SEGFAULT = "ctypes.string_at(0)"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder without verdicts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    trial._verdict.cache_clear()
     trial._warn.cache_clear()
     return tmp_path / "cache" / "adafuse-llm" / "llama.cpp"
+
+
+def member(name: str = "m", **settings: Any) -> LlamaCppBackend:
+    return LlamaCppBackend(embedded_gguf("wren", "q8_0"), name, context=512, **settings)
 
 
 Sabotage = Callable[..., None]
@@ -71,39 +70,31 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Sabotage:
     [
         (0, None),
         (1, None),
-        (-signal.SIGTERM, None),
-        (-9, None),
+        (-signal.SIGTERM, "signal SIGTERM"),
         (-signal.SIGSEGV, "signal SIGSEGV"),
-        (-signal.SIGILL, "signal SIGILL"),
-        (0xC0000005, "exit code 0xc0000005"),
-        (-500, None),
+        (0xC0000005, "exit code 0xc0000005 on Windows"),
+        (-500, "signal 500"),
     ],
 )
 def test_crashes_are_told_from_other_ends(code: int, crash: str | None) -> None:
     assert crash_of(code) == crash
 
 
-def verdicts(cache: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in cache.glob("*")]
-
-
 @pytest.mark.gguf
-def test_a_verdict_is_kept_for_each_library_processor_and_settings(
+def test_a_verdict_is_kept_for_each_library_processor_settings_and_file(
     cache: Path, sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert survivable(PLAIN, "m") == PLAIN
-    (kept,) = verdicts(cache)
-    assert kept["crash"] is None
-    assert kept["library"][:2] == [*find_library()]
+    before = member(repeatable=True)
     sabotage()
-    trial._verdict.cache_clear()  # as in another process
-    assert survivable(PLAIN, "m") == PLAIN
-    trial._verdict.cache_clear()
+    assert member(repeatable=True).cache_bytes(1) == before.cache_bytes(1) > 0
+    with pytest.raises(LoadError):
+        member(repeatable=True, cache_type="f32")
+    with pytest.raises(LoadError):
+        LlamaCppBackend(embedded_gguf("finch", "q8_0"), "m", context=512, repeatable=True)
     monkeypatch.setattr(trial, "_processor", lambda: "another one")
     with pytest.raises(LoadError):
-        survivable(PLAIN, "m")
-    assert len(verdicts(cache)) == 3  # two of the other processor
-    assert sorted(each["crash"] or "" for each in verdicts(cache))[0] == ""
+        member(repeatable=True)
+    assert len([*cache.iterdir()]) == 1
 
 
 @pytest.mark.gguf
@@ -111,7 +102,7 @@ def test_a_verdict_is_kept_for_each_library_processor_and_settings(
 def test_r16_a_crash_with_reordered_weights_leads_to_safe_settings_and_one_warning(
     sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sabotage(condition="start['settings']['reorder']")
+    sabotage(condition="start['task']['settings']['reorder']")
     library = load_library()
     load, used = library.llama_model_load_from_file, []
 
@@ -120,7 +111,7 @@ def test_r16_a_crash_with_reordered_weights_leads_to_safe_settings_and_one_warni
         return load(path, params)
 
     monkeypatch.setattr(library, "llama_model_load_from_file", recorded)
-    members = [LlamaCppBackend(embedded_gguf("wren", "q8_0"), n, context=512) for n in ("a", "b")]
+    members = [member("a"), member("b")]
     assert used == [False, False]
     (record,) = (each for each in caplog.records if each.levelno == logging.WARNING)
     assert record.getMessage().startswith(
@@ -133,39 +124,25 @@ def test_r16_a_crash_with_reordered_weights_leads_to_safe_settings_and_one_warni
 
 @pytest.mark.gguf
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
-def test_a_crash_with_all_settings_is_one_clear_error(cache: Path, sabotage: Sabotage) -> None:
-    sabotage("os.abort()")
-    with pytest.raises(LoadError) as caught:
-        LlamaCppBackend(embedded_gguf("wren", "q8_0"), "m", context=512)
-    assert str(caught.value).startswith("member 'm' (")
-    assert (
-        f") cannot be loaded: llama.cpp ({' '.join(find_library())}) ended a trial process by "
-        "signal SIGABRT on this processor. Install a llama.cpp that is compiled for this processor "
-        "(docs/guides/gguf.md says how), pass other settings, or use the transformers model. To "
-        f"try again, delete {cache}"
-    ) in str(caught.value)
-    assert [each["settings"]["reorder"] for each in verdicts(cache)].count(True) == 1
-    assert len(verdicts(cache)) == 2
-
-
-@pytest.mark.gguf
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
-@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_other_ends_of_a_trial_are_no_verdict(cache: Path, sabotage: Sabotage, end: str) -> None:
-    sabotage(end)
-    assert survivable(PLAIN, "m") == PLAIN
-    assert not verdicts(cache)
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
+def test_a_crash_is_one_clear_error(cache: Path, sabotage: Sabotage, name: str) -> None:
+    sabotage(f"os.kill(os.getpid(), signal.{name})")
+    says = rf"^member 'm' \(.*\) cannot be loaded: llama\.cpp \(.*\) ended .* by signal {name}\."
+    with pytest.raises(LoadError, match=says):
+        member()
+    assert not cache.exists()
 
 
 @pytest.mark.gguf
 def test_a_machine_without_a_cache_folder_or_processes_has_members(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.parent.parent.write_text("a file")
-    assert survivable(SAFE, "m") == SAFE
+    known = member().cache_bytes(1)
+    sabotage("os._exit(3)")
+    assert member().cache_bytes(1) == known
     monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: "/no/such/python")
-    trial._verdict.cache_clear()
-    assert survivable(SAFE, "m") == SAFE
+    assert member().cache_bytes(1) == known
 
 
 TRAPS = {"x86_64": b"\x0f\x0b", "aarch64": bytes(4)}
@@ -199,5 +176,5 @@ def test_a_library_that_crashes_takes_no_application_down(
     crashing_package(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     path = str(embedded_gguf("wren", "q8_0"))
-    with pytest.raises(LoadError, match=r"'m'.* ended a trial process by signal SIGILL on"):
+    with pytest.raises(LoadError, match=r"'m'.* ended a trial process by signal SIGILL"):
         AdaFuseEngine.from_pretrained([MemberSpec(path, name="m")])

@@ -234,11 +234,10 @@ def test_a_text_never_begins_with_two_tokens_of_its_beginning() -> None:
 
 
 def test_a_file_without_special_tokens_has_none() -> None:
-    # llama.cpp assumes that token 11 begins and ends texts
-    letters = [chr(33 + number) for number in range(40)]
-    path = write_pieces(
-        folder() / "plain.gguf", "gpt2", letters, [TokenType.NORMAL] * 40, tokenizer_pre="gpt-2"
-    )
+    # llama.cpp assumes that token 11 begins and ends texts, and that <|im_end|> ends them
+    letters = [*(chr(33 + number) for number in range(40)), "<|im_end|>"]
+    types = [TokenType.CONTROL if number in (11, 40) else TokenType.NORMAL for number in range(41)]
+    path = write_pieces(folder() / "plain.gguf", "gpt2", letters, types, tokenizer_pre="gpt-2")
     text = LlamaText.from_file(path)
     assert text.end_ids == frozenset()
     assert text.tokenizer.special_tokens_map == {}
@@ -261,13 +260,6 @@ def test_r11_ends_are_those_of_the_file_and_of_its_template(reply_ends: str) -> 
 def test_a_template_without_replies_adds_no_end(template: str) -> None:
     known = tokenizer("bytelevel")
     assert llama(known, template=template).end_ids == {known.eos_token_id}
-
-
-def test_a_file_that_names_no_end_ends_with_what_llama_cpp_recognizes() -> None:
-    letters = [*(chr(33 + number) for number in range(40)), "<|im_end|>"]
-    types = [*[TokenType.NORMAL] * 40, TokenType.CONTROL]
-    path = write_pieces(folder() / "ends.gguf", "gpt2", letters, types, tokenizer_pre="gpt-2")
-    assert LlamaText.from_file(path).end_ids == {40}
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "tekken", "default"])

@@ -18,7 +18,9 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
 from transformers import GenerationConfig
 
 from adafuse_llm import (
@@ -299,6 +301,17 @@ def test_a_server_that_does_not_follow_regular_expressions_tells_no_ends_of_word
     loaded.close()
 
 
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_ends_of_words_are_asked_for_again_after_an_error(
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    server = InferenceServer(api)
+    loaded = member(running(server), folder)
+    server.faults.append(JSONResponse({"error": "CUDA error"}, 500))
+    assert [loaded.tells_word_ends() for _ in range(2)] == [False, True]
+    loaded.close()
+
+
 @pytest.mark.parametrize("strategy", ["adafuse", "mixture"])
 def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(
     strategy: str, folder: Path, running: Callable[[InferenceServer], str]
@@ -320,6 +333,11 @@ def test_the_members_of_a_program_on_one_vllm_server_take_turns(
 ) -> None:
     url = running(InferenceServer("vllm", batch_seconds=0.02))
     one, two = (member(url, folder, name=name) for name in ("one", "two"))
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(ask, two)
+        time.sleep(0.01)  # so that the next call begins while this one runs
+        assert one.tells_word_ends()
+        assert asked.result().next
     want = AdaFuseEngine([backend(RECIPE)]).generate(PROMPT, max_new_tokens=6).text
     assert AdaFuseEngine([one, two]).generate(PROMPT, max_new_tokens=6).text == want
     with ThreadPoolExecutor() as threads:
@@ -534,6 +552,22 @@ def test_servers_with_faults_are_refused(
             member(running(server), folder)
     with pytest.raises(LoadError, match="neither vLLM, SGLang nor llama-server"):
         member(running(InferenceServer("another")), folder)
+
+
+def test_a_server_of_another_kind_is_named(
+    folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    with pytest.raises(LoadError, match=r"it is sglang\. Leave out api='vllm'"):
+        member(running(InferenceServer("sglang")), folder, api="vllm")
+    models = {"data": [{"id": "pair", "owned_by": "adafuse-llm"}]}
+    for path, answer, kind in (
+        ("/v1/models", models, "an adafuse server"),
+        ("/api/version", {"version": "1"}, "Ollama"),
+    ):
+        with served(Starlette(routes=[Route(path, lambda _, a=answer: JSONResponse(a))])) as url:
+            for api in (None, "vllm", "llama-server"):
+                with pytest.raises(LoadError, match=f"it is {kind}, neither vLLM"):
+                    member(url, folder, api=api)
 
 
 @pytest.mark.quick

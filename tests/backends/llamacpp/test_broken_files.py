@@ -1,0 +1,104 @@
+"""Whatever a GGUF file holds, it is refused or loaded, and the application lives."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
+from adafuse_llm.backends.gguf.header import read_tokens
+from tests.support.gguf_files import embedded_gguf, rewrite_gguf
+
+pytestmark = [
+    pytest.mark.gguf,
+    pytest.mark.skipif(os.name == "nt", reason="Windows has neither signals nor these limits"),
+]
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TEMPLATE, EOS = "tokenizer.chat_template", "tokenizer.ggml.eos_token_id"
+
+
+def wren() -> Path:
+    return embedded_gguf("wren", "q8_0")
+
+
+def load(path: Path) -> AdaFuseEngine:
+    return AdaFuseEngine.from_pretrained([MemberSpec(str(path), name="m")])
+
+
+def twice() -> list[str]:
+    tokens = read_tokens(wren())
+    return [*tokens[:500], tokens[501], *tokens[501:]]
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "tokenizer.ggml.tokens": (twice, "its tokens 500 and 501 are the same"),
+    TEMPLATE: (LOOP, "rendering its chat template takes too much CPU time"),
+    f"{TEMPLATE}.default": (
+        f"{{% if tools %}}{LOOP}{{% endif %}}",
+        "chat template takes too much CPU time",
+    ),
+    f"{TEMPLATE}.tool_use": ("{{ 'x' * 10 ** 11 }}", "its chat template takes too much memory"),
+    "qwen3.block_count": (0, "ended a trial process by signal SIGABRT .*n_layer"),
+    "qwen3.rope.dimension_count": (31, "ended a trial process by signal SIGABRT .*n_rot"),
+    "qwen3.rope.freq_base": (0.0, "the model computes NaN"),
+    "qwen3.attention.layer_norm_rms_epsilon": (-1.0, "signal SIGABRT .*eps"),
+    "qwen3.context_length": (-1, "rejects the file .*wrong type"),
+    "tokenizer.ggml.token_type": ([1], "rejects the file .*toktypes"),
+    "tokenizer.ggml.scores": ([1.0], "rejects the file .*scores"),
+    "tokenizer.ggml.merges": ([1, 2], "rejects the file .*merges"),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_file_that_ends_or_blocks_a_process_is_refused(tmp_path: Path, key: str) -> None:
+    value, says = REFUSED[key]
+    entries = {key: value() if callable(value) else value}
+    path = rewrite_gguf(wren(), tmp_path / "m.gguf", entries=entries, without=[TEMPLATE])
+    with pytest.raises(LoadError, match=rf"^member 'm' \(.*\) cannot be loaded: .*{says}"):
+        load(path)
+
+
+@pytest.mark.parametrize("window", [0, 4_000_000_000])
+def test_a_window_that_cannot_be_right_is_that_of_the_cache(tmp_path, caplog, window) -> None:
+    changed = {"qwen3.context_length": window}
+    with load(rewrite_gguf(wren(), tmp_path / "m.gguf", entries=changed)) as engine:
+        assert engine.context_window == 16_384
+        assert engine.generate("The ferry", max_new_tokens=4).text
+    assert "no usable context window" in caplog.text
+
+
+def test_what_a_header_lacks_is_told_and_not_guessed(tmp_path: Path, caplog) -> None:
+    ends = (EOS, "tokenizer.ggml.eot_token_id")
+    lacking = [*ends, "tokenizer.ggml.pre", TEMPLATE]
+    raising = {TEMPLATE: "{{ raise_exception('no') }}"}
+    path = rewrite_gguf(wren(), tmp_path / "m.gguf", entries=raising, without=lacking)
+    with load(path) as engine:
+        assert not engine.backends[0].end_ids
+    assert "tokenizer.ggml.pre" in caplog.text
+    assert "names no end token" in caplog.text
+
+
+def test_a_file_with_other_bytes_is_refused_or_loaded(tmp_path: Path) -> None:
+    path, content, rng = tmp_path / "m.gguf", wren().read_bytes(), random.Random(1)
+    start = content.index(b"blk.0")
+    ends = [content[:length] for length in (0, 5, 30, 3000, start, len(content) - 5)]
+    for number in range(8):
+        damaged = bytearray(content)
+        for _ in range(1 + number % 3):
+            damaged[rng.choice([rng.randrange(8, 900), rng.randrange(start, start + 3000)])] ^= 0x55
+        ends.append(bytes(damaged))
+    results = []
+    for each in ends:
+        path.write_bytes(each)
+        try:
+            load(path).close()
+            results.append(True)
+        except LoadError as error:
+            assert str(error).startswith("member 'm'")
+            results.append(False)
+    assert {True, False} == set(results)
