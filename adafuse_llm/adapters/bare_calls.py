@@ -22,20 +22,25 @@ from adafuse_llm.text.chat import Tool
 KEYS = ("name", "arguments")
 """The keys of a call."""
 
-OPENINGS = ("{", "[", "`")
-"""The first characters of replies that can be calls without markers."""
-
-_SPACE = re.compile(r"\s*")
-_FENCE = re.compile(r"(?P<unfinished>`{1,2}\Z|```[\w-]*[ \t]*\Z)|```[\w-]*[ \t]*\n")
+_FENCE = re.compile(r"(?:^|(?<=[}\]]))[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
+_BEGUN = re.compile(
+    r"\s*(?:`{1,2}\Z|```[\w-]*[ \t]*(?:\n\s*|\Z))?(?:\[\s*)?(?:\Z|\{\s*(?P<key>.*))", re.DOTALL
+)
 _WRITTEN = re.compile(r'"name"\s*:\s*"[^"\n]*"\s*,\s*"arguments"\s*:')
 _DECODER = json.JSONDecoder()
-_CUT = 6
-"""Characters that the last token of unfinished JSON can have before it is an error, as ``false``
-and ``\\u0041`` have."""
 
 
 class NotCallsError(ValueError):
-    """A text is not calls of the tools, whatever follows. The message is empty if it never was."""
+    """A reply is not calls of the tools. The message is empty if it does not look like calls."""
+
+
+def may_be_calls(text: str) -> bool:
+    """Return whether a reply that begins with `text` may be calls: JSON that begins as calls do."""
+    begun = _BEGUN.fullmatch(text)
+    key = None if begun is None else begun["key"] or ""
+    return key is not None and any(
+        key.startswith(f'"{each}"') or f'"{each}"'.startswith(key) for each in KEYS
+    )
 
 
 def mentions_call(text: str) -> bool:
@@ -65,106 +70,28 @@ def call_problem(call: Any, tools: Iterable[Tool]) -> str:
     return ""
 
 
-def read_calls(text: str, tools: Sequence[Tool]) -> list[str] | None:
-    """Return the JSON of each call if a reply is nothing but calls of the tools.
-
-    Args:
-        text: the beginning of a reply.
-        tools: the tools.
-
-    Returns:
-        The calls, in order. None if `text` ends inside a call, or before the first one.
+def read_calls(text: str, tools: Sequence[Tool]) -> list[str]:
+    """Return the JSON of each call of a reply that is nothing but calls of the tools.
 
     Raises:
-        NotCallsError: the reply is not calls of the tools, whatever follows `text`.
+        NotCallsError: the reply is not calls of the tools.
     """
+    rest = _FENCE.sub("", text).strip()
     calls: list[str] = []
-    in_fence, in_list, needs_comma = False, False, False
-    at = _skip(text, 0)
-    while at < len(text):
-        character = text[at]
-        if in_fence and text.startswith("```", at):
-            at, in_fence = at + 3, False
-        elif not in_list and (fence := _FENCE.match(text, at)):
-            if fence["unfinished"]:
-                return None
-            at, in_fence = fence.end(), True
-        elif character == "[" and not in_list and not calls:
-            at, in_list = at + 1, True
-        elif character == "]" and in_list and needs_comma:
-            at, in_list, needs_comma = at + 1, False, False
-        elif character == "," and in_list and needs_comma:
-            at, needs_comma = at + 1, False
-        elif character == "{" and not needs_comma:
-            end = _end_of_call(text, at, tools)
-            if end is None:
-                return None
-            calls.append(text[at:end])
-            at, needs_comma = end, in_list
-        else:
-            raise NotCallsError("it also has other text" if calls else "")
-        at = _skip(text, at)
-    return None if in_list or not calls else calls
-
-
-def _end_of_call(text: str, start: int, tools: Sequence[Tool]) -> int | None:
-    """Return the end of the call that begins at `start`; None if `text` ends inside it.
-
-    Raises:
-        NotCallsError: it is not a call of the tools.
-    """
-    try:
-        call, end = _DECODER.raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        if _is_cut(error) and _may_be_call(text, start, [tool.name for tool in tools]):
-            return None
-        is_call = mentions_call(text[start:])
-        raise NotCallsError(f"it is not JSON: {error}" if is_call else "") from None
-    except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
-        raise NotCallsError(f"it is not JSON: {error}") from None
-    if problem := call_problem(call, tools):
-        raise NotCallsError(problem if set(call) >= set(KEYS) else "")
-    return end
-
-
-def _is_cut(error: json.JSONDecodeError) -> bool:
-    """Return whether JSON is wrong only because it ends too early."""
-    return error.msg.startswith("Unterminated") or len(error.doc) - error.pos < _CUT
-
-
-def _may_be_call(text: str, start: int, names: Sequence[str]) -> bool:
-    """Return whether an unfinished object can become a call of one of the tools."""
-    spelled = [json.dumps(name, ensure_ascii=False) for name in names]
-    at = start
-    while text[at : at + 1] in ("{", ","):
-        key, at = _value(text, at + 1)
-        if key is None:
-            return any(json.dumps(each).startswith(text[at:]) for each in KEYS)
-        if key not in KEYS or text[at : at + 1] not in ("", ":"):
-            return False
-        value, at = _value(text, at + 1)
-        if key == "arguments" and not isinstance(value, (dict, type(None))):
-            return False
-        if value is None:
-            begun = text[at:]
-            is_name = any(name.startswith(begun) for name in spelled)
-            return begun[:1] in ("", "{") if key == "arguments" else is_name
-        if key == "name" and value not in names:
-            return False
-    return True
-
-
-def _value(text: str, start: int) -> tuple[Any, int]:
-    """Return a value and the position after it; or None and its position if it is unfinished."""
-    at = _skip(text, start)
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-    except ValueError:
-        return None, at
-    return value, _skip(text, end)
-
-
-def _skip(text: str, at: int) -> int:
-    """Return the position of the next character that is not whitespace."""
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    while rest:
+        try:
+            value, end = _DECODER.raw_decode(rest)
+        except (ValueError, RecursionError) as error:  # no JSON, too many digits, or too deep
+            is_call = bool(calls) or mentions_call(rest)
+            is_text = bool(calls) and rest[0] not in "{["
+            problem = "it also has other text" if is_text else f"it is not JSON: {error}"
+            raise NotCallsError(problem if is_call else "") from None
+        values = value if isinstance(value, list) and not calls else [value]
+        for each in values:
+            if problem := call_problem(each, tools):
+                looks = isinstance(each, Mapping) and set(each) >= set(KEYS)
+                raise NotCallsError(problem if looks else "")
+            written = rest[:end] if each is value else json.dumps(each, ensure_ascii=False)
+            calls.append(written)
+        rest = rest[end:].lstrip()
+    return calls

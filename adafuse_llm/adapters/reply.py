@@ -16,16 +16,14 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from adafuse_llm.adapters.bare_calls import (
-    KEYS,
-    OPENINGS,
     NotCallsError,
     call_problem,
+    may_be_calls,
     mentions_call,
     read_calls,
 )
@@ -299,8 +297,8 @@ class ReplyReader:
     """A reader of one reply. It removes whitespace after reasoning and after calls.
 
     If the whole reply is the JSON of calls without markers (`adafuse_llm.adapters.bare_calls`), it
-    becomes calls. The reader holds text back only while this is possible: the reply begins with a
-    brace, a bracket or a code fence, and fits the tools so far.
+    becomes calls at its end. The reader holds text back only if it begins as such JSON does, possibly
+    in a code fence.
 
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
@@ -424,16 +422,8 @@ class ReplyReader:
 
     def _released(self) -> list[Part]:
         """Return the held text as parts if it cannot be calls whatever follows."""
-        if not (text := self._held.lstrip()):
-            return self._let_go()
-        if text[0] in OPENINGS:
-            try:
-                read_calls(text, self._tools)
-                return []
-            except NotCallsError:
-                pass
-        self._may_be_calls = False
-        return self._let_go()
+        self._may_be_calls = may_be_calls(self._held)
+        return [] if self._held.strip() and self._may_be_calls else self._let_go()
 
     def _let_go(self) -> list[Part]:
         text, self._held = self._held, ""
@@ -461,17 +451,12 @@ def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
 
     If there are none, also return why; this is empty if the reply does not look like a call.
     """
-    problem = ""
     try:
-        calls = [_read_call(each) for each in read_calls(text, tools) or ()]
-        problem = next((call.error for call in calls if isinstance(call, InvalidToolCall)), "")
-        if calls and not problem:
-            return [call for call in calls if isinstance(call, ToolCall)], ""
-        if not calls and any(f'"{key}"' in text for key in KEYS):
-            problem = "it ends before the call is complete"
+        calls = [_read_call(each) for each in read_calls(text, tools)]
     except NotCallsError as error:
-        problem = str(error)
-    return [], problem or "it also has other text" * mentions_call(text)
+        return [], str(error) or "it also has other text" * mentions_call(text)
+    problem = next((call.error for call in calls if isinstance(call, InvalidToolCall)), "")
+    return [] if problem else [call for call in calls if isinstance(call, ToolCall)], problem
 
 
 def _unclosed(text: str, cut: str) -> ToolCall | InvalidToolCall:
@@ -513,35 +498,16 @@ def _read_call(text: str) -> ToolCall | InvalidToolCall:
     return ToolCall(name, arguments, text)
 
 
-def read_json(text: str, *, clips: bool = True) -> Any:
-    """Parse standard JSON, which has no NaN or Infinity.
-
-    All values can be written as JSON again.
-
-    Args:
-        text: the JSON.
-        clips: whether a number that is too large for Python becomes the largest float, or an
-            integer of that size. Otherwise, it is an error.
+def read_json(text: str) -> Any:
+    """Parse standard JSON, which has no NaN or Infinity. All values can be written as JSON again.
 
     Raises:
         ValueError: `text` is not JSON, or a number is too large.
     """
-    to_float, to_int = (_to_float, _to_int) if clips else (_finite, _short)
     try:
-        return json.loads(text, parse_constant=_reject, parse_float=to_float, parse_int=to_int)
+        return json.loads(text, parse_constant=_reject, parse_float=_finite, parse_int=_short)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def _to_float(text: str) -> float:
-    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
-
-
-def _to_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:  # more digits than Python converts
-        return int(_to_float(text))
 
 
 def _finite(text: str) -> float:

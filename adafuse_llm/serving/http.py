@@ -81,7 +81,7 @@ async def read_object(
 def _object(body: bytes, ignored: Ignored) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
-        value = read_json(text, clips=False)
+        value = read_json(text)
         if re.search(r"\\u[dD][89a-fA-F]", text):
             whole, halves = HALF.subn("\ufffd", json.dumps(value, ensure_ascii=False))
             if halves:
