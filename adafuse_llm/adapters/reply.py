@@ -297,8 +297,8 @@ class ReplyReader:
     """A reader of one reply. It removes whitespace after reasoning and after calls.
 
     If the whole reply is the JSON of calls without markers (`adafuse_llm.adapters.bare_calls`), it
-    becomes calls at its end. The reader holds text back only if it begins as such JSON does, possibly
-    in a code fence.
+    becomes calls at its end. The reader holds back text that begins as such JSON does, possibly in a
+    code fence.
 
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.

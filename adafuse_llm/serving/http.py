@@ -86,7 +86,7 @@ def _object(body: bytes, ignored: Ignored) -> dict[str, Any]:
             whole, halves = HALF.subn("\ufffd", json.dumps(value, ensure_ascii=False))
             if halves:
                 ignored.note("body", "half of a character, such as half an emoji, became U+FFFD")
-                value = read_json(whole, clips=False)
+                value = read_json(whole)
     except (ValueError, RecursionError) as error:  # JSON, its numbers, or Unicode
         raise invalid(f"the body cannot be read as JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
