@@ -11,7 +11,10 @@ that are cancelled or late, and it still serves the other lanes.
 
 Choice of member: the scheduler picks the member with the most waiting queries, so that jobs
 advance together and batches stay large. A query that has waited too long goes first
-(`next_backend`).
+(`_Lane.next_batch`).
+
+Prompts: a member reads a long prompt in pieces (`ReadsInPieces`). A query whose prompt is not read
+waits again after each piece, so queries of other jobs, and the end of its own job, come between.
 
 Choice of thread: each lane (`adafuse_llm.backends.base.lane`) has its own thread, so only one
 thread ever uses a model. Members on different devices run at the same time. GGUF members and
@@ -36,10 +39,11 @@ import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
-from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.base import Backend, ReadsInPieces
 from adafuse_llm.backends.base import lane as lane_of
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
@@ -76,11 +80,13 @@ class PendingQuery:
         job: the job that sent the query.
         query: the query.
         since: number of evaluations that the lane had begun when the query arrived.
+        is_reading: whether the member has read only a part of the prompt.
     """
 
     job: Job
     query: MemberQuery
     since: int
+    is_reading: bool = False
 
     @property
     def backend(self) -> Backend:
@@ -88,23 +94,29 @@ class PendingQuery:
         return self.query.member.backend
 
 
-def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> Backend:
-    """Return the backend to evaluate next: the one with the most waiting queries.
+def next_batch(waiting: Sequence[PendingQuery], begun: int, patience: int) -> list[PendingQuery]:
+    """Return the queries to evaluate next: those to the backend with the most waiting queries.
 
     If several backends have equally many, the one with the oldest query is next. If the oldest
     query of all has waited for `patience` evaluations, its backend is next in any case.
+
+    Queries whose prompts are being read take part if no other query waits, or if the oldest of
+    them has waited for `patience` evaluations.
 
     Args:
         waiting: the queries that wait for one lane, at least one, oldest first.
         begun: number of evaluations that the lane has begun.
         patience: number of evaluations for which a query may wait.
     """
-    oldest = waiting[0]
-    if begun - oldest.since >= patience:
-        return oldest.backend
-    names = [pending.backend.name for pending in waiting]
-    ((name, _),) = Counter(names).most_common(1)
-    return waiting[names.index(name)].backend
+    since = next((each.since for each in waiting if each.is_reading), begun)
+    if begun - since < patience:
+        waiting = [each for each in waiting if not each.is_reading] or waiting
+    backend = waiting[0].backend
+    if begun - waiting[0].since < patience:
+        names = [pending.backend.name for pending in waiting]
+        ((name, _),) = Counter(names).most_common(1)
+        backend = waiting[names.index(name)].backend
+    return [pending for pending in waiting if pending.backend is backend]
 
 
 Work = Callable[[], None]
@@ -141,14 +153,10 @@ class _Lane:
 
     def next_batch(self, patience: int) -> list[PendingQuery]:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
-        backend = next_backend(self.waiting, self.begun, patience)
-        batch: list[PendingQuery] = []
-        others: list[PendingQuery] = []
-        for pending in self.waiting:
-            (batch if pending.backend is backend else others).append(pending)
-        self.waiting = others
+        batch = next_batch(self.waiting, self.begun, patience)
+        self.waiting = [pending for pending in self.waiting if pending not in batch]
         self.begun += 1
-        self.evaluating = backend.name
+        self.evaluating = batch[0].backend.name
         return batch
 
     def stop(self) -> None:
@@ -165,6 +173,10 @@ class _Lane:
             del work  # the work must not keep its job alive while the thread waits
 
 
+Outcome = AdaFuseError | Literal["answered", "reading"]
+"""Outcome of a query: an error, or whether it is answered or its prompt is still being read."""
+
+
 @dataclass(frozen=True, slots=True)
 class _BatchDone:
     """Message to the coordinator that a lane has evaluated a batch.
@@ -172,13 +184,13 @@ class _BatchDone:
     Attributes:
         lane: the lane.
         batch: the queries of the batch.
-        errors: an error or None for each query, or one exception if a defect in this module
-            prevented the evaluation.
+        outcomes: the outcome of each query, or one exception if a defect in this module prevented
+            the evaluation.
     """
 
     lane: _Lane
     batch: Sequence[PendingQuery]
-    errors: Sequence[AdaFuseError | None] | BaseException
+    outcomes: Sequence[Outcome] | BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,15 +459,18 @@ class _Coordinator(threading.Thread):
     def _resume_answered(self, done: _BatchDone) -> None:
         """Resume jobs that have all answers, and end jobs with a failed query."""
         done.lane.evaluating = None
-        if isinstance(done.errors, BaseException):
-            raise done.errors
-        for pending, error in zip(done.batch, done.errors, strict=True):
-            job = pending.job
-            job.unanswered.remove(pending.query.name)
+        if isinstance(done.outcomes, BaseException):
+            raise done.outcomes
+        for pending, outcome in zip(done.batch, done.outcomes, strict=True):
+            job, lane = pending.job, done.lane
             if job not in self._active:  # the job ended during the evaluation
                 continue
-            if error is not None:
-                self._finish(job, error)
+            if outcome == "reading":
+                lane.waiting.append(replace(pending, since=lane.begun, is_reading=True))
+                continue
+            job.unanswered.remove(pending.query.name)
+            if isinstance(outcome, AdaFuseError):
+                self._finish(job, outcome)
             elif not job.unanswered:
                 self._resume(job)
 
@@ -510,12 +525,12 @@ class _Coordinator(threading.Thread):
 
     def _run_batch(self, lane: _Lane, batch: Sequence[PendingQuery]) -> None:
         """Evaluate a batch on the lane's thread, and send the outcome to the coordinator."""
-        errors: Sequence[AdaFuseError | None] | BaseException
+        outcomes: Sequence[Outcome] | BaseException
         try:
-            errors = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
+            outcomes = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
         except BaseException as error:  # a defect in this module; the coordinator reports it
-            errors = error
-        self._inbox.put(_BatchDone(lane, batch, errors))
+            outcomes = error
+        self._inbox.put(_BatchDone(lane, batch, outcomes))
 
     def _lane_of(self, member: Member) -> _Lane:
         return self._lanes[self._scheduler.lanes[member.name]]
@@ -571,24 +586,28 @@ def _release(member: Member) -> None:
         logger.exception("member %r failed to release a job", member.name)
 
 
-def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[AdaFuseError | None]:
-    """Evaluate queries with a backend; return an error or None for each query.
+def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Outcome]:
+    """Read a piece of the prompts of queries, and evaluate the queries whose prompts are read.
 
     If the evaluation of several queries fails, each query is evaluated alone, so that only the
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
     drafts. If the member is not available, all queries fail at once.
     """
     failure: BaseException | None = None
+    is_read = [True] * len(queries)
     try:
-        asked = [member_query.query for member_query in queries]
-        results = check_results(backend.name, asked, backend.evaluate(asked))
-        for member_query, result in zip(queries, results, strict=True):
+        if isinstance(backend, ReadsInPieces):
+            is_read = backend.read_piece([each.query.tree for each in queries])
+        ready = [each for each, done in zip(queries, is_read, strict=True) if done]
+        asked = [member_query.query for member_query in ready]
+        results = check_results(backend.name, asked, backend.evaluate(asked)) if asked else []
+        for member_query, result in zip(ready, results, strict=True):
             member_query.member.learn(member_query.query, result)
     except BaseException as error:  # some libraries raise BaseException; the thread must not end
         traceback.clear_frames(error.__traceback__)  # the frames keep tensors of the pass alive
         failure = error
     if failure is None:
-        return [None] * len(queries)
+        return ["answered" if done else "reading" for done in is_read]
     if isinstance(failure, MemberUnavailableError):
         return [failure] * len(queries)
     if len(queries) > 1:

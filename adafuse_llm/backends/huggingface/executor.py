@@ -7,7 +7,13 @@ from itertools import zip_longest
 
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.kv import RowCache
-from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS, PackedPasses, SinglePasses
+from adafuse_llm.backends.huggingface.passes import (
+    PIECE_TOKENS,
+    PIECE_TOKENS_ALONE,
+    PREFILL_TOKENS,
+    PackedPasses,
+    SinglePasses,
+)
 from adafuse_llm.backends.huggingface.path_form import PathForm
 from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.huggingface.state import RequestState
@@ -65,6 +71,24 @@ class Executor:
                 state.learn(nodes, Logits(state.form.extend(nodes)), 0)
                 state.passes += state.form.passes - passes
                 state.tokens += state.form.tokens - tokens
+        self._run(plans)
+
+    def piece(self, *, alone: bool) -> int:
+        """Return the number of tokens in a piece of a prompt.
+
+        Args:
+            alone: whether no request writes its response.
+        """
+        if self._decoder.device.type != "cpu":
+            return PREFILL_TOKENS
+        return PIECE_TOKENS_ALONE if alone else PIECE_TOKENS
+
+    def read(self, parts: Sequence[tuple[RequestState, int]]) -> None:
+        """Give the next committed tokens of each request, that many, their rows."""
+        forms = [(state, state.form, count) for state, count in parts]
+        self._run([(s, [form.read(n)]) for s, form, n in forms if isinstance(form, TreeForm)])
+
+    def _run(self, plans: Sequence[tuple[RequestState, Sequence[Piece]]]) -> None:
         for batch in _batches(plans, self.passes):
             assert self.passes is not None
             logits = Logits(self.passes.run([piece for _, piece in batch]))

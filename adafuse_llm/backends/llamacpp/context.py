@@ -27,6 +27,10 @@ MAX_SEQUENCES = 256
 BATCH_TOKENS = 2048
 """Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
 
+PIECE_TOKENS = 64
+"""Number of tokens in a piece of a prompt on a CPU. Other requests wait for the call over a piece.
+With fewer tokens, flash attention has slower kernels."""
+
 REPEATABLE_TOKENS = (8, 32)
 """Smallest and largest number of tokens in one call of llama.cpp if results must not depend on it.
 For fewer tokens, some types of weights have other kernels, and for 64 or more queries, flash
