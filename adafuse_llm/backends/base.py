@@ -247,6 +247,11 @@ def lane(backend: Backend) -> str:
         isinstance(backend, RunsBeside) and backend.runs_beside
     ):
         return f"member {backend.name}"
+    return device(backend)
+
+
+def device(backend: Backend) -> str:
+    """Return the device of a member, as far as it is known."""
     return backend.device if isinstance(backend, SupportsPlacement) else "unknown"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -242,7 +243,7 @@ S = TypeVar("S", bound=Reader)
 def read_piece(
     trees: Sequence[TokenTree],
     others: Iterable[S],
-    room: int,
+    sizes: tuple[int, int],
     *,
     find_late: Callable[[Mapping[int, Sequence[int]]], set[int]],
     state_of: Callable[[TokenTree], S],
@@ -256,7 +257,7 @@ def read_piece(
     Args:
         trees: the trees. Those without a state belong to new requests.
         others: the states of other requests for which new ones may wait.
-        room: number of tokens of the piece.
+        sizes: number of tokens of a piece, while a request writes its response and while none does.
         find_late: returns the indices of the requests that should wait, as `late` does.
         state_of: returns the state of a request, and creates it for a new one.
         read: reads that many tokens of each request.
@@ -264,13 +265,19 @@ def read_piece(
     new = {i: tree.ids for i, tree in enumerate(trees) if tree.state is None}
     known = {*others, *(state_of(tree) for tree in trees if tree.state is not None)}
     half_read = [state.tree.ids for state in known if state.unread > MIN_SHARED]
-    waits = find_late({**{-1 - i: ids for i, ids in enumerate(half_read)}, **new}) if new else ()
+    waits = find_late({**{-1 - i: ids for i, ids in enumerate(half_read)}, **new}) if new else set()
     for i in new.keys() - waits:
         state_of(trees[i])  # this may drop the states of other requests
     states = {i: state_of(tree) for i, tree in enumerate(trees) if tree.state is not None}
     unread = {i: state.unread for i, state in states.items()}
-    parts = _divided(unread, room)
+    parts = _divided(unread, sizes[all(state.unread > MIN_SHARED for state in known)])
     pieces = [(state, parts[i]) for i, state in states.items() if parts[i] < unread[i]]
+    if not pieces and waits:  # these prompts fit into the piece, and others begin like them
+        pieces = [(state, unread[i] - 1) for i, state in states.items() if unread[i] > MIN_SHARED]
+        if pieces:
+            read(pieces)
+            more = partial(read_piece, find_late=find_late, state_of=state_of, read=read)
+            return more(trees, others, sizes)
     if pieces:
         read(pieces)
     return [i in parts and parts[i] == unread[i] for i in range(len(trees))]

@@ -13,8 +13,9 @@ Choice of member: the scheduler picks the member with the most waiting queries, 
 advance together and batches stay large. A query that has waited too long goes first
 (`_Lane.next_batch`).
 
-Prompts: a member reads a long prompt in pieces (`ReadsInPieces`). A query whose prompt is not read
-waits again after each piece, so queries of other jobs, and the end of its own job, come between.
+Prompts: a member reads a long prompt in pieces (`ReadsInPieces`). After each piece, the query waits
+again, so the end of its job comes between. While other jobs write, it lets `READ_PATIENCE` of their
+evaluations go first, also those of other lanes on the device.
 
 Choice of thread: each lane (`adafuse_llm.backends.base.lane`) has its own thread, so only one
 thread ever uses a model. Members on different devices run at the same time. GGUF members and
@@ -43,7 +44,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from adafuse_llm.backends.base import Backend, ReadsInPieces
+from adafuse_llm.backends.base import Backend, ReadsInPieces, RunsElsewhere, device
 from adafuse_llm.backends.base import lane as lane_of
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
@@ -67,6 +68,10 @@ IDLE_SECONDS = 5.0
 
 EXIT_SECONDS = 30.0
 """Seconds that the interpreter waits at exit for a forward pass to finish."""
+
+READ_PATIENCE = 4
+"""Number of evaluations for which a prompt that is being read lets other queries go first. So most
+rounds wait for one piece at most."""
 
 POLL_SECONDS = 0.05
 """Maximum seconds after which the coordinator notices that a job is cancelled or late."""
@@ -94,23 +99,23 @@ class PendingQuery:
         return self.query.member.backend
 
 
-def next_batch(waiting: Sequence[PendingQuery], begun: int, patience: int) -> list[PendingQuery]:
+def next_batch(
+    waiting: Sequence[PendingQuery], begun: int, patience: int, *, may_read: bool
+) -> list[PendingQuery]:
     """Return the queries to evaluate next: those to the backend with the most waiting queries.
 
     If several backends have equally many, the one with the oldest query is next. If the oldest
     query of all has waited for `patience` evaluations, its backend is next in any case.
 
-    Queries whose prompts are being read take part if no other query waits, or if the oldest of
-    them has waited for `patience` evaluations.
-
     Args:
-        waiting: the queries that wait for one lane, at least one, oldest first.
+        waiting: the queries that wait for one lane, oldest first.
         begun: number of evaluations that the lane has begun.
         patience: number of evaluations for which a query may wait.
+        may_read: whether queries whose prompts are being read may take part.
     """
-    since = next((each.since for each in waiting if each.is_reading), begun)
-    if begun - since < patience:
-        waiting = [each for each in waiting if not each.is_reading] or waiting
+    waiting = [each for each in waiting if may_read or not each.is_reading]
+    if not waiting:
+        return []
     backend = waiting[0].backend
     if begun - waiting[0].since < patience:
         names = [pending.backend.name for pending in waiting]
@@ -131,13 +136,18 @@ class _Lane:
     Attributes:
         waiting: the queries that wait, oldest first.
         begun: number of evaluations that the lane has begun.
-        evaluating: name of the member that is being evaluated; None if the lane is free.
+        batch: the queries that are being evaluated.
+        beside: the lanes whose members are on the same device, with this one.
+        passed: number of evaluations of other queries that these lanes have begun since this one
+            read a piece of a prompt.
     """
 
     def __init__(self, name: str) -> None:
         self.waiting: list[PendingQuery] = []
         self.begun = 0
-        self.evaluating: str | None = None
+        self.batch: list[PendingQuery] = []
+        self.beside: Sequence[_Lane] = [self]
+        self.passed = 0
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"adafuse {name}", daemon=True)
         self._thread.start()
@@ -151,13 +161,27 @@ class _Lane:
         """Do work that uses the lane's members, after all work submitted before it."""
         self._queue.put(work)
 
+    @property
+    def evaluating(self) -> str | None:
+        """Name of the member that is being evaluated; None if the lane is free."""
+        return self.batch[0].backend.name if self.batch else None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a query waits or is evaluated whose prompt is read (or whose job is new)."""
+        return not all(pending.is_reading for pending in (*self.waiting, *self.batch))
+
     def next_batch(self, patience: int) -> list[PendingQuery]:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
-        batch = next_batch(self.waiting, self.begun, patience)
-        self.waiting = [pending for pending in self.waiting if pending not in batch]
-        self.begun += 1
-        self.evaluating = batch[0].backend.name
-        return batch
+        beside = self.beside
+        may_read = self.passed >= READ_PATIENCE or not any(lane.is_writing for lane in beside)
+        self.batch = next_batch(self.waiting, self.begun, patience, may_read=may_read)
+        self.waiting = [pending for pending in self.waiting if pending not in self.batch]
+        self.begun += bool(self.batch)
+        if not all(pending.is_reading for pending in self.batch):
+            for lane in beside:
+                lane.passed += 1
+        return self.batch
 
     def stop(self) -> None:
         """End the thread after all submitted work."""
@@ -229,6 +253,10 @@ class Scheduler:
         self, backends: Sequence[Backend], runtime: RuntimeConfig, budget: CacheBudget
     ) -> None:
         self.lanes = {each.name: lane_of(each) for each in backends}
+        self.devices = {
+            lane_of(each): each.name if isinstance(each, RunsElsewhere) else device(each)
+            for each in backends
+        }
         self.runtime = runtime
         self.budget = budget
         self._closed = False
@@ -412,6 +440,10 @@ class _Coordinator(threading.Thread):
         try:
             for name in set(self._scheduler.lanes.values()):
                 self._lanes[name] = _Lane(name)  # one by one, so that all are stopped below
+            devices = self._scheduler.devices
+            for name, lane in self._lanes.items():
+                beside = [each for each in self._lanes if devices[each] == devices[name]]
+                lane.beside = [self._lanes[each] for each in beside]
             while self._process_messages():
                 self._end_stopped()
                 self._admit()
@@ -458,7 +490,7 @@ class _Coordinator(threading.Thread):
 
     def _resume_answered(self, done: _BatchDone) -> None:
         """Resume jobs that have all answers, and end jobs with a failed query."""
-        done.lane.evaluating = None
+        done.lane.batch = []
         if isinstance(done.outcomes, BaseException):
             raise done.outcomes
         for pending, outcome in zip(done.batch, done.outcomes, strict=True):
@@ -467,6 +499,7 @@ class _Coordinator(threading.Thread):
                 continue
             if outcome == "reading":
                 lane.waiting.append(replace(pending, since=lane.begun, is_reading=True))
+                lane.passed = 0
                 continue
             job.unanswered.remove(pending.query.name)
             if isinstance(outcome, AdaFuseError):
@@ -520,8 +553,8 @@ class _Coordinator(threading.Thread):
         """Start the evaluation of the next batch on every free lane."""
         patience = len(self._scheduler.lanes) + 1
         for lane in self._lanes.values():
-            if lane.waiting and lane.evaluating is None:
-                lane.submit(partial(self._run_batch, lane, lane.next_batch(patience)))
+            if not lane.batch and (batch := lane.next_batch(patience)):
+                lane.submit(partial(self._run_batch, lane, batch))
 
     def _run_batch(self, lane: _Lane, batch: Sequence[PendingQuery]) -> None:
         """Evaluate a batch on the lane's thread, and send the outcome to the coordinator."""

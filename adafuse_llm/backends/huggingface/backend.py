@@ -26,7 +26,7 @@ from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import check_tokens, separate
-from adafuse_llm.backends.prefixes import MIN_SHARED, in_turn, read_piece
+from adafuse_llm.backends.prefixes import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
@@ -212,11 +212,10 @@ class HuggingFaceBackend:
             return self._try(trees, partial(self._read, trees, self._running))
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[RequestState] = ()) -> list[bool]:
-        alone = all(state.unread > MIN_SHARED for state in self._running)  # none writes already
         return read_piece(
             trees,
             others,
-            self._executor.piece(alone=alone),
+            self._executor.pieces,
             find_late=self._late,
             state_of=self._state_of,
             read=self._executor.read,

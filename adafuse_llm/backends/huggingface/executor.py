@@ -9,7 +9,6 @@ from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.backends.huggingface.passes import (
     PIECE_TOKENS,
-    PIECE_TOKENS_ALONE,
     PREFILL_TOKENS,
     PackedPasses,
     SinglePasses,
@@ -36,11 +35,15 @@ class Executor:
     Attributes:
         form: the argument of the same name.
         passes: the argument of the same name.
+        pieces: number of tokens in a piece of a prompt, while a request writes its response and
+            while none does.
     """
 
     def __init__(self, decoder: Decoder, form: str, passes: Passes | None) -> None:
         self.form = form
         self.passes = passes
+        is_fast = decoder.device.type != "cpu"
+        self.pieces = (PREFILL_TOKENS, PREFILL_TOKENS) if is_fast else PIECE_TOKENS
         self._decoder = decoder
 
     def new_form(
@@ -72,16 +75,6 @@ class Executor:
                 state.passes += state.form.passes - passes
                 state.tokens += state.form.tokens - tokens
         self._run(plans)
-
-    def piece(self, *, alone: bool) -> int:
-        """Return the number of tokens in a piece of a prompt.
-
-        Args:
-            alone: whether no request writes its response.
-        """
-        if self._decoder.device.type != "cpu":
-            return PREFILL_TOKENS
-        return PIECE_TOKENS_ALONE if alone else PIECE_TOKENS
 
     def read(self, parts: Sequence[tuple[RequestState, int]]) -> None:
         """Give the next committed tokens of each request, that many, their rows."""

@@ -286,11 +286,11 @@ class LlamaCppBackend:
     def _read(self, trees: Sequence[TokenTree], others: Iterable[LlamaState] = ()) -> list[bool]:
         if self._context.closed:
             raise RuntimeError("the member is closed")
-        room = self._context.batch_tokens if self._model.on_gpu else PIECE_TOKENS
+        most = self._context.batch_tokens
         return read_piece(
             trees,
             others,
-            room,
+            (most, most) if self._model.on_gpu else PIECE_TOKENS,
             find_late=self._late,
             state_of=self._state_of,
             read=self._run_parts,

@@ -17,8 +17,7 @@ PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the po
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2"])
 def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
-    for module in (tree_form, executor):
-        monkeypatch.setattr(module, "PREFILL_TOKENS", 7)
+    monkeypatch.setattr(executor, "PIECE_TOKENS", (7, 7))
     monkeypatch.setattr(attention, "BLOCK_TOKENS", 3)
     backend(Recipe(arch)).clear_prefix_cache()
     options: dict[str, Any] = {"max_new_tokens": 12, "margin_threshold": 0.2}
