@@ -270,7 +270,8 @@ def read_piece(
         state_of(trees[i])  # this may drop the states of other requests
     states = {i: state_of(tree) for i, tree in enumerate(trees) if tree.state is not None}
     unread = {i: state.unread for i, state in states.items()}
-    parts = _divided(unread, sizes[all(state.unread > MIN_SHARED for state in known)])
+    is_shared = any(state.unread <= MIN_SHARED for state in known)  # a request writes
+    parts = _parts(unread, sizes[0] if is_shared else sizes[1], sizes[1])
     pieces = [(state, parts[i]) for i, state in states.items() if parts[i] < unread[i]]
     if not pieces and waits:  # these prompts fit into the piece, and others begin like them
         pieces = [(state, unread[i] - 1) for i, state in states.items() if unread[i] > MIN_SHARED]
@@ -283,11 +284,19 @@ def read_piece(
     return [i in parts and parts[i] == unread[i] for i in range(len(trees))]
 
 
-def _divided(wanted: Mapping[int, int], room: int) -> dict[int, int]:
-    """Divide `room` evenly. Give none more than it wants, and at least 1 if it wants any."""
-    parts: dict[int, int] = {}
-    for done, i in enumerate(sorted(wanted, key=wanted.__getitem__)):
-        parts[i] = min(wanted[i], max(1, room // (len(wanted) - done)))
+def _parts(unread: Mapping[int, int], size: int, most: int) -> dict[int, int]:
+    """Divide a piece evenly among the unread tokens of prompts. A few tokens are read whole.
+
+    Args:
+        unread: number of unread tokens by prompt.
+        size: number of tokens of the piece for one long prompt. For more prompts, it is larger.
+        most: maximum number of tokens of the piece.
+    """
+    parts = {i: count for i, count in unread.items() if count <= MIN_SHARED}
+    long = sorted(unread.keys() - parts.keys(), key=unread.__getitem__)
+    room = min(most, size * len(long))
+    for done, i in enumerate(long):
+        parts[i] = min(unread[i], max(1, room // (len(long) - done)))
         room -= parts[i]
     return parts
 

@@ -166,20 +166,25 @@ class _Lane:
         """Name of the member that is being evaluated; None if the lane is free."""
         return self.batch[0].backend.name if self.batch else None
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a query waits or is evaluated whose prompt is read (or whose job is new)."""
-        return not all(pending.is_reading for pending in (*self.waiting, *self.batch))
+    def may_read(self) -> bool:
+        """Return whether the lane may read a piece of a prompt now.
+
+        While as many jobs on the device write as read, `READ_PATIENCE` of their evaluations go
+        first. While fewer write, one does, because passes for few jobs are less efficient.
+        """
+        pending = [each for lane in self.beside for each in (*lane.waiting, *lane.batch)]
+        reading = {each.job for each in pending if each.is_reading}
+        writing = {each.job for each in pending} - reading
+        return not writing or self.passed >= (READ_PATIENCE if len(writing) >= len(reading) else 1)
 
     def next_batch(self, patience: int) -> list[PendingQuery]:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
-        beside = self.beside
-        may_read = self.passed >= READ_PATIENCE or not any(lane.is_writing for lane in beside)
+        may_read = self.may_read()
         self.batch = next_batch(self.waiting, self.begun, patience, may_read=may_read)
         self.waiting = [pending for pending in self.waiting if pending not in self.batch]
         self.begun += bool(self.batch)
         if not all(pending.is_reading for pending in self.batch):
-            for lane in beside:
+            for lane in self.beside:
                 lane.passed += 1
         return self.batch
 
