@@ -11,7 +11,7 @@ that are cancelled or late, and it still serves the other lanes.
 
 Choice of member: the scheduler picks the member with the most waiting queries, so that jobs
 advance together and batches stay large. A query that has waited too long goes first
-(`_Lane.next_batch`).
+(`next_batch`).
 
 Prompts: a member reads a long prompt in pieces (`ReadsInPieces`). After each piece, the query waits
 again, so the end of its job comes between. While other jobs write, it lets `READ_PATIENCE` of their
@@ -164,7 +164,7 @@ class _Lane:
     @property
     def evaluating(self) -> str | None:
         """Name of the member that is being evaluated; None if the lane is free."""
-        return self.batch[0].backend.name if self.batch else None
+        return next((pending.backend.name for pending in self.batch), None)
 
     def may_read(self) -> bool:
         """Return whether the lane may read a piece of a prompt now.
@@ -181,7 +181,8 @@ class _Lane:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
         may_read = self.may_read()
         self.batch = next_batch(self.waiting, self.begun, patience, may_read=may_read)
-        self.waiting = [pending for pending in self.waiting if pending not in self.batch]
+        taken = set(self.batch)
+        self.waiting = [pending for pending in self.waiting if pending not in taken]
         self.begun += bool(self.batch)
         if not all(pending.is_reading for pending in self.batch):
             for lane in self.beside:
