@@ -78,8 +78,8 @@ class Backend(Protocol):
     has dropped every node that is not below the new root. The tree may also drop nodes without a
     commit. ``tree.cuts`` increases in both cases.
 
-    An engine calls `evaluate` and `release` from one thread at a time. A backend that several
-    engines share must synchronize these calls.
+    An engine calls `evaluate`, `release` and `read_piece` (`ReadsInPieces`) from one thread at
+    a time. A backend that several engines share must synchronize these calls.
     """
 
     @property
@@ -122,6 +122,29 @@ class Backend(Protocol):
         """Free the resources in ``tree.state``, and set it to None, because the request has ended.
 
         A tree can be released without any query, or twice.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsInPieces(Protocol):
+    """An optional extension of `Backend` for a member that reads long prompts piece by piece.
+
+    Between two pieces, an engine evaluates the queries of other requests, and a request that is
+    cancelled reads no further piece.
+    """
+
+    def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
+        """Process a piece of the committed tokens that the member has not processed yet.
+
+        The trees share the piece, so its size does not depend on their number.
+
+        Returns:
+            For each tree, whether it has so few of these tokens left that `Backend.evaluate` can
+            process them together with its nodes.
+
+        Raises:
+            Exception: as for `Backend.evaluate`.
         """
         ...
 
@@ -224,6 +247,11 @@ def lane(backend: Backend) -> str:
         isinstance(backend, RunsBeside) and backend.runs_beside
     ):
         return f"member {backend.name}"
+    return device(backend)
+
+
+def device(backend: Backend) -> str:
+    """Return the device of a member, as far as it is known."""
     return backend.device if isinstance(backend, SupportsPlacement) else "unknown"
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.tree import TokenTree
 
 Ids = NDArray[np.int64]
 T = TypeVar("T")
@@ -221,24 +223,102 @@ def _longest(
     return value, length
 
 
-def in_turn(
-    queries: Sequence[NodeQuery],
+class Reader(Protocol):
+    """The state of a request that can read the committed tokens of its tree in pieces."""
+
+    @property
+    def tree(self) -> TokenTree:
+        """The request's tree."""
+        ...
+
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that the member can read in pieces, and has not read."""
+        ...
+
+
+S = TypeVar("S", bound=Reader)
+
+
+def read_piece(
+    trees: Sequence[TokenTree],
+    others: Iterable[S],
+    sizes: tuple[int, int],
+    *,
     find_late: Callable[[Mapping[int, Sequence[int]]], set[int]],
-    evaluate: Callable[[Sequence[NodeQuery]], Sequence[NodeResult]],
-) -> list[NodeResult]:
-    """Evaluate queries. A query waits while another one computes the tokens that it can reuse.
+    state_of: Callable[[TokenTree], S],
+    read: Callable[[Sequence[tuple[S, int]]], None],
+) -> list[bool]:
+    """Read a piece of the prompts of requests (`ReadsInPieces.read_piece`).
+
+    The requests share the piece evenly. A new request waits while another one reads tokens that it
+    can reuse.
 
     Args:
-        queries: the queries. Trees without a state belong to new requests.
-        find_late: returns the indices of the new requests that should wait, as `late` does.
-        evaluate: evaluates queries that belong together.
+        trees: the trees. Those without a state belong to new requests.
+        others: the states of other requests for which new ones may wait.
+        sizes: number of tokens of a piece, while a request writes its response and while none does.
+        find_late: returns the indices of the requests that should wait, as `late` does.
+        state_of: returns the state of a request, and creates it for a new one.
+        read: reads that many tokens of each request.
+    """
+    new = {i: tree.ids for i, tree in enumerate(trees) if tree.state is None}
+    known = {*others, *(state_of(tree) for tree in trees if tree.state is not None)}
+    half_read = [state.tree.ids for state in known if state.unread > MIN_SHARED]
+    waits = find_late({**{-1 - i: ids for i, ids in enumerate(half_read)}, **new}) if new else set()
+    for i in new.keys() - waits:
+        state_of(trees[i])  # this may drop the states of other requests
+    states = {i: state_of(tree) for i, tree in enumerate(trees) if tree.state is not None}
+    unread = {i: state.unread for i, state in states.items()}
+    is_shared = any(state.unread <= MIN_SHARED for state in known)  # a request writes
+    parts = _parts(unread, sizes[0] if is_shared else sizes[1], sizes[1])
+    pieces = [(state, parts[i]) for i, state in states.items() if parts[i] < unread[i]]
+    if not pieces and waits:  # these prompts fit into the piece, and others begin like them
+        pieces = [(state, unread[i] - 1) for i, state in states.items() if unread[i] > MIN_SHARED]
+        if pieces:
+            read(pieces)
+            more = partial(read_piece, find_late=find_late, state_of=state_of, read=read)
+            return more(trees, others, sizes)
+    if pieces:
+        read(pieces)
+    return [i in parts and parts[i] == unread[i] for i in range(len(trees))]
+
+
+def _parts(unread: Mapping[int, int], size: int, most: int) -> dict[int, int]:
+    """Divide a piece evenly among the unread tokens of prompts. A few tokens are read whole.
+
+    Args:
+        unread: number of unread tokens by prompt.
+        size: number of tokens of the piece for one long prompt. For more prompts, it is larger.
+        most: maximum number of tokens of the piece.
+    """
+    parts = {i: count for i, count in unread.items() if count <= MIN_SHARED}
+    long = sorted(unread.keys() - parts.keys(), key=unread.__getitem__)
+    room = min(most, size * len(long))
+    for done, i in enumerate(long):
+        parts[i] = min(unread[i], max(1, room // (len(long) - done)))
+        room -= parts[i]
+    return parts
+
+
+def in_turn(
+    queries: Sequence[NodeQuery],
+    read: Callable[[Sequence[TokenTree]], Sequence[bool]],
+    evaluate: Callable[[Sequence[NodeQuery]], Sequence[NodeResult]],
+) -> list[NodeResult]:
+    """Read the prompts of queries to their ends, and evaluate each query once its prompt is read.
+
+    Args:
+        queries: the queries.
+        read: reads a piece, as `ReadsInPieces.read_piece`.
+        evaluate: evaluates queries whose prompts are read.
     """
     results: dict[int, NodeResult] = {}
     waiting = dict(enumerate(queries))
     while waiting:
-        new = {i: query.tree.ids for i, query in waiting.items() if query.tree.state is None}
-        waits = find_late(new) if len(new) > 1 else ()
-        ready = {i: query for i, query in waiting.items() if i not in waits}
-        results.update(zip(ready, evaluate(list(ready.values())), strict=True))
-        waiting = {i: query for i, query in waiting.items() if i in waits}
+        is_read = read([query.tree for query in waiting.values()])
+        ready = {i: q for (i, q), done in zip(waiting.items(), is_read, strict=True) if done}
+        if ready:
+            results.update(zip(ready, evaluate(list(ready.values())), strict=True))
+        waiting = {i: query for i, query in waiting.items() if i not in results}
     return [results[i] for i in range(len(queries))]

@@ -180,7 +180,7 @@ def _show_answer(
     # the display is redrawn while the answer grows; at the end, the whole answer is printed
     live = Live(progress, console=console, transient=True, refresh_per_second=12)
     with live if console.file.isatty() else nullcontext():
-        generation = last(events, progress.add)
+        generation = last(events, progress.add, spinner="")
     answer = display.response(generation) if generation.reasoning else [progress.answer]
     console.print(*answer, "", sep="\n", soft_wrap=True)
     return generation

@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -129,14 +129,23 @@ def pasted_more() -> bool:
 
 
 def last(
-    events: Iterator[StreamEvent], show: Callable[[StreamEvent], None] | None = None
+    events: Iterator[StreamEvent],
+    show: Callable[[StreamEvent], None] | None = None,
+    *,
+    spinner: str = "the members read the prompt",
 ) -> Generation:
-    """Read a stream to its end, show each event, and return the generation."""
+    """Read a stream to its end, show each event, and return the generation.
+
+    Until the first event, a terminal shows a spinner with this text, if there is one.
+    """
     generation = None
-    for event in events:
-        if show is not None:
-            show(event)
-        generation = event.generation
+    with stderr_console().status(spinner) if spinner else nullcontext() as status:
+        for event in events:
+            if status is not None:
+                status.stop()
+            if show is not None:
+                show(event)
+            generation = event.generation
     assert generation is not None
     return generation
 

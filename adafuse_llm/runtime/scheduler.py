@@ -11,7 +11,11 @@ that are cancelled or late, and it still serves the other lanes.
 
 Choice of member: the scheduler picks the member with the most waiting queries, so that jobs
 advance together and batches stay large. A query that has waited too long goes first
-(`next_backend`).
+(`next_batch`).
+
+Prompts: a member reads a long prompt in pieces (`ReadsInPieces`). After each piece, the query waits
+again, so the end of its job comes between. While other jobs write, it lets `READ_PATIENCE` of their
+evaluations go first, also those of other lanes on the device.
 
 Choice of thread: each lane (`adafuse_llm.backends.base.lane`) has its own thread, so only one
 thread ever uses a model. Members on different devices run at the same time. GGUF members and
@@ -36,10 +40,11 @@ import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
-from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.base import Backend, ReadsInPieces, RunsElsewhere, device
 from adafuse_llm.backends.base import lane as lane_of
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
@@ -64,6 +69,10 @@ IDLE_SECONDS = 5.0
 EXIT_SECONDS = 30.0
 """Seconds that the interpreter waits at exit for a forward pass to finish."""
 
+READ_PATIENCE = 4
+"""Number of evaluations for which a prompt that is being read lets other queries go first. So most
+rounds wait for one piece at most."""
+
 POLL_SECONDS = 0.05
 """Maximum seconds after which the coordinator notices that a job is cancelled or late."""
 
@@ -76,11 +85,13 @@ class PendingQuery:
         job: the job that sent the query.
         query: the query.
         since: number of evaluations that the lane had begun when the query arrived.
+        is_reading: whether the member has read only a part of the prompt.
     """
 
     job: Job
     query: MemberQuery
     since: int
+    is_reading: bool = False
 
     @property
     def backend(self) -> Backend:
@@ -88,23 +99,29 @@ class PendingQuery:
         return self.query.member.backend
 
 
-def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> Backend:
-    """Return the backend to evaluate next: the one with the most waiting queries.
+def next_batch(
+    waiting: Sequence[PendingQuery], begun: int, patience: int, *, may_read: bool
+) -> list[PendingQuery]:
+    """Return the queries to evaluate next: those to the backend with the most waiting queries.
 
     If several backends have equally many, the one with the oldest query is next. If the oldest
     query of all has waited for `patience` evaluations, its backend is next in any case.
 
     Args:
-        waiting: the queries that wait for one lane, at least one, oldest first.
+        waiting: the queries that wait for one lane, oldest first.
         begun: number of evaluations that the lane has begun.
         patience: number of evaluations for which a query may wait.
+        may_read: whether queries whose prompts are being read may take part.
     """
-    oldest = waiting[0]
-    if begun - oldest.since >= patience:
-        return oldest.backend
-    names = [pending.backend.name for pending in waiting]
-    ((name, _),) = Counter(names).most_common(1)
-    return waiting[names.index(name)].backend
+    waiting = [each for each in waiting if may_read or not each.is_reading]
+    if not waiting:
+        return []
+    backend = waiting[0].backend
+    if begun - waiting[0].since < patience:
+        names = [pending.backend.name for pending in waiting]
+        ((name, _),) = Counter(names).most_common(1)
+        backend = waiting[names.index(name)].backend
+    return [pending for pending in waiting if pending.backend is backend]
 
 
 Work = Callable[[], None]
@@ -119,13 +136,18 @@ class _Lane:
     Attributes:
         waiting: the queries that wait, oldest first.
         begun: number of evaluations that the lane has begun.
-        evaluating: name of the member that is being evaluated; None if the lane is free.
+        batch: the queries that are being evaluated.
+        beside: the lanes whose members are on the same device, with this one.
+        passed: number of evaluations of other queries that these lanes have begun since this one
+            read a piece of a prompt.
     """
 
     def __init__(self, name: str) -> None:
         self.waiting: list[PendingQuery] = []
         self.begun = 0
-        self.evaluating: str | None = None
+        self.batch: list[PendingQuery] = []
+        self.beside: Sequence[_Lane] = [self]
+        self.passed = 0
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"adafuse {name}", daemon=True)
         self._thread.start()
@@ -139,17 +161,33 @@ class _Lane:
         """Do work that uses the lane's members, after all work submitted before it."""
         self._queue.put(work)
 
+    @property
+    def evaluating(self) -> str | None:
+        """Name of the member that is being evaluated; None if the lane is free."""
+        return next((pending.backend.name for pending in self.batch), None)
+
+    def may_read(self) -> bool:
+        """Return whether the lane may read a piece of a prompt now.
+
+        While as many jobs on the device write as read, `READ_PATIENCE` of their evaluations go
+        first. While fewer write, one does, because passes for few jobs are less efficient.
+        """
+        pending = [each for lane in self.beside for each in (*lane.waiting, *lane.batch)]
+        reading = {each.job for each in pending if each.is_reading}
+        writing = {each.job for each in pending} - reading
+        return not writing or self.passed >= (READ_PATIENCE if len(writing) >= len(reading) else 1)
+
     def next_batch(self, patience: int) -> list[PendingQuery]:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
-        backend = next_backend(self.waiting, self.begun, patience)
-        batch: list[PendingQuery] = []
-        others: list[PendingQuery] = []
-        for pending in self.waiting:
-            (batch if pending.backend is backend else others).append(pending)
-        self.waiting = others
-        self.begun += 1
-        self.evaluating = backend.name
-        return batch
+        may_read = self.may_read()
+        self.batch = next_batch(self.waiting, self.begun, patience, may_read=may_read)
+        taken = set(self.batch)
+        self.waiting = [pending for pending in self.waiting if pending not in taken]
+        self.begun += bool(self.batch)
+        if not all(pending.is_reading for pending in self.batch):
+            for lane in self.beside:
+                lane.passed += 1
+        return self.batch
 
     def stop(self) -> None:
         """End the thread after all submitted work."""
@@ -165,6 +203,10 @@ class _Lane:
             del work  # the work must not keep its job alive while the thread waits
 
 
+Outcome = AdaFuseError | Literal["answered", "reading"]
+"""Outcome of a query: an error, or whether it is answered or its prompt is still being read."""
+
+
 @dataclass(frozen=True, slots=True)
 class _BatchDone:
     """Message to the coordinator that a lane has evaluated a batch.
@@ -172,13 +214,13 @@ class _BatchDone:
     Attributes:
         lane: the lane.
         batch: the queries of the batch.
-        errors: an error or None for each query, or one exception if a defect in this module
-            prevented the evaluation.
+        outcomes: the outcome of each query, or one exception if a defect in this module prevented
+            the evaluation.
     """
 
     lane: _Lane
     batch: Sequence[PendingQuery]
-    errors: Sequence[AdaFuseError | None] | BaseException
+    outcomes: Sequence[Outcome] | BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +259,10 @@ class Scheduler:
         self, backends: Sequence[Backend], runtime: RuntimeConfig, budget: CacheBudget
     ) -> None:
         self.lanes = {each.name: lane_of(each) for each in backends}
+        self.devices = {
+            lane_of(each): each.name if isinstance(each, RunsElsewhere) else device(each)
+            for each in backends
+        }
         self.runtime = runtime
         self.budget = budget
         self._closed = False
@@ -405,6 +451,10 @@ class _Coordinator(threading.Thread):
         try:
             for name in set(self._scheduler.lanes.values()):
                 self._lanes[name] = _Lane(name)  # one by one, so that all are stopped below
+            devices = self._scheduler.devices
+            for name, lane in self._lanes.items():
+                beside = [each for each in self._lanes if devices[each] == devices[name]]
+                lane.beside = [self._lanes[each] for each in beside]
             while self._process_messages():
                 self._end_stopped()
                 self._admit()
@@ -451,16 +501,20 @@ class _Coordinator(threading.Thread):
 
     def _resume_answered(self, done: _BatchDone) -> None:
         """Resume jobs that have all answers, and end jobs with a failed query."""
-        done.lane.evaluating = None
-        if isinstance(done.errors, BaseException):
-            raise done.errors
-        for pending, error in zip(done.batch, done.errors, strict=True):
-            job = pending.job
-            job.unanswered.remove(pending.query.name)
+        done.lane.batch = []
+        if isinstance(done.outcomes, BaseException):
+            raise done.outcomes
+        for pending, outcome in zip(done.batch, done.outcomes, strict=True):
+            job, lane = pending.job, done.lane
             if job not in self._active:  # the job ended during the evaluation
                 continue
-            if error is not None:
-                self._finish(job, error)
+            if outcome == "reading":
+                lane.waiting.append(replace(pending, since=lane.begun, is_reading=True))
+                lane.passed = 0
+                continue
+            job.unanswered.remove(pending.query.name)
+            if isinstance(outcome, AdaFuseError):
+                self._finish(job, outcome)
             elif not job.unanswered:
                 self._resume(job)
 
@@ -510,17 +564,17 @@ class _Coordinator(threading.Thread):
         """Start the evaluation of the next batch on every free lane."""
         patience = len(self._scheduler.lanes) + 1
         for lane in self._lanes.values():
-            if lane.waiting and lane.evaluating is None:
-                lane.submit(partial(self._run_batch, lane, lane.next_batch(patience)))
+            if not lane.batch and (batch := lane.next_batch(patience)):
+                lane.submit(partial(self._run_batch, lane, batch))
 
     def _run_batch(self, lane: _Lane, batch: Sequence[PendingQuery]) -> None:
         """Evaluate a batch on the lane's thread, and send the outcome to the coordinator."""
-        errors: Sequence[AdaFuseError | None] | BaseException
+        outcomes: Sequence[Outcome] | BaseException
         try:
-            errors = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
+            outcomes = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
         except BaseException as error:  # a defect in this module; the coordinator reports it
-            errors = error
-        self._inbox.put(_BatchDone(lane, batch, errors))
+            outcomes = error
+        self._inbox.put(_BatchDone(lane, batch, outcomes))
 
     def _lane_of(self, member: Member) -> _Lane:
         return self._lanes[self._scheduler.lanes[member.name]]
@@ -576,24 +630,28 @@ def _release(member: Member) -> None:
         logger.exception("member %r failed to release a job", member.name)
 
 
-def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[AdaFuseError | None]:
-    """Evaluate queries with a backend; return an error or None for each query.
+def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Outcome]:
+    """Read a piece of the prompts of queries, and evaluate the queries whose prompts are read.
 
     If the evaluation of several queries fails, each query is evaluated alone, so that only the
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
     drafts. If the member is not available, all queries fail at once.
     """
     failure: BaseException | None = None
+    is_read = [True] * len(queries)
     try:
-        asked = [member_query.query for member_query in queries]
-        results = check_results(backend.name, asked, backend.evaluate(asked))
-        for member_query, result in zip(queries, results, strict=True):
+        if isinstance(backend, ReadsInPieces):
+            is_read = backend.read_piece([each.query.tree for each in queries])
+        ready = [each for each, done in zip(queries, is_read, strict=True) if done]
+        asked = [member_query.query for member_query in ready]
+        results = check_results(backend.name, asked, backend.evaluate(asked)) if asked else []
+        for member_query, result in zip(ready, results, strict=True):
             member_query.member.learn(member_query.query, result)
     except BaseException as error:  # some libraries raise BaseException; the thread must not end
         traceback.clear_frames(error.__traceback__)  # the frames keep tensors of the pass alive
         failure = error
     if failure is None:
-        return [None] * len(queries)
+        return ["answered" if done else "reading" for done in is_read]
     if isinstance(failure, MemberUnavailableError):
         return [failure] * len(queries)
     if len(queries) > 1:

@@ -21,7 +21,10 @@ from adafuse_llm import (
     CacheMemoryError,
     EngineClosedError,
     InvalidOptionError,
+    MemberError,
     QueueFullError,
+    Request,
+    RequestCancelledError,
     RequestTimeoutError,
     RuntimeConfig,
 )
@@ -123,24 +126,123 @@ def test_requests_in_step_share_every_evaluation():
 
 
 def waiting(*since_by_name):
-    """Return pending queries, without requests."""
+    """Return pending queries, without requests. The prompt of a query in capitals is being read."""
     none: Any = None
+    backends = {name.lower(): FakeBackend(name.lower(), counting) for name, _ in since_by_name}
     questions = []
     for name, since in since_by_name:
-        member: Any = type("Asked", (), {"backend": FakeBackend(name, counting)})()
-        questions.append(scheduler.PendingQuery(none, MemberQuery(member, none), since))
+        member: Any = type("Asked", (), {"backend": backends[name.lower()]})()
+        query = MemberQuery(member, none)
+        questions.append(scheduler.PendingQuery(none, query, since, name.isupper()))
     return questions
 
 
+def batch(questions, begun, patience, *, may_read=True):
+    """Return the names of the members of a batch, in capitals where a prompt is being read."""
+    chosen = scheduler.next_batch(questions, begun, patience, may_read=may_read)
+    names = [(pending.backend.name, pending.is_reading) for pending in chosen]
+    return "".join(name.upper() if is_reading else name for name, is_reading in names)
+
+
 def test_the_member_with_the_most_queries_is_next_or_the_one_with_the_oldest():
-    assert scheduler.next_backend(waiting(("a", 3), ("b", 4), ("b", 4)), 5, 4).name == "b"
-    assert scheduler.next_backend(waiting(("b", 3), ("a", 4), ("a", 4), ("b", 4)), 5, 4).name == "b"
+    assert batch(waiting(("a", 3), ("b", 4), ("b", 4)), 5, 4) == "bb"
+    assert batch(waiting(("b", 3), ("a", 4), ("a", 4), ("b", 4)), 5, 4) == "bb"
 
 
 def test_a_query_that_has_waited_long_enough_is_next():
     questions = waiting(("a", 1), *[("b", 4)] * 9)
-    assert scheduler.next_backend(questions, 4, 4).name == "b"
-    assert scheduler.next_backend(questions, 5, 4).name == "a"
+    assert batch(questions, 4, 4) == "b" * 9
+    assert batch(questions, 5, 4) == "a"
+
+
+# Prompts in pieces ----------------------------------------------------------------------------
+
+
+class Reading(FakeBackend):
+    """A backend that reads 10 characters of a prompt in a piece, and records its passes.
+
+    A pass is recorded as the first character of its prompt, in capitals if it reads a piece.
+    """
+
+    def __init__(self, before=lambda log: None):
+        super().__init__("m", counting)
+        self.log, self.before = "", before
+
+    def read_piece(self, trees):
+        for tree in trees:
+            tree.state = tree.state or 0
+        reading = [tree for tree in trees if len(tree.ids) - tree.state > 10]
+        for tree in reading:
+            self.record(tree, str.upper)
+            tree.state += 10
+        return [tree not in reading for tree in trees]
+
+    def evaluate(self, queries):
+        for query in queries:
+            assert len(query.tree.ids) - query.tree.state <= 10
+            self.record(query.tree, str.lower)
+            query.tree.state = len(query.tree.ids)
+        return super().evaluate(queries)
+
+    def record(self, tree, case):
+        self.log += case(self.codec.decode(tree.ids[:1]))
+        self.before(self.log)
+
+    def release(self, tree):
+        tree.state = None
+
+
+def test_passes_of_other_requests_come_between_the_pieces_of_a_prompt():
+    member = Reading()
+    with AdaFuseEngine([member]) as engine:
+        running = engine.stream("r", max_new_tokens=200)
+        next(running)
+        long = background(engine.generate, "l" * 105, max_new_tokens=2)
+        list(running)
+        assert long.result(PATIENCE).text == " . ."
+    assert member.log.count("L") == 10
+    between = member.log.split("L")[1:-1]
+    assert {len(passes) for passes in between} == {scheduler.READ_PATIENCE + 1}, member.log
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late", "abandoned", "closed"])
+def test_a_request_that_ends_reads_no_further_piece(how):
+    three, gate = threading.Event(), threading.Event()
+
+    def before(log):
+        if log.endswith("LLL") and not three.is_set():
+            three.set()
+            gate.wait(PATIENCE)
+
+    member, cancel = Reading(before), threading.Event()
+    with AdaFuseEngine([member]) as engine:
+        options: Any = {"timeout": 0.2} if how == "late" else {"cancel": cancel}
+        run = engine.open([Request(prompt="l" * 500, **options)])
+        long = background(run.results)
+        assert three.wait(PATIENCE)
+        end: Any = {"cancelled": cancel.set, "abandoned": run.close, "late": int}
+        end.get(how, lambda: engine.close(0))()
+        if how == "cancelled":
+            assert long.result(PATIENCE)[0].finish_reason == "cancelled"
+        else:
+            with pytest.raises((RequestTimeoutError, RequestCancelledError, EngineClosedError)):
+                long.result(PATIENCE)
+        gate.set()
+        if how != "closed":
+            assert engine.generate("r", max_new_tokens=1).text == " ."
+    assert member.log.count("L") == 3
+
+
+def test_an_error_in_a_piece_ends_its_request_alone():
+    def before(log):
+        if log.endswith("B"):
+            raise ValueError("no room")
+
+    with AdaFuseEngine([Reading(before)]) as engine:
+        good, bad = (background(engine.generate, c * 55, max_new_tokens=2) for c in "gb")
+        with pytest.raises(MemberError, match=r"'m'.*no room"):
+            bad.result(PATIENCE)
+        assert good.result(PATIENCE).text == " . ."
 
 
 # Memory ---------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import torch
@@ -25,7 +26,7 @@ from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import check_tokens, separate
-from adafuse_llm.backends.prefixes import in_turn
+from adafuse_llm.backends.prefixes import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
@@ -34,6 +35,8 @@ from adafuse_llm.tree import Node, TokenTree
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -199,19 +202,24 @@ class HuggingFaceBackend:
 
     @torch.inference_mode()
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        trees = [query.tree for query in queries]
         with self._lock:
-            try:
-                return self._try(queries)
-            except BaseException as error:
-                if not (self._prefixes.size and is_out_of_memory(error)):
-                    raise
-                traceback.clear_frames(error.__traceback__)  # the frames hold tensors
-            logger.warning(
-                "member %r ran out of memory, so it drops the cached rows of finished requests",
-                self.name,
-            )
-            self._prefixes.clear()
-            return self._try(queries)
+            return self._try(trees, partial(in_turn, queries, self._read, self._evaluate_once))
+
+    @torch.inference_mode()
+    def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
+        with self._lock:
+            return self._try(trees, partial(self._read, trees, self._running))
+
+    def _read(self, trees: Sequence[TokenTree], others: Iterable[RequestState] = ()) -> list[bool]:
+        return read_piece(
+            trees,
+            others,
+            self._executor.pieces,
+            find_late=self._late,
+            state_of=self._state_of,
+            read=self._executor.read,
+        )
 
     @torch.inference_mode()
     def release(self, tree: TokenTree) -> None:
@@ -241,13 +249,28 @@ class HuggingFaceBackend:
             state.follow()
             self._prefixes.add(state.tree.ids, state.form)
 
-    def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Evaluate queries. On failure, drop the states of their requests to allow a retry."""
+    def _try(self, trees: Sequence[TokenTree], work: Callable[[], T]) -> T:
+        """Do work for requests. If the memory is full, drop the kept rows and do it once more."""
         try:
-            return in_turn(queries, self._late, self._evaluate_once)
+            return self._attempt(trees, work)
+        except BaseException as error:
+            if not (self._prefixes.size and is_out_of_memory(error)):
+                raise
+            traceback.clear_frames(error.__traceback__)  # the frames hold tensors
+        logger.warning(
+            "member %r ran out of memory, so it drops the cached rows of finished requests",
+            self.name,
+        )
+        self._prefixes.clear()
+        return self._attempt(trees, work)
+
+    def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], T]) -> T:
+        """Do work for requests. On failure, drop their states to allow a retry."""
+        try:
+            return work()
         except BaseException:
-            for query in queries:
-                self._forget(query.tree)
+            for tree in trees:
+                self._forget(tree)
             raise
 
     def _forget(self, tree: TokenTree) -> None:
@@ -264,7 +287,6 @@ class HuggingFaceBackend:
         states = [self._state_of(query.tree) for query in queries]
         missing = []
         for query, state in zip(queries, states, strict=True):
-            state.follow()
             nodes = state.missing(query)
             if state.edge is not None and any(node.length > state.edge for node in nodes):
                 nodes = self._cross(query, state, state.edge)
@@ -301,7 +323,7 @@ class HuggingFaceBackend:
         return state.missing(query)
 
     def _state_of(self, tree: TokenTree) -> RequestState:
-        """Return the state of a request, and create it for a new request.
+        """Return the current state of a request, and create it for a new request.
 
         A new state begins with the cached rows of the prompt's first tokens.
         """
@@ -316,6 +338,7 @@ class HuggingFaceBackend:
             self._running.add(state)
             tree.state = state
         assert isinstance(tree.state, RequestState)
+        tree.state.follow()
         return tree.state
 
     def _sources(self) -> list[tuple[Sequence[int], TreeForm]]:

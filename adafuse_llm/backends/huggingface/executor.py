@@ -7,7 +7,12 @@ from itertools import zip_longest
 
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.kv import RowCache
-from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS, PackedPasses, SinglePasses
+from adafuse_llm.backends.huggingface.passes import (
+    PIECE_TOKENS,
+    PREFILL_TOKENS,
+    PackedPasses,
+    SinglePasses,
+)
 from adafuse_llm.backends.huggingface.path_form import PathForm
 from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.huggingface.state import RequestState
@@ -30,11 +35,15 @@ class Executor:
     Attributes:
         form: the argument of the same name.
         passes: the argument of the same name.
+        pieces: number of tokens in a piece of a prompt, while a request writes its response and
+            while none does.
     """
 
     def __init__(self, decoder: Decoder, form: str, passes: Passes | None) -> None:
         self.form = form
         self.passes = passes
+        is_fast = decoder.device.type != "cpu"
+        self.pieces = (PREFILL_TOKENS, PREFILL_TOKENS) if is_fast else PIECE_TOKENS
         self._decoder = decoder
 
     def new_form(
@@ -65,6 +74,14 @@ class Executor:
                 state.learn(nodes, Logits(state.form.extend(nodes)), 0)
                 state.passes += state.form.passes - passes
                 state.tokens += state.form.tokens - tokens
+        self._run(plans)
+
+    def read(self, parts: Sequence[tuple[RequestState, int]]) -> None:
+        """Give the next committed tokens of each request, that many, their rows."""
+        forms = [(state, state.form, count) for state, count in parts]
+        self._run([(s, [form.read(n)]) for s, form, n in forms if isinstance(form, TreeForm)])
+
+    def _run(self, plans: Sequence[tuple[RequestState, Sequence[Piece]]]) -> None:
         for batch in _batches(plans, self.passes):
             assert self.passes is not None
             logits = Logits(self.passes.run([piece for _, piece in batch]))

@@ -26,6 +26,7 @@ class PathForm:
     def __init__(self, decoder: Decoder, tree: TokenTree) -> None:
         self.passes = 0
         self.tokens = 0
+        self.unread = 0  # a state that a prompt has begun goes on token by token only
         self._decoder = decoder
         self._tree = tree
         self._root = tree.root

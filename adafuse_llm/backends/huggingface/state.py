@@ -25,6 +25,11 @@ class RequestState(RequestLogits):
         self.form = form
         self.edge = edge
 
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that the form can read in pieces, and has not read."""
+        return self.form.unread
+
     def restart(self, form: TreeForm | PathForm) -> None:
         """Start again with `form` and without logits, because the rotary frequencies change."""
         self.form, self.rows, self.edge = form, {}, None

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from adafuse_llm.backends.huggingface.kv import RowCache
-from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS
 from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.tree import Node, TokenTree
 
@@ -64,6 +63,15 @@ class TreeForm:
         """Row indices of the first `committed` tokens, in order."""
         return torch.from_numpy(np.flatnonzero(self._trunk))
 
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens without a row, if they may run in several passes."""
+        return len(self._tree.ids) - self.committed if self._chunked else 0
+
+    def read(self, count: int) -> Piece:
+        """Return the piece that gives the next `count` committed tokens their rows."""
+        return self._piece(self._tree.ids[self.committed : self.committed + count], [])
+
     def plan(self, nodes: Sequence[Node]) -> list[Piece]:
         """Return the pieces that evaluate `nodes`, in the order in which they must run.
 
@@ -73,15 +81,9 @@ class TreeForm:
         """
         pending = self._tree.ids[self.committed :]  # committed, but not in the buffer yet
         below = [node for node in nodes if node is not self._tree.root]
-        pieces = []
-        while self._chunked and len(pending) > PREFILL_TOKENS:
-            pieces.append(self._piece(pending[:PREFILL_TOKENS], []))
-            pending = pending[PREFILL_TOKENS:]
-        together = min(CAUSAL_TOKENS, PREFILL_TOKENS - len(below))
-        if self._chunked and below and len(pending) > together:
-            pieces.append(self._piece(pending, []))
-            pending = []
-        return [*pieces, self._piece(pending, below)]
+        if self._chunked and below and len(pending) > CAUSAL_TOKENS:
+            return [self._piece(pending, []), self._piece([], below)]
+        return [self._piece(pending, below)]
 
     def reroot(self) -> None:
         """Drop the rows of nodes that the tree has dropped, and extend the trunk to the root."""

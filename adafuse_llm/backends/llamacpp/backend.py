@@ -19,6 +19,7 @@ from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.gguf.header import CACHE_TYPES, GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
 from adafuse_llm.backends.llamacpp.context import (
+    PIECE_TOKENS,
     CacheFullError,
     Context,
     Entry,
@@ -29,7 +30,14 @@ from adafuse_llm.backends.llamacpp.trial import Settings, measure, try_file
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
-from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, in_turn, late, longest
+from adafuse_llm.backends.prefixes import (
+    MIN_SHARED,
+    KeptPrefixes,
+    in_turn,
+    late,
+    longest,
+    read_piece,
+)
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TextCodec
@@ -214,7 +222,7 @@ class LlamaCppBackend:
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         with self._lock:
             try:
-                return in_turn(queries, self._late, self._evaluate_once)
+                return in_turn(queries, self._read, self._evaluate_once)
             except BaseException as error:
                 self._forget_all(query.tree.state for query in queries)
                 is_full = isinstance(error, CacheFullError)
@@ -224,7 +232,7 @@ class LlamaCppBackend:
                 if self._repeatable:
                     self._start_anew()
                     if len(queries) > 1:
-                        return in_turn(queries, self._late, self._evaluate_once)
+                        return in_turn(queries, self._read, self._evaluate_once)
                     self._context.fills_gaps = True  # nothing else is in the cache
                 return self._evaluate_once(queries, in_parts=True)
             except BaseException:
@@ -232,6 +240,18 @@ class LlamaCppBackend:
                 raise
             finally:
                 self._context.fills_gaps = not self._repeatable
+
+    @torch.inference_mode()
+    def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
+        with self._lock:
+            try:
+                return self._read(trees, self._running)
+            except BaseException as error:
+                self._forget_all(tree.state for tree in trees)
+                if not (self._repeatable and isinstance(error, CacheFullError)):
+                    raise
+            self._start_anew()
+            return [False] * len(trees)
 
     def release(self, tree: TokenTree) -> None:
         with self._lock:
@@ -260,6 +280,26 @@ class LlamaCppBackend:
                 self._text.close()
             self._model.close()
 
+    def _read(self, trees: Sequence[TokenTree], others: Iterable[LlamaState] = ()) -> list[bool]:
+        if self._context.closed:
+            raise RuntimeError("the member is closed")
+        most = self._context.batch_tokens
+        return read_piece(
+            trees,
+            others,
+            (most, most) if self._model.on_gpu else PIECE_TOKENS,
+            find_late=self._late,
+            state_of=self._state_of,
+            read=self._run_parts,
+        )
+
+    def _run_parts(self, parts: Sequence[tuple[LlamaState, int]]) -> None:
+        """Run the next committed tokens of each request, that many."""
+        batch = Batch()
+        for state, count in parts:
+            batch.add(state, state.sequences.read(count), ())
+        self._run(batch)
+
     def _evaluate_once(
         self, queries: Sequence[NodeQuery], *, in_parts: bool = False
     ) -> list[NodeResult]:
@@ -270,8 +310,6 @@ class LlamaCppBackend:
             in_parts: whether to drop the cells of all other nodes before each part of a query, so
                 that the cache has enough cells for any number of nodes.
         """
-        if self._context.closed:
-            raise RuntimeError("the member is closed")
         scored = [node.token for query in queries for node in query.score]
         check_tokens(scored, self.vocabulary_size)
         states = []
@@ -280,7 +318,6 @@ class LlamaCppBackend:
             state = self._state_of(query.tree, batch)
             if state in batch.states:
                 self._run(batch)
-            state.follow()
             missing = state.missing(query)
             for start in range(0, len(missing), PART_NODES):
                 if start:  # sequences cannot be copied before their tokens have run
@@ -359,14 +396,15 @@ class LlamaCppBackend:
             self._forget(state)
         return bool(others)
 
-    def _state_of(self, tree: TokenTree, batch: Batch) -> LlamaState:
-        """Return the state of a request, and create it for a new request.
+    def _state_of(self, tree: TokenTree, batch: Batch | None = None) -> LlamaState:
+        """Return the current state of a request, and create it for a new request.
 
         The trunk of a new request begins with the cached cells of the prompt's first tokens.
         """
         if isinstance(tree.state, LlamaState):
+            tree.state.follow()
             return tree.state
-        self._make_room(1, batch)
+        self._make_room(1, batch or Batch())
         sequences = TreeSequences(tree, self._context, self._free)
         found = longest(tree.ids, self._kept, self._known()) if self._kept_tokens else None
         if found is not None:
@@ -376,9 +414,15 @@ class LlamaCppBackend:
         tree.state = state
         return state
 
-    def _late(self, new: Mapping[int, Sequence[int]]) -> set[int]:
-        """Return the new requests that should wait, because they can reuse cells of another one."""
-        return late(new, self._kept, list(self._known())) if self._kept_tokens else set()
+    def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
+        """Return the requests that should wait.
+
+        They can reuse cells of another one, or there is no sequence for them.
+        """
+        waits = {*list(prompts)[max(1, len(self._free) + len(self._kept)) :]}
+        if self._kept_tokens:
+            waits |= late(prompts, self._kept, list(self._known()))
+        return waits
 
     def _known(self) -> Iterator[tuple[Sequence[int], int, _Kept]]:
         """Yield the tokens of running requests, how many of them are cached, and their cells."""

@@ -24,6 +24,11 @@ class LlamaState(RequestLogits):
         super().__init__(tree, reused)
         self.sequences = sequences
 
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that have not run."""
+        return len(self.tree.ids) - self.sequences.committed
+
     def follow(self) -> bool:
         """Drop the cells and logits of nodes that the tree has dropped."""
         is_cut = super().follow()

@@ -128,6 +128,12 @@ class TreeSequences:
         self.committed = len(self._tree.ids)
         return entries
 
+    def read(self, count: int) -> list[Entry]:
+        """Return the next `count` committed tokens, which extend the trunk."""
+        start, self.committed = self.committed, self.committed + count
+        tokens = self._tree.ids[start : self.committed]
+        return [Entry(t, at, [self.trunk], keep=False) for at, t in enumerate(tokens, start)]
+
     def settle(self) -> None:
         """Record that all planned tokens have run."""
         self.ready = self.committed

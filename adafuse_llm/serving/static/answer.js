@@ -166,7 +166,7 @@ function showFoot(view) {
   const parts = [];
   if (turn.status === "running" && !turn.note) {
     const shapes = [0, 1, 2].map(place => make("span", { class: `mark c${place}`, "aria-hidden": "true" }, LOOKS.marks[place]));
-    parts.push(make("div", { class: "waiting" }, ...shapes, make("span", { class: "hidden" }, "The members are writing.")));
+    parts.push(make("div", { class: "waiting" }, ...shapes, make("span", { class: "reading" }, "The members are reading."), make("span", { class: "hidden" }, "The members are writing.")));
   }
   if (turn.note) {
     const detail = turn.detail ? [make("div", { class: "quiet" }, turn.detail)] : [];

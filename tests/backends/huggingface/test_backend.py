@@ -9,7 +9,7 @@ import transformers
 
 from adafuse_llm import UnsupportedModelError
 from adafuse_llm.backends import NodeQuery
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, tree_form
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, executor
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree import TokenTree
 from tests.support.models import Recipe, backend, model, tokenizer
@@ -85,7 +85,7 @@ def test_longrope_positions_change_over_for_all_tokens_at_once(arch, form, monke
     """Past the original window every key is recomputed, in a prompt and while decoding; tokens
     short of it are unmoved by nodes beyond.
     """
-    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 8)
+    monkeypatch.setattr(executor, "PIECE_TOKENS", (8, 8))
     member = HuggingFaceBackend(with_longrope(arch), tokenizer("bytelevel"), arch, form=form)
     assert member._decoder.rope_edge == 24
     assert not member.shares_passes

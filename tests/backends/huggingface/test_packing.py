@@ -23,7 +23,6 @@ from adafuse_llm.backends.huggingface import (
     attention,
     backend,
     executor,
-    tree_form,
 )
 from adafuse_llm.backends.huggingface.kv import device_shares
 from adafuse_llm.backends.huggingface.state import RequestState
@@ -95,7 +94,7 @@ def test_grouped_heads_give_the_same_numbers_folded_or_not(
     arch: str, fold_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "FOLD_ROWS", fold_rows)
-    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(executor, "PIECE_TOKENS", (16, 16))
     monkeypatch.setattr(executor, "PREFILL_TOKENS", 40)
     check_batch([Recipe(arch, seed=3)], margin_threshold=0.2, max_new_tokens=10)
 
@@ -115,7 +114,7 @@ def test_requests_share_forward_passes() -> None:
 
 
 def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 32)
+    monkeypatch.setattr(executor, "PIECE_TOKENS", (32, 32))
     monkeypatch.setattr(executor, "PREFILL_TOKENS", 32)
     recipe = Recipe("llama", seed=5)
     alone = AdaFuseEngine([member(recipe, prefix_cache_bytes=0)])
@@ -127,8 +126,7 @@ def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatc
 def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 128)
-    monkeypatch.setattr(executor, "PREFILL_TOKENS", 128)
+    monkeypatch.setattr(executor, "PIECE_TOKENS", (128, 128))
     made = member(Recipe("llama", seed=10), prefix_cache_bytes=0)
     passes: list[list[int]] = []
     run = made._executor.passes.run  # type: ignore[union-attr]
@@ -144,9 +142,9 @@ def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
         made.evaluate(asks)
         return list(passes)
 
-    assert evaluate(148, 150) == [[128], [128], [21, 23]]
-    assert evaluate(66, 60, 66) == [[66, 61, 1], [66, 1]]
-    assert evaluate(100, 60, 20) == [[100, 21, 1], [61]]
+    assert evaluate(148, 150) == [[64, 64], [64, 64], [21, 23]]
+    assert evaluate(66, 60, 66) == [[43, 42, 43], [24, 19, 24]]
+    assert evaluate(100, 60, 20) == [[54, 54], [21], [47, 7]]
 
 
 def test_requests_join_and_leave_while_others_run() -> None:
@@ -383,7 +381,7 @@ def test_prompts_of_one_batch_that_begin_alike_are_read_once() -> None:
     cached = sorted(g.usage.cached_tokens[recipe.name] for g in generations)
     assert cached[0] == 0
     rest = sum(g.usage.prompt_tokens[recipe.name] for g in generations) - alone - sum(cached)
-    assert calls[1] == rest, "all but the first are read in one pass"
+    assert calls[1] == 1 + rest, "the end of the first and all others are read in one pass"
     assert all(tokens > 0.8 * alone for tokens in cached[1:])
     check_batch([recipe], prompts, max_new_tokens=4)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,16 +11,16 @@ import pytest
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, attention, executor, tree_form
 from adafuse_llm.backends.huggingface.passes import PackedPasses
-from tests.support.compare import check
-from tests.support.models import Recipe, backend, engine, model, tokenizer
+from tests.reference import Options, decode
+from tests.support.compare import assert_same, check
+from tests.support.models import Recipe, backend, engine, model, reference, tokenizer
 
 PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the post. " * 3
 
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2"])
 def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
-    for module in (tree_form, executor):
-        monkeypatch.setattr(module, "PREFILL_TOKENS", 7)
+    monkeypatch.setattr(executor, "PIECE_TOKENS", (7, 7))
     monkeypatch.setattr(attention, "BLOCK_TOKENS", 3)
     backend(Recipe(arch)).clear_prefix_cache()
     options: dict[str, Any] = {"max_new_tokens": 12, "margin_threshold": 0.2}
@@ -26,6 +28,29 @@ def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
     check([Recipe(arch)], PROMPT, **options)
     prompt_tokens = next(iter(generation.usage.prompt_tokens.values()))
     assert next(iter(generation.usage.forward_passes.values())) > prompt_tokens // 7
+
+
+def test_a_cancelled_prompt_stops_at_a_piece_and_a_later_request_goes_on_from_there(monkeypatch):
+    monkeypatch.setattr(executor, "PIECE_TOKENS", (16, 16))
+    recipe, cancel, sizes = Recipe("llama", seed=43), threading.Event(), []
+
+    def count(module, args, kwargs):
+        sizes.append(kwargs["input_ids"].shape[1])
+        if sizes == [16, 16]:
+            cancel.set()
+            time.sleep(0.2)  # the scheduler looks every 0.05 seconds
+
+    member = HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), recipe.name)
+    hook = model(recipe).register_forward_pre_hook(count, with_kwargs=True)
+    with AdaFuseEngine([member]) as engine:
+        assert engine.generate(PROMPT, cancel=cancel).finish_reason == "cancelled"
+        engine.generate("x", max_new_tokens=1)
+        assert sizes[:3] == [16, 16, 1]
+        generation = engine.generate(PROMPT, max_new_tokens=12)
+    hook.remove()
+    assert generation.usage.cached_tokens[recipe.name] == 32
+    expected = decode([reference(recipe)], PROMPT, Options(max_new_tokens=12))
+    assert_same(generation, expected, 1e-6)
 
 
 @pytest.mark.quick

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -217,11 +218,14 @@ def test_random_requests_get_the_numbers_of_transformers(
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("cells", [4096, 700])
-def test_r10_repeatable_numbers_depend_on_the_tokens_before_only(cells: int) -> None:
+def test_r10_repeatable_numbers_depend_on_the_tokens_before_only(
+    cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests of all sizes, in batches, with reused prefixes, and with and without a full cache.
 
     The numbers of a token are those of a member that runs every token again, alone.
     """
+    monkeypatch.setattr(backend, "PIECE_TOKENS", (16, 40))
     ours, other = (gguf("wren", kind="q8_0", context=c, repeatable=True) for c in (cells, 4096))
     rng = random.Random(cells)
     size = len(tokenizer("wren"))
@@ -278,6 +282,33 @@ def _query(tree: TokenTree, pick: tuple[list[int], list[int]]) -> NodeQuery:
 
 def _differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
     return [abs(one - other) for one, other in zip(left, right, strict=True)] or [0.0]
+
+
+def test_a_cancelled_prompt_stops_at_a_piece_and_a_later_request_goes_on_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend, "PIECE_TOKENS", (16, 16))
+    member, cancel, sizes = gguf(NAMES[0]), threading.Event(), list[int]()
+    run = member._context.run
+
+    def count(entries: Sequence[Any]) -> torch.Tensor:
+        sizes.append(len(entries))
+        if sizes == [16, 16]:
+            cancel.set()
+            time.sleep(0.2)  # the scheduler looks every 0.05 seconds
+        return run(entries)
+
+    monkeypatch.setattr(member._context, "run", count)
+    prompt = "The ferry to Orrin leaves at nine. It carries twelve people and the post. " * 3
+    with AdaFuseEngine([member]) as engine:
+        assert engine.generate(prompt, cancel=cancel).finish_reason == "cancelled"
+        engine.generate("x", max_new_tokens=1)
+        assert sizes[:2] == [16, 16]
+        assert sizes[2] < 16
+        generation = engine.generate(prompt, max_new_tokens=12)
+    assert generation.usage.cached_tokens[NAMES[0]] == 32
+    expected = decode(list(references()[:1]), prompt, Options(max_new_tokens=12))
+    assert_same(generation, expected, TOLERANCE)
 
 
 def test_a_small_cache_serves_requests_that_need_all_of_it() -> None:
