@@ -297,7 +297,7 @@ class ReplyReader:
     """A reader of one reply. It removes whitespace after reasoning and after calls.
 
     If the whole reply is the JSON of calls without markers (`adafuse_llm.adapters.bare_calls`), it
-    becomes calls at its end. The reader holds back text that begins as such JSON does, possibly in a
+    becomes calls at its end. The reader holds back text that begins as such JSON does, perhaps in a
     code fence.
 
     Args:
