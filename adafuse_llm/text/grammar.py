@@ -33,7 +33,6 @@ from adafuse_llm.text.closing import (
     Failure,
     found_closing,
 )
-from adafuse_llm.text.depth import check_grammar, check_regex, check_schema
 from adafuse_llm.text.grammar_cache import GrammarCache
 from adafuse_llm.text.isolation import try_grammar
 from adafuse_llm.text.matchers import (
@@ -55,6 +54,9 @@ ONE_SPACE = '" "? '
 """Lead of a reply: one space or none."""
 
 MAX_CHARACTER_BYTES = 4
+
+MAX_CHARACTERS = 1_000_000
+"""Maximum number of characters in a grammar."""
 
 JSON_CHARACTERS = '{}[]":, -0123456789truefalsn'
 
@@ -103,7 +105,7 @@ class Grammar:
         self._body = body
         lark = self.lark()
         try:
-            check_grammar(lark)
+            _check_length(lark)
             closing = try_grammar(lark, search=True)
         except GrammarError as error:
             raise GrammarError(f"option {option!r}: {error}") from None
@@ -154,17 +156,26 @@ class Grammar:
 def _grammar(option: str, source: str) -> Grammar:
     library = llguidance()
     if option == "json_schema":
-        schema = json.loads(source)
         try:
+            schema = json.loads(source)
             rule = json_rule(schema)
-        except GrammarError as error:
-            raise GrammarError(f"option 'json_schema': {error}") from None
-        return Grammar(option, f"start: {rule}", {*JSON_CHARACTERS, *_literals(schema)})
+            literals = {*JSON_CHARACTERS, *_literals(schema)}
+        except (GrammarError, RecursionError) as error:
+            problem = error if isinstance(error, GrammarError) else "it is nested too deeply"
+            raise GrammarError(f"option 'json_schema': {problem}") from None
+        return Grammar(option, f"start: {rule}", literals)
     if option == "regex":
-        check_regex(source)
         body = f"start: /{library.regex_to_lark(source, '')}/"
         return Grammar(option, body, filter(str.isalnum, source))
     return Grammar(option, _without_header(source), _QUOTED.findall(source))
+
+
+def _check_length(lark: str) -> None:
+    if len(lark) > MAX_CHARACTERS:
+        raise GrammarError(
+            f"the grammar has {len(lark):,} characters; the limit is {MAX_CHARACTERS:,}. Use a "
+            "shorter grammar."
+        )
 
 
 _grammars: GrammarCache[Grammar] = GrammarCache(lambda grammar: grammar.is_usable)
@@ -207,7 +218,6 @@ def json_rule(schema: dict[str, Any]) -> str:
         GrammarError: the schema cannot be enforced.
     """
     prepared = enforceable(schema)
-    check_schema(prepared)
     return f"%json {json.dumps({**prepared, 'x-guidance': dict(COMPILE_OPTIONS)})}"
 
 

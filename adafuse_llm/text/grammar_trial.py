@@ -27,8 +27,9 @@ MAX_CPU_SECONDS = 2
 MAX_BYTES = 128 * 2**20
 """Maximum memory of a trial. macOS does not enforce it."""
 
-STACK_BYTES = 4 * 2**20
-"""Stack of a trial. Threads of the main process have 8 MiB or more, so they have twice as much."""
+STACK_BYTES = 2**20
+"""Stack of a trial. llguidance reads grammars recursively, so deep ones crash it. Threads of the
+main process have 2 MiB or more, so what a trial survives is harmless there."""
 
 NICENESS = 10
 """How much less urgent a trial is than the main process."""

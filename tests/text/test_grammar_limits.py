@@ -28,6 +28,7 @@ COMPLEX = "The grammar is too complex, or it requires too long a text|too many s
         ({"grammar": "start: A\nA: /a/ & /b/"}, NO_TEXT),
         ({"regex": r"[^\s\S]"}, NO_TEXT),
         ({"json_schema": {"$ref": "#"}}, NO_TEXT),
+        ({"grammar": "#" * 1_000_001}, "limit is 1,000,000"),
         ({"grammar": 'start: a\na: "x" a'}, LONG),
         ({"regex": "a{20000}"}, LONG),
         ({"json_schema": {"type": "string", "minLength": 100_000}}, f"{LONG}|{COMPLEX}"),
