@@ -69,7 +69,7 @@ def test_slow_grammars_do_not_hold_up_other_requests(
         assert len(statuses) < len(threads)
         chained = post(adafuse={"json_schema": chain(SCHEMAS["references"], 1_200)})
         assert chained.status_code == 400
-        assert "levels deep" in chained.json()["error"]["message"]
+        assert "crashes" in chained.json()["error"]["message"]
         for thread in threads:
             thread.join()
         assert statuses == [400] * len(threads)
