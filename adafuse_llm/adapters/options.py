@@ -36,6 +36,10 @@ INSTEAD = {
     ),
     **dict.fromkeys(("api_base", "base_url", "openai_api_base"), USE_SERVER),
     "do_sample": "pass temperature; at 0, nothing is drawn",
+    "format": "pass json_schema=..., or call with_structured_output",
+    "num_ctx": "members have their own windows; for GGUF members, pass MemberSpec(context=...)",
+    "keep_alive": "members stay loaded until unload() or the end of the program",
+    "reasoning": "pass chat_template_kwargs, such as {'enable_thinking': False}",
 }
 """Keywords of other libraries, and what to do instead."""
 

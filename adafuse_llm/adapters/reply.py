@@ -357,12 +357,14 @@ class ReplyReader:
         if finish_reason is not None and not closing:
             parts += self._parser.close(cut)
         if self._tools:
-            parts = list(self._with_bare_calls(parts, is_last=finish_reason is not None))
+            parts = list(
+                self._with_bare_calls(parts, finish_reason is not None, "" if closing else cut)
+            )
         if closing:
             parts += self._closed(closing, cut)
         delta = ReplyDelta([shown for part in parts for shown in self._shown(part)])
         if finish_reason is not None:
-            delta.warnings = self._warnings(cut)
+            delta.warnings = self._warnings(cut, closing)
         return delta
 
     def unfinished(self) -> tuple[str, str] | None:
@@ -405,7 +407,7 @@ class ReplyReader:
             return [part]
         return [] if part.is_cut else [Text(part.written)]
 
-    def _with_bare_calls(self, parts: Iterable[Part], *, is_last: bool) -> Iterator[Part]:
+    def _with_bare_calls(self, parts: Iterable[Part], is_last: bool, cut: str) -> Iterator[Part]:
         """Hold text back while the reply can be calls without markers, and yield these calls."""
         for part in parts:
             if not self._may_be_calls or isinstance(part, Reasoning):
@@ -417,8 +419,11 @@ class ReplyReader:
                 self._may_be_calls = False
                 yield from [*self._let_go(), part]
         if is_last and self._held:
-            calls, _ = _bare_calls(self._held, self._tools)
-            yield from calls or self._let_go()
+            calls, problem = _bare_calls(self._held, self._tools)
+            if cut and problem and mentions_call(self._held):
+                yield InvalidToolCall(None, self._held, cut, is_cut=True)
+            else:
+                yield from calls or self._let_go()
 
     def _released(self) -> list[Part]:
         """Return the held text as parts if it cannot be calls whatever follows."""
@@ -429,9 +434,11 @@ class ReplyReader:
         text, self._held = self._held, ""
         return [Text(text)] if text else []
 
-    def _warnings(self, cut: str) -> list[str]:
+    def _warnings(self, cut: str, closing: str) -> list[str]:
         """Return what is wrong with the whole reply and its calls."""
         warnings = []
+        if closing and self._text.endswith(closing):
+            warnings.append(f"the reply is not whole: {cut}, and the engine added {closing!r:.100}")
         if not (self._text.strip() or self._calls):
             warnings.append(": ".join(["the reply is empty", *filter(None, [cut])]))
         for call in self._calls:

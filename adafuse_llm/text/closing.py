@@ -34,6 +34,12 @@ MAX_STATES = 1_000
 MAX_CHOICES = 2_000
 """Maximum number of choices if it finds nothing."""
 
+SHORT = 64
+"""Number of bytes of a text for which no shorter one is searched."""
+
+SHORTER_STATES = 1_000
+"""Number of states that the search for a shorter text may read."""
+
 MAX_SECONDS = 1.0
 """Maximum CPU time of the search for a first complete text, when a grammar is compiled."""
 
@@ -102,7 +108,10 @@ def found_closing(state: Any, effort: Effort | None = None) -> bytes | Failure:
     effort = effort or Effort()
     greedy = _greedy_closing(state.deep_copy(), FEW_CHOICES, effort)
     if isinstance(greedy, bytes):
-        return greedy
+        if len(greedy) <= SHORT:
+            return greedy
+        found = _searched_closing(state.deep_copy(), replace(effort, states=SHORTER_STATES))
+        return min(greedy, found, key=len) if isinstance(found, bytes) else greedy
     now = time.thread_time()
     half = replace(effort, expires=now + (effort.expires - now) / 2)  # the rest is for the last try
     found = _searched_closing(state.deep_copy(), half)

@@ -122,6 +122,13 @@ def test_only_the_first_call_counts_if_calls_are_not_parallel() -> None:
     assert called(parts) == [ADDED]
 
 
+def test_a_call_without_markers_that_is_cut_off_is_invalid() -> None:
+    (call,), (warning,) = read(f"```json\n{ADD[:-3]}", reason="length")
+    assert isinstance(call, InvalidToolCall)
+    assert call.is_cut
+    assert "max_tokens" in warning
+
+
 def test_calls_with_markers_of_unknown_tools_have_a_warning() -> None:
     parts, (warning,) = read('<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>')
     assert called(parts) == [("sub", {})]

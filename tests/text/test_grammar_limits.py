@@ -54,6 +54,12 @@ def test_a_long_text_that_is_found_in_time_is_allowed() -> None:
     assert grammar.text().closing() == "a " * 300
 
 
+def test_a_long_text_is_not_taken_for_the_shortest_one() -> None:
+    grammar = Grammar.of(AdaFuseConfig(regex=r"[^.]{1,300}\."))
+    assert grammar is not None
+    assert len(grammar.text().closing() or "") == 2
+
+
 def test_the_limits_of_llguidance_are_named() -> None:
     properties = {f"p{number}": {"type": "string"} for number in range(3_000)}
     schema = {"type": "object", "properties": properties}

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
 
 MANY = 'start: "a" "b"*\n'
 SLOW = "start: " + " ".join(f'"x{number}"' for number in range(60_000))
-"""A grammar that takes more than two seconds to compile, and on a fast processor first the memory."""
+"""A grammar that takes more than two seconds, or on a fast processor first the memory."""
 LARGE = "start: /" + "|".join(f"x{number}y" for number in range(130_000)) + "/"
 """A grammar that takes more than 100 MB of memory."""
 
