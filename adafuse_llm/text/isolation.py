@@ -177,13 +177,17 @@ class _Trials:
         key = hashlib.sha256(f"{search}{lark}".encode()).digest()
         if (known := self._found.get(key)) is not None:
             return known
+        code: object
         places = self._places
         while not places.acquire(timeout=POLL_SECONDS):
             request.check()
         try:
-            code, output = _output(_start(search=search), request, lark)
-        except _NotStarted as error:
-            code, output = str(error), ""
+            try:
+                trial = _start(search=search)
+            except OSError as error:
+                code, output = str(error), ""
+            else:
+                code, output = _output(trial, request, lark)
         finally:
             places.release()
         _, ready, answer = output.partition(READY)
@@ -222,10 +226,6 @@ class _Trials:
 _trials = _Trials()
 
 
-class _NotStarted(Exception):  # noqa: N818  # never leaves this module
-    """A trial did not start."""
-
-
 def interpreter() -> str:
     """Return Python's interpreter, for a child process that has `MARK` in its environment.
 
@@ -241,21 +241,18 @@ def _start(*, search: bool) -> subprocess.Popen[bytes]:
     """Start a trial.
 
     Raises:
-        _NotStarted: this is not possible.
+        OSError: this is not possible.
     """
     setting = json.dumps([str(Path(__file__).parents[1]), search, [*map(str, sys.path)]])
-    try:
-        return subprocess.Popen(  # noqa: S603  # this interpreter, and our own code
-            [interpreter(), "-I", "-S", "-c", BOOTSTRAP, setting],
-            # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
-            env={**os.environ, "MALLOC_ARENA_MAX": "1", MARK: "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # native code reports its failures there
-            start_new_session=True,  # Ctrl-C is meant for this process
-        )
-    except OSError as error:
-        raise _NotStarted(str(error)) from error
+    return subprocess.Popen(  # noqa: S603  # this interpreter, and our own code
+        [interpreter(), "-I", "-S", "-c", BOOTSTRAP, setting],
+        # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", MARK: "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # native code reports its failures there
+        start_new_session=True,  # Ctrl-C is meant for this process
+    )
 
 
 def _output(trial: subprocess.Popen[bytes], request: _Request, lark: str) -> tuple[object, str]:

@@ -193,11 +193,8 @@ def _try(facts: GGUFFacts, label: str, settings: Settings) -> dict[str, Any]:
             env={**os.environ, "GGML_NO_BACKTRACE": "1", MARK: "1"},
             check=False,
         )
-        code, output, problem = (
-            child.returncode,
-            child.stdout,
-            child.stderr.decode(errors="replace"),
-        )
+        code, output = child.returncode, child.stdout
+        problem = child.stderr.decode(errors="replace")
     except subprocess.TimeoutExpired as error:
         code, output, problem = TOO_LONG, error.stdout or b"", ""
     except OSError as error:
