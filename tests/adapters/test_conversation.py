@@ -70,7 +70,7 @@ def test_a_call_and_its_results_as_members_read_them():
 
 
 def test_a_valid_call_may_have_the_id_of_an_earlier_malformed_one():
-    turns = [{"role": "user", "content": "Add"}]
+    turns: list[Any] = [{"role": "user", "content": "Add"}]
     for arguments in ('{"a": ', '{"a": 1}'):
         calls = [{"id": "1", "name": "add", "arguments": arguments}]
         turns.append({"role": "assistant", "content": "", "tool_calls": calls})
