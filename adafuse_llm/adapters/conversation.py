@@ -159,6 +159,8 @@ def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str,
         malformed |= {str(call.get("id")): _function(call).get("name") for call in bad}
     if calls:
         message["tool_calls"] = calls
+        for call in calls if isinstance(calls, list) else ():  # clients may use an id again
+            malformed.pop(str(call.get("id")) if isinstance(call, Mapping) else "", None)
     if role == "tool" and (key := str(turn.get("tool_call_id"))) in malformed:
         name = malformed[key] or turn.get("name")
         answer = {**({"name": name} if name else {}), "content": content}

@@ -93,7 +93,8 @@ class Ensemble:
         The key omits `runtime`, which does not affect responses.
         """
         if self.given is not None:
-            return {"members": list(self.given.members), "engine": _engine_token(self.given)}
+            token = _ENGINE_TOKENS.setdefault(self.given, uuid.uuid4().hex)
+            return {"members": list(self.given.members), "engine": token}
         return {**self._loading, "strategy": self.strategy}
 
     @property
@@ -284,11 +285,6 @@ class _Loaded:
 
 _LOADED = _Loaded()
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
-
-
-def _engine_token(engine: Engine) -> str:
-    """Return an engine's id, which is unique across processes."""
-    return _ENGINE_TOKENS.setdefault(engine, uuid.uuid4().hex)
 
 
 def _all(answers: Sequence[bool | None]) -> bool | None:

@@ -127,6 +127,9 @@ CUT = {
 }
 """The finish reasons of replies that end before the members end them, and what happened."""
 
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character in UTF-16, such as half an emoji, which cannot be encoded."""
+
 MIN_CUT_MARKER = len("<tool")
 """Characters of an opening marker that are taken for it at the end of a reply that was cut."""
 
@@ -494,6 +497,8 @@ def _read_call(text: str) -> ToolCall | InvalidToolCall:
     """Parse the text between the markers of a call, without repairing it."""
     try:
         call = read_json(text)
+        if HALF.search(written := json.dumps(call, ensure_ascii=False)):
+            call = read_json(HALF.sub("\ufffd", written))
     except ValueError as error:
         return InvalidToolCall(None, text, f"the call is not JSON: {error}")
     name = call.get("name") if isinstance(call, dict) else None

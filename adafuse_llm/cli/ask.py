@@ -80,7 +80,8 @@ def ask(
     )
     retriever = Retriever(documents)
     sources = retriever.search(question, k=passages)
-    familiar = all(map(_is_handbook, docs or ()))
+    handbook = handbook_path().resolve()
+    familiar = all(path.resolve().is_relative_to(handbook) for path in docs or ())
     if setup.is_embedded and not familiar:
         typer.echo(UNFAMILIAR, err=True)
     messages = question_messages(question, sources)
@@ -196,7 +197,3 @@ def _show_rounds(generation: Generation, alone: Mapping[str, str], display: Disp
     console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
     console.print(display.rounds(generation.rounds), display.terms(generation.rounds), sep="\n")
     console.print()
-
-
-def _is_handbook(path: Path) -> bool:
-    return path.resolve().is_relative_to(handbook_path().resolve())

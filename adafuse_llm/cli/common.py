@@ -309,10 +309,6 @@ def _metavar(kind: Any) -> str:
     return _metavar(get_args(kind)[0]) if get_args(kind) else _METAVARS[kind]
 
 
-def _default(option: str) -> Any:
-    return AdaFuseConfig.model_fields[option].default
-
-
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
@@ -450,7 +446,7 @@ def _setup(
             options[name] = PARSERS[name].parse(given) if name in PARSERS else given
     for name, reason in refused.items():
         given = options.pop(name, file.options.get(name))
-        if given is not None and given != _default(name):
+        if given is not None and given != AdaFuseConfig.model_fields[name].default:
             raise InvalidOptionError(f"option {name!r}: {reason}; got {short_repr(given)}")
     models = tuple(values.pop("model", None) or ())
     loading = {}

@@ -143,6 +143,7 @@ def tune(
     """
     form = prompt_form(prompts, template)
     questions = _questions(setup, file, form, chat=chat)[:limit]
+    digest = {}
     if docs:
         if prompts or template:
             raise InvalidInputError(
@@ -150,6 +151,8 @@ def tune(
                 "--template"
             )
         questions = _with_passages(questions, docs, passages, follow_links=follow_links)
+        sent = repr([each.request for each in questions])
+        digest["docs"] = hashlib.sha256(sent.encode()).hexdigest()
     metric = metric or ("verbatim" if file is None else "exact_match")
     load_metric(metric)
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
@@ -166,7 +169,7 @@ def tune(
         "test set": "embedded" if file is None else hashlib.sha256(file.read_bytes()).hexdigest(),
         "prompts": form,
         "chat": chat,
-        **({"docs": _digest(questions)} if docs else {}),
+        **digest,
         "metric": metric,
         "models": list(setup.models) or "embedded",
         "strategy": setup.strategy,
@@ -271,11 +274,6 @@ def _with_passages(
         )
         for each in questions
     ]
-
-
-def _digest(questions: Sequence[Question]) -> str:
-    """Return a text that differs if questions come with other passages."""
-    return hashlib.sha256(repr([each.request for each in questions]).encode()).hexdigest()
 
 
 def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[str, Any]:

@@ -109,8 +109,8 @@ class Display:
             start = end
         if not generation.reasoning:
             return [answer]
-        reasoned = _titled(Text("Reasoning", "bold"), generation.reasoning)
-        return [*reasoned, Text("Answer", "bold"), answer]
+        reasoned = Text(printable(generation.reasoning), REASONING)
+        return [Text("Reasoning", "bold"), reasoned, Text(), Text("Answer", "bold"), answer]
 
     def rounds(self, rounds: Sequence[Round]) -> Table:
         """Return a table of rounds: the owner, the winner, its score and the runner-up of each.
@@ -259,11 +259,6 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
         yield display.terms(each.rounds)
         yield Text()
         yield display.summary(each)
-
-
-def _titled(title: Text, reasoning: str) -> list[Text]:
-    """Return the lines of reasoning below a title, with an empty line at the end."""
-    return [title, Text(printable(reasoning), REASONING), Text()]
 
 
 def quoted(candidate: Candidate) -> str:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from adafuse_llm.adapters.reply import read_json
+from adafuse_llm.adapters.reply import HALF, read_json
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.openai_fields import Ignored
 
@@ -32,9 +32,6 @@ silent for 60 seconds."""
 
 COMMENT = b": waiting\n\n"
 """A comment between two events. Clients skip it."""
-
-HALF = re.compile("[\ud800-\udfff]")
-"""Half of a character in UTF-16, such as half an emoji, which cannot be sent back."""
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

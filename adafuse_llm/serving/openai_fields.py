@@ -82,16 +82,18 @@ class Ignored:
             ApiError: the server is strict.
         """
         reason = f": {reason}" if reason else ""
-        self.note(name, f"the field {short_repr(name)} was ignored{reason}", reason)
+        if self._strict:
+            raise refused(name, reason)
+        self.note(name, f"the field {short_repr(name)} was ignored{reason}")
 
-    def note(self, name: str, warning: str, reason: str = "") -> None:
+    def note(self, name: str, warning: str) -> None:
         """Note that the members do not read a field as the client sent it.
 
         Raises:
             ApiError: the server is strict.
         """
         if self._strict:
-            raise refused(name, reason or f": {warning}")
+            raise refused(name, f": {warning}")
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(warning)
         elif len(self.warnings) == MAX_WARNINGS:

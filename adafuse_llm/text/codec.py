@@ -352,7 +352,7 @@ class TokenizerCodec:
             )
             for items in (message.items() for message in messages)
         ]
-        return self._fit_and_render(marked, render), marks
+        return _rendered_within(lambda: render(fit(marked, render))), marks
 
     def _default_system(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
         """Return the template's default system text if tools or instructions follow it, or ""."""
@@ -534,14 +534,6 @@ class TokenizerCodec:
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         return str(text)
-
-    def _fit_and_render(self, messages: Sequence[Message], render: Render) -> str:
-        """Render messages in the first form that the template accepts, without a lock.
-
-        Raises:
-            InvalidInputError: the template accepts no form, or takes longer than `RENDER_SECONDS`.
-        """
-        return _rendered_within(lambda: render(fit(messages, render)))
 
     def _render(
         self,

@@ -167,7 +167,8 @@ def _grammar(option: str, source: str) -> Grammar:
     if option == "regex":
         body = f"start: /{library.regex_to_lark(source, '')}/"
         return Grammar(option, body, filter(str.isalnum, source))
-    return Grammar(option, _without_header(source), _QUOTED.findall(source))
+    own = _HEADER.sub("", source, count=1)  # without options of llguidance
+    return Grammar(option, own, _QUOTED.findall(source))
 
 
 def _check_length(lark: str) -> None:
@@ -204,11 +205,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _strings(each)
-
-
-def _without_header(source: str) -> str:
-    """Return a Lark grammar without its line ``%llguidance``, which sets other options."""
-    return _HEADER.sub("", source, count=1)
 
 
 def json_rule(schema: dict[str, Any]) -> str:

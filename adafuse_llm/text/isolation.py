@@ -61,7 +61,7 @@ MAX_VERDICTS: Final = 1_000
 POLL_SECONDS: Final = 0.05
 """Seconds after which a cancelled request is noticed."""
 
-MARK: Final = "ADAFUSE_GRAMMAR_TRIAL"
+MARK: Final = "ADAFUSE_TRIAL"
 """Environment variable of trials. A process that has it starts none, in case the interpreter
 is an application that runs itself again."""
 
@@ -175,15 +175,19 @@ class _Trials:
     def run(self, request: _Request, lark: str, *, search: bool) -> str | None:
         """Try a grammar, and return the text that was found, as `try_grammar` does."""
         key = hashlib.sha256(f"{search}{lark}".encode()).digest()
-        if key in self._found:
-            return self._found[key]
+        if (known := self._found.get(key)) is not None:
+            return known
+        code: object
         places = self._places
         while not places.acquire(timeout=POLL_SECONDS):
             request.check()
         try:
-            code, output = _output(_start(search=search), request, lark)
-        except _NotStarted as error:
-            code, output = str(error), ""
+            try:
+                trial = _start(search=search)
+            except OSError as error:
+                code, output = str(error), ""
+            else:
+                code, output = _output(trial, request, lark)
         finally:
             places.release()
         _, ready, answer = output.partition(READY)
@@ -222,31 +226,33 @@ class _Trials:
 _trials = _Trials()
 
 
-class _NotStarted(Exception):  # noqa: N818  # never leaves this module
-    """A trial did not start."""
+def interpreter() -> str:
+    """Return Python's interpreter, for a child process that has `MARK` in its environment.
+
+    Raises:
+        OSError: this application is its own interpreter, and would run itself again.
+    """
+    if MARK in os.environ or getattr(sys, "frozen", False):
+        raise OSError("this application is no Python interpreter")
+    return os.fsdecode(spawn.get_executable() or "")
 
 
 def _start(*, search: bool) -> subprocess.Popen[bytes]:
     """Start a trial.
 
     Raises:
-        _NotStarted: this is not possible.
+        OSError: this is not possible.
     """
-    if MARK in os.environ or getattr(sys, "frozen", False):
-        raise _NotStarted("this application is no Python interpreter")
     setting = json.dumps([str(Path(__file__).parents[1]), search, [*map(str, sys.path)]])
-    try:
-        return subprocess.Popen(  # noqa: S603  # this interpreter, and our own code
-            [os.fsdecode(spawn.get_executable() or ""), "-I", "-S", "-c", BOOTSTRAP, setting],
-            # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
-            env={**os.environ, "MALLOC_ARENA_MAX": "1", MARK: "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # native code reports its failures there
-            start_new_session=True,  # Ctrl-C is meant for this process
-        )
-    except OSError as error:
-        raise _NotStarted(str(error)) from error
+    return subprocess.Popen(  # noqa: S603  # this interpreter, and our own code
+        [interpreter(), "-I", "-S", "-c", BOOTSTRAP, setting],
+        # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", MARK: "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # native code reports its failures there
+        start_new_session=True,  # Ctrl-C is meant for this process
+    )
 
 
 def _output(trial: subprocess.Popen[bytes], request: _Request, lark: str) -> tuple[object, str]:
@@ -260,8 +266,10 @@ def _output(trial: subprocess.Popen[bytes], request: _Request, lark: str) -> tup
         is_over = threading.Event()
 
         def talk() -> None:
-            output.append(process.communicate(lark.encode())[0])
-            is_over.set()
+            try:
+                output.append(process.communicate(lark.encode())[0])
+            finally:  # whoever waits must not wait for ever
+                is_over.set()
 
         threading.Thread(target=talk, name="adafuse trial").start()
         try:
@@ -270,7 +278,7 @@ def _output(trial: subprocess.Popen[bytes], request: _Request, lark: str) -> tup
         finally:  # the wait can be interrupted, too, for example by Ctrl-C
             process.kill()
             is_over.wait()
-        return process.returncode, output[0].decode(errors="replace")
+        return process.returncode, b"".join(output).decode(errors="replace")
 
 
 def _reason(code: object) -> str:

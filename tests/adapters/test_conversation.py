@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Call, Turn, to_messages
+from adafuse_llm.adapters.conversation import Call, Turn, to_conversation, to_messages
 from adafuse_llm.adapters.reply import ReplyParser, ToolCall
 from adafuse_llm.text.chat import Tool
 
@@ -67,6 +67,16 @@ def test_a_call_and_its_results_as_members_read_them():
         },
         {"role": "user", "content": "Go on"},
     ]
+
+
+def test_a_valid_call_may_have_the_id_of_an_earlier_malformed_one():
+    turns: list[Any] = [{"role": "user", "content": "Add"}]
+    for arguments in ('{"a": ', '{"a": 1}'):
+        calls = [{"id": "1", "name": "add", "arguments": arguments}]
+        turns.append({"role": "assistant", "content": "", "tool_calls": calls})
+        turns.append({"role": "tool", "content": "x", "tool_call_id": "1"})
+    roles = [each["role"] for each in to_conversation(turns).messages]
+    assert roles == ["user", "assistant", "user", "assistant", "tool"]
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "look_up"])

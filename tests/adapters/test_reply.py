@@ -122,6 +122,12 @@ def test_a_call_with_a_number_that_is_too_large_is_invalid(number):
     assert "number" in part.error
 
 
+def test_half_a_character_in_a_call_is_replaced_because_it_cannot_be_encoded():
+    call = r'{"name": "add", "arguments": {"a": "x\ud83d", "b": "\ud83d\ude42"}}'
+    (part,) = parsed(f"<tool_call>{call}</tool_call>", tools=True)
+    assert part.arguments == {"a": "x\ufffd", "b": "🙂"}
+
+
 def test_a_reply_that_ends_inside_a_call():
     begun = ADD[:-2]  # its last brace is missing
     (text, call) = parsed(f"So: <tool_call>{begun}</tool", tools=True)

@@ -173,6 +173,7 @@ def test_r3_v9_other_fields_are_ignored_with_a_warning_or_refused(address, stric
         refused = error(chat(strict, **{name: value}))
         assert refused["code"] == "unsupported_parameter"
         assert refused["param"].partition(".")[0] == name
+        assert "ignored" not in refused["message"]
     assert any("Did you mean 'temperature'?" in each for each in told)
     assert any("send {'adafuse': {'max_words': ...}}" in each for each in told)
 

@@ -81,7 +81,7 @@ class TreeSequences:
 
         These are `nodes` and those of their ancestors that are not cached, parents before children.
         """
-        cached = self._cached()
+        cached = {node for tip in self._tips for node in _upwards(tip)} - {self._root}
         needed: dict[Node, None] = {}
         for node in nodes:
             line: list[Node] = []
@@ -200,10 +200,6 @@ class TreeSequences:
         """Give all sequences back. The request has no cached tokens any more."""
         self.drop_tips()
         self._free.give_back([self.trunk])
-
-    def _cached(self) -> set[Node]:
-        """Return the cached nodes below the root that the tips belong to."""
-        return {node for tip in self._tips for node in _upwards(tip)} - {self._root}
 
 
 def _upwards(node: Node | None) -> Iterator[Node]:

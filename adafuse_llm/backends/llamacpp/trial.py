@@ -27,7 +27,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import distribution
 from itertools import product
-from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +40,7 @@ from adafuse_llm.backends.llamacpp.library import find_library, load_library
 from adafuse_llm.backends.llamacpp.model import Model
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.errors import AdaFuseError, LoadError, UnsupportedModelError
+from adafuse_llm.text.isolation import MARK, interpreter
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,18 @@ HASHED_BYTES: Final = 2**26
 and time."""
 
 BOOTSTRAP: Final = (
-    "import json, sys; "
+    "import sys; "
+    "sys.path[:] = filter(None, sys.path); "  # not from the folder that the user works in
+    "import json; "
     "start = json.load(sys.stdin); "
     "sys.path[:] = start['path']; "
     "from adafuse_llm.backends.llamacpp.trial import load; "
     "load(**start['task'])"
 )
 """What a child process runs."""
+
+TOLD: Final = b"adafuse: "
+"""What a line begins with that a child process tells. Libraries may print others."""
 
 TOO_LONG: Final = -getattr(signal, "SIGXCPU", 24)
 """The exit code of a process whose CPU time is over."""
@@ -181,23 +186,21 @@ def _try(facts: GGUFFacts, label: str, settings: Settings) -> dict[str, Any]:
     task |= {"seconds": seconds, "settings": asdict(settings)}
     try:
         child = subprocess.run(  # noqa: S603  # this interpreter, and our own code
-            [os.fsdecode(spawn.get_executable()), "-c", BOOTSTRAP],
-            input=json.dumps({"path": sys.path, "task": task}).encode(),
+            [interpreter(), "-c", BOOTSTRAP],
+            input=json.dumps({"path": [*map(str, sys.path)], "task": task}).encode(),
             capture_output=True,
             timeout=PATIENCE * seconds,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", MARK: "1"},
             check=False,
         )
-        code, output, problem = (
-            child.returncode,
-            child.stdout,
-            child.stderr.decode(errors="replace"),
-        )
+        code, output = child.returncode, child.stdout
+        problem = child.stderr.decode(errors="replace")
     except subprocess.TimeoutExpired as error:
         code, output, problem = TOO_LONG, error.stdout or b"", ""
     except OSError as error:
         code, output, problem = 0, b"", str(error)
-    told = {key: value for line in output.splitlines() for key, value in json.loads(line).items()}
+    lines = (line.removeprefix(TOLD) for line in output.splitlines() if line.startswith(TOLD))
+    told = {key: value for line in lines for key, value in json.loads(line).items()}
     if "error" in told:
         raise getattr(errors, told["error"])(told["text"])
     if (crash := crash_of(code)) is not None:
@@ -376,7 +379,7 @@ def _render(template: str | Mapping[str, str]) -> None:
 
 def _tell(**what: Any) -> None:
     """Tell the parent process something. The last value of a name counts."""
-    sys.stdout.write(f"{json.dumps(what)}\n")
+    sys.stdout.write(f"{TOLD.decode()}{json.dumps(what)}\n")
     sys.stdout.flush()
 
 

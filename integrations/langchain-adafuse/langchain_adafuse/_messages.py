@@ -93,7 +93,11 @@ def _to_turn(message: BaseMessage) -> Turn:
             {"id": call["id"] or "", "name": call["name"], "arguments": call["args"]}
             for call in message.tool_calls
         ] + [  # a marker is no JSON, so members read these as text
-            {"id": call["id"], "name": call["name"], "arguments": f"{CALL_OPENS}{call['args']}"}
+            {
+                "id": call["id"],
+                "name": call["name"],
+                "arguments": f"{CALL_OPENS}{call['args'] or ''}",
+            }
             for call in message.invalid_tool_calls
         ]
     return turn
@@ -175,7 +179,11 @@ def _argument_schema(tool: ToolLike) -> dict[str, Any]:
         form = tool.tool_call_schema
     elif callable(tool) and not isinstance(tool, type):
         form = create_schema_from_function(
-            tool.__name__, tool, parse_docstring=True, error_on_invalid_docstring=False
+            tool.__name__,
+            tool,
+            parse_docstring=True,
+            error_on_invalid_docstring=False,
+            include_injected=False,
         )
     if isinstance(form, type) and is_basemodel_subclass(form):
         read: Any = getattr(form, "model_json_schema", None) or getattr(form, "schema", dict)

@@ -141,8 +141,27 @@ def test_a_machine_without_a_cache_folder_or_processes_has_members(
     known = member().cache_bytes(1)
     sabotage("os._exit(3)")
     assert member().cache_bytes(1) == known
-    monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: "/no/such/python")
+    monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: None)
     assert member().cache_bytes(1) == known
+
+
+@pytest.mark.gguf
+def test_a_file_is_tried_whatever_the_working_folder_and_other_libraries_do(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "more"])
+    monkeypatch.setattr(trial, "BOOTSTRAP", f"print('Hello'); {trial.BOOTSTRAP}")
+    assert member() and len([*cache.iterdir()]) == 1
+
+
+@pytest.mark.gguf
+def test_an_application_that_is_its_own_interpreter_does_not_run_itself_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert member() and not cache.exists()
 
 
 TRAPS = {"x86_64": b"\x0f\x0b", "aarch64": bytes(4)}

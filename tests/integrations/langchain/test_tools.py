@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.tools import InjectedToolArg, tool
 
 from langchain_adafuse import ChatAdaFuse
 from tests.support.instruction_follower import call
@@ -36,6 +36,16 @@ TOOLS = [population, multiply]
 def chat_that(script, other=None, **fields):
     """A model that only describes tools to its members, so that calls may be malformed."""
     return ChatAdaFuse(engine=scripted_engine(script, other), **{"enforce": False, **fields})
+
+
+def test_functions_may_have_injected_arguments_of_any_class():
+    def look_up(city, index):
+        """Look a city up."""
+
+    index = Annotated[InMemoryCache, InjectedToolArg]
+    look_up.__annotations__ = {"city": str, "index": index, "return": str}
+    (described,) = chat_that(str).bind_tools([look_up]).kwargs["tools"]
+    assert [*described["function"]["parameters"]["properties"]] == ["city"]
 
 
 @pytest.mark.parametrize(
@@ -256,3 +266,11 @@ def test_assistant_blocks_of_other_providers_are_read_or_dropped(kind, caplog):
         assert block.get("type", "inline_data") in caplog.text
     with pytest.raises(ValueError, match="only text is allowed"):
         chat.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "data:x"}}])])
+
+
+def test_a_malformed_call_of_another_provider_may_have_no_arguments():
+    lost = {"type": "invalid_tool_call", "name": "multiply", "args": None, "id": "1", "error": None}
+    prompts = []
+    model = chat_that(lambda prompt: prompts.append(prompt) or "Well.")
+    model.invoke([HumanMessage("2 times 3?"), AIMessage("", invalid_tool_calls=[lost])])
+    assert not [each for each in prompts if "None" in each]

@@ -357,11 +357,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         """Return the options of a call: those of the LLM, updated with the call's overrides."""
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
         options = {name: value for name, value in fields.items() if value is not None}
-        return merged_options(options, self._checked(overrides))
-
-    def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call under the engine's names."""
-        return check_option_names(given)
+        return merged_options(options, check_option_names(overrides))
 
     def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
         """Return the engine's options, overridden by `options`. This loads nothing."""

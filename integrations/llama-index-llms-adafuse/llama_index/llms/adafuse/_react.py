@@ -34,6 +34,6 @@ def without_cut_input(text: str) -> str:
     step, marker, given = text.rpartition("Action Input:")
     try:
         json.JSONDecoder().raw_decode(given.strip())
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or too deep
         return step if marker else text
     return text
