@@ -1369,6 +1369,7 @@ def choose(
         completion[member.name] = opening.counted(member, before, tokens)
         prompt_tokens[member.name] = len(before) + len(tokens) - completion[member.name]
     logprobs = token_logprobs(members, ids, winner, options, opening)
-    place, read = candidates.index(winner), {name: [] for name in ids}
+    place = candidates.index(winner)
+    read: dict[str, list[float]] = {name: [] for name in ids}
     rounds = [ReferenceRound(candidates, place, winner.text, read, logprobs=logprobs)]
     return ReferenceGeneration(winner.text, "stop", rounds, prompt_tokens, completion), sums
