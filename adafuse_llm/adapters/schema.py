@@ -53,7 +53,7 @@ def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     parts: dict[str, Mapping[str, Any]] = {"#": _without(schema, *_DEFINITIONS)}
     for keyword in _DEFINITIONS:
-        parts |= {f"#/{keyword}/{name}": each for name, each in schema.get(keyword, {}).items()}
+        parts |= {f"#/{keyword}/{name}": each for name, each in (schema.get(keyword) or {}).items()}
     inner = {at: {str(each.get("$ref")) for each in subschemas(part)} for at, part in parts.items()}
     for _ in parts:  # references of references
         for refs in inner.values():

@@ -102,6 +102,20 @@ for line in chat._lines(lambda: None):
 """
 
 
+def reader(leader):
+    """A function that reads a terminal until a text appears, and returns what is before it."""
+    shown = b""
+
+    def read_until(text):
+        nonlocal shown
+        while text not in shown:
+            shown += os.read(leader, 4096)
+        before, _, shown = shown.partition(text)
+        return before
+
+    return read_until
+
+
 @pytest.mark.parametrize("paste", [b"one\ntwo\n\nthree", b"\x1b[200~one\rtwo\r\rthree\x1b[201~"])
 def test_pasted_lines_are_one_message_and_typing_stays_out_of_the_answer(paste):
     pty = pytest.importorskip("pty")
@@ -115,15 +129,7 @@ def test_pasted_lines_are_one_message_and_typing_stays_out_of_the_answer(paste):
         start_new_session=True,
     )
     os.close(follower)
-    shown = b""
-
-    def read_until(text):
-        nonlocal shown
-        while text not in shown:
-            shown += os.read(leader, 4096)
-        before, _, shown = shown.partition(text)
-        return before
-
+    read_until = reader(leader)
     read_until(b"> ")
     os.write(leader, paste)
     read_until(b"three")
@@ -143,19 +149,11 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(start, members):
     leader, follower = pty.openpty()
     process = start("chat", *members, "--max-new-tokens", 8000, stdin=follower, stdout=follower)
     os.close(follower)
-    shown = b""
-
-    def read_until(text):
-        nonlocal shown
-        while text not in shown:
-            shown += os.read(leader, 4096)
-        shown = shown.partition(text)[2]
-
+    read_until = reader(leader)
     read_until(b"> ")
     os.write(leader, b"the mill\n")
     read_until(b"the mill\r\n")
-    while len(shown) < 20:
-        shown += os.read(leader, 4096)
+    read_until(b" ")
     process.send_signal(signal.SIGINT)
     read_until(b"stopped")
     read_until(b"> ")

@@ -78,8 +78,8 @@ BOOTSTRAP: Final = (
 )
 """What a child process runs."""
 
-TOLD: Final = b"adafuse: "
-"""What a line begins with that a child process tells. Libraries may print others."""
+REPORT: Final = b"adafuse: "
+"""The beginning of each line of a child process's report. Libraries may print other lines."""
 
 TOO_LONG: Final = -getattr(signal, "SIGXCPU", 24)
 """The exit code of a process whose CPU time is over."""
@@ -135,24 +135,24 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> tuple[Settings, 
     with suppress(OSError, ValueError, KeyError):
         kept = json.loads(path.read_text("utf-8"))
         return _chosen(wanted, kept["crash"], path), kept["cell_bytes"]
-    told, first = _try(facts, label, wanted), None
-    if wanted.reorder and told.get("crash", "").endswith(NATIVE):
-        first = told["crash"]
-        told = _try(facts, label, replace(wanted, reorder=False))
-    if "crash" in told:
+    report, first = _try(facts, label, wanted), None
+    if wanted.reorder and report.get("crash", "").endswith(NATIVE):
+        first = report["crash"]
+        report = _try(facts, label, replace(wanted, reorder=False))
+    if "crash" in report:
         raise LoadError(
-            f"{label} cannot be loaded: {_reason(facts.files[0], told)}. Download the file again, "
-            "or use another GGUF file, a llama.cpp that is compiled for this processor "
+            f"{label} cannot be loaded: {_reason(facts.files[0], report)}. Download the file "
+            "again, or use another GGUF file, a llama.cpp that is compiled for this processor "
             "(docs/guides/gguf.md says how), or the transformers model."
         )
-    if "cell_bytes" not in told:
+    if "cell_bytes" not in report:
         return wanted, None
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({"crash": first, "cell_bytes": told["cell_bytes"]}, file)
+            json.dump({"crash": first, "cell_bytes": report["cell_bytes"]}, file)
         Path(file.name).replace(path)
-    return _chosen(wanted, first, path), told["cell_bytes"]
+    return _chosen(wanted, first, path), report["cell_bytes"]
 
 
 def _chosen(wanted: Settings, crash: str | None, path: Path) -> Settings:
@@ -174,9 +174,9 @@ def _warn(crash: str, folder: Path) -> None:
 
 
 def _try(facts: GGUFFacts, label: str, settings: Settings) -> dict[str, Any]:
-    """Load a file in a child process, and return what the child has told.
+    """Load a file in a child process, and return its report.
 
-    That has ``crash`` or ``cell_bytes``, or neither if the child did not start.
+    It has ``crash`` or ``cell_bytes``, or neither if the child did not start.
 
     Raises:
         AdaFuseError: the error of the child.
@@ -199,15 +199,15 @@ def _try(facts: GGUFFacts, label: str, settings: Settings) -> dict[str, Any]:
         code, output, problem = TOO_LONG, error.stdout or b"", ""
     except OSError as error:
         code, output, problem = 0, b"", str(error)
-    lines = (line.removeprefix(TOLD) for line in output.splitlines() if line.startswith(TOLD))
-    told = {key: value for line in lines for key, value in json.loads(line).items()}
-    if "error" in told:
-        raise getattr(errors, told["error"])(told["text"])
+    lines = (line.removeprefix(REPORT) for line in output.splitlines() if line.startswith(REPORT))
+    report = {key: value for line in lines for key, value in json.loads(line).items()}
+    if "error" in report:
+        raise getattr(errors, report["error"])(report["text"])
     if (crash := crash_of(code)) is not None:
-        told |= {"crash": crash, "problem": problem.strip().partition("\n")[0]}
-    elif not told.keys() & {"crash", "cell_bytes"}:
+        report |= {"crash": crash, "problem": problem.strip().partition("\n")[0]}
+    elif not report.keys() & {"crash", "cell_bytes"}:
         logger.debug("%s could not be tried in a child process: %s", label, problem)
-    return told
+    return report
 
 
 def crash_of(code: int) -> str | None:
@@ -224,18 +224,18 @@ def crash_of(code: int) -> str | None:
     return f"signal {known.get(code, -code)}" if code < 0 else None
 
 
-def _reason(path: Path, told: Mapping[str, Any]) -> str:
+def _reason(path: Path, report: Mapping[str, Any]) -> str:
     """Return why a child process could not load a file."""
-    step = "rendering its chat template" if told.get("renders") else "loading it"
-    if told["crash"].startswith("too much"):
-        return f"{step} takes {told['crash']}"
+    step = "rendering its chat template" if report.get("renders") else "loading it"
+    if report["crash"].startswith("too much"):
+        return f"{step} takes {report['crash']}"
     tokens = read_tokens(path)
     for token in (token for token, count in Counter(tokens).items() if count > 1 and token):
         first, second = [number for number, each in enumerate(tokens) if each == token][:2]
         return f"its tokens {first} and {second} are the same ({token!r})"
-    problem = f" ({told['problem']})" if told["problem"] else ""
+    problem = f" ({report['problem']})" if report["problem"] else ""
     name, version = find_library()
-    return f"llama.cpp ({name} {version}) ended a trial process by {told['crash']}{problem}"
+    return f"llama.cpp ({name} {version}) ended a trial process by {report['crash']}{problem}"
 
 
 def _path(facts: GGUFFacts, settings: Settings) -> Path:
@@ -379,7 +379,7 @@ def _render(template: str | Mapping[str, str]) -> None:
 
 def _tell(**what: Any) -> None:
     """Tell the parent process something. The last value of a name counts."""
-    sys.stdout.write(f"{TOLD.decode()}{json.dumps(what)}\n")
+    sys.stdout.write(f"{REPORT.decode()}{json.dumps(what)}\n")
     sys.stdout.flush()
 
 
@@ -402,7 +402,8 @@ def _limits(seconds: float, memory: int) -> Iterator[None]:
     before = {kind: resource.getrlimit(kind) for kind in wanted}
     for kind, value in wanted.items():
         hard = before[kind][1]
-        resource.setrlimit(kind, (value if hard < 0 else min(value, hard), hard))
+        with suppress(OSError, ValueError):  # macOS does not limit the address space
+            resource.setrlimit(kind, (value if hard < 0 else min(value, hard), hard))
     try:
         yield
     finally:
