@@ -541,7 +541,7 @@ def test_threads_end_when_idle(monkeypatch):
 @pytest.mark.quick
 @pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cpu", "cuda:0")])
 def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch, devices):
-    def defect(backend, asking):
+    def defect(batch):
         raise ZeroDivisionError("a defect")
 
     members = [Watched(f"on {n}", device=device) for n, device in enumerate(devices)]
