@@ -4,7 +4,6 @@ llguidance compiles JSON schemas. It enforces most keywords, and refuses most of
 enforce. `enforceable` closes what is left open: it refuses the keywords in `_REFUSED`, and whatever
 else leads to `_refuse`. What it returns can be narrower than the given schema, but never wider. For
 example, times have no leap second, and numbers are within 2**53 and have at most 9 decimals.
-Formats are enforced. Annotations and unknown keywords are left out.
 """
 
 from __future__ import annotations
@@ -42,16 +41,18 @@ _NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multi
 _DEFINITIONS, _JOINED = {"$defs", "definitions"}, {"$ref", "anyOf", "oneOf"}
 _MAPS = ("properties", "patternProperties", *_DEFINITIONS)
 _FIRST, _LAST = ("$ref", "const", "enum"), ("allOf", "anyOf", "oneOf")
-_SCHEMAS = (*_LAST, "prefixItems", "items", "additionalItems", "additionalProperties")
+_LISTS = (*_LAST, "prefixItems")
+_SCHEMAS = (*_LISTS, "items", "additionalItems", "additionalProperties", "propertyNames")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _KEPT = (*_FIRST, *_COUNTS, "type", "required")
 _CLASSES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_MAPS, (dict,)),
-    **dict.fromkeys((*_LAST, "prefixItems", "enum", "required"), (list,)),
+    **dict.fromkeys((*_LISTS, "enum", "required"), (list,)),
     **dict.fromkeys(("pattern", "format", "$ref"), (str,)),
     **dict.fromkeys(_NUMBERS, (int, float)),
     "type": (str, list),
 }
+_REFERENCE = {"$ref", "title", "description"}
 _DECIMALS, _DIGITS, _MAX_INTEGER, _FEW = 9, 15, 2**53, 20
 _LEAP = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
 _DATE = f"^([1-9][0-9]{{3}}-(0[13-9]|1|02-[01]|02-2[0-8])|{_LEAP}-02-29)"
@@ -112,7 +113,7 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
             _refuse((*path, "multipleOf"), "is not supported beside schemas that are combined")
         if "oneOf" in out and not _are_exclusive(given["oneOf"], parts):
             _refuse((*path, "oneOf"), "has schemas that may overlap", "Use 'anyOf'.")
-        if "propertyNames" in given:
+        if out.pop("propertyNames", None) is not None:
             _limit_names(given["propertyNames"], (*path, "propertyNames"), out, parts)
     return prepared
 
@@ -229,7 +230,7 @@ def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> 
         _refuse(path, "is supported only as an 'enum' of names, beside 'additionalProperties'")
     pattern = _pattern(f"^({'|'.join(map(re.escape, names))})$", path)
     out["patternProperties"] = {pattern: out.get("additionalProperties", True)}
-    out |= {"additionalProperties": False, "maxProperties": len(names)}
+    out |= {"maxProperties": len(names), **out, "additionalProperties": False}
 
 
 def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
@@ -244,7 +245,7 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
         found = [option.get("properties", {}).get(str(name)) for option in needed]
         if len(needed) == len(options):
             ways.append([value for each in found for value in _constants(each, parts)])
-    return any(None not in way and len(way) == len(set(way)) for way in ways)
+    return len(options) < 2 or any(None not in way and len(way) == len(set(way)) for way in ways)
 
 
 def _constants(schema: Any, parts: Parts) -> list[Any]:
@@ -256,12 +257,11 @@ def _constants(schema: Any, parts: Parts) -> list[Any]:
 
 
 def _target(schema: Any, parts: Parts) -> dict[str, Any]:
-    """Return the schema to which a schema refers, or one that allows no less."""
+    """Return the schema to which a reference points, or the given schema."""
     for _ in range(_FEW):
-        if isinstance(schema, dict) and "$ref" in schema:
-            schema, _ = parts.get(_pointer(schema["$ref"]), ({}, {}))
-    is_known = isinstance(schema, dict) and "$ref" not in schema
-    return schema if is_known else {"enum": []} if schema is False else {}
+        if isinstance(schema, dict) and {"$ref"} <= schema.keys() <= _REFERENCE:
+            schema, _ = parts.get(_pointer(schema["$ref"]), (schema, {}))
+    return schema if isinstance(schema, dict) else {"enum": []} if schema is False else {}
 
 
 def _pointer(ref: str) -> Path:

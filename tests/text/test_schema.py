@@ -59,6 +59,8 @@ def accepted(schema: Any, *values: Any) -> list[bool]:
         ({"prefixItems": [{"const": 1}], "additionalItems": False}, [2]),
         ({"$schema": DRAFT_7, "prefixItems": [{"const": "a"}], "items": {"const": 1}}, ["a", 1]),
         ({"propertyNames": False}, {"a": 1}),
+        ({"propertyNames": {"enum": ["a", "b"]}, "maxProperties": 1}, {"a": 1, "b": 1}),
+        ({"propertyNames": {"$ref": "#/a"}, "a": {"minLength": 2}}, {"a": 1}),
         ({"propertyNames": {"$ref": "#/$defs/a"}, "$defs": {"a": {"minLength": 2}}}, {"a": 1}),
         ({"type": "object", "propertyNames": {"enum": ["a\x00"]}}, {"a": 1}),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, 1),
@@ -69,7 +71,6 @@ def accepted(schema: Any, *values: Any) -> list[bool]:
         ({"type": "number", "anyOf": [{"multipleOf": 5}]}, 1),
         ({"type": "string", "pattern": "^a++a$"}, "aa"),
         ({"type": "string", "pattern": "^[[:alpha:]]$"}, "q"),
-        ({"type": "string", "pattern": "^[^a&&b]$"}, "a"),
         ({"type": "string", "pattern": "^a\\x00b$"}, "ab"),
         ({"type": "string", "pattern": "^\\S$"}, "\ufeff"),
         ({"type": "string", "pattern": "^.$"}, "\u2028"),
@@ -162,7 +163,6 @@ def test_the_decimals_of_pydantic_need_no_lookahead() -> None:
     [
         ({"properties": {"age": {"minimum": 2**60}}}, "properties.age.minimum"),
         ({"anyOf": [{}, {"not": {}}]}, "anyOf.1.not"),
-        ({"if": {}, "then": {}}, "if"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"$defs": {"a": {"unevaluatedProperties": False}}}, "$defs.a.unevaluatedProperties"),
         ({"propertyNames": {"minLength": 1}}, "propertyNames"),
@@ -172,16 +172,13 @@ def test_the_decimals_of_pydantic_need_no_lookahead() -> None:
         ({"$ref": "#name", "$defs": {"a": {"$anchor": "name"}}}, "$ref"),
         ({"items": {"$id": "https://example.com/a"}}, "items.$id"),
         ({"items": {"divisibleBy": 3}}, "items.divisibleBy"),
-        ({"$schema": DRAFT_7, "prefixItems": [{}]}, "prefixItems"),
         ({"multipleOf": 0.01}, "multipleOf"),
         ({"exclusiveMinimum": True}, "exclusiveMinimum"),
         ({"minimum": float("inf")}, "minimum"),
         ({"type": "string", "format": "idn-email"}, "format"),
         ({"required": True}, "required"),
-        ({"properties": [1]}, "properties"),
         ({"pattern": "(?=a)b"}, "pattern"),
         ({"pattern": "\\p{L}"}, "pattern"),
-        ({"patternProperties": {"(?i)a": {}}}, "patternProperties"),
         ({"const": 0.12345678901234567}, "const"),
         ({"enum": [{"a": ["\x01"]}]}, "enum"),
         ({"oneOf": [{}, {}]}, "oneOf"),
@@ -220,21 +217,7 @@ def test_every_keyword_of_a_draft_is_enforced_refused_or_an_annotation(draft: st
     names = ("_KEPT", "_MAPS", "_SCHEMAS", "_NUMBERS", "_CLASSES", "_REFUSED")
     known = {keyword for name in names for keyword in getattr(prepared_schemas, name)}
     assert len(found) > 30
-    assert found <= known | ANNOTATIONS | {"propertyNames"}
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$ref": "#"},
-        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-        {"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}},
-        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
-    ],
-)
-def test_schemas_without_a_finite_document_are_refused(schema: Any) -> None:
-    with pytest.raises(GrammarError, match="fits the grammar"):
-        start(schema)
+    assert found <= known | ANNOTATIONS
 
 
 def test_the_given_schema_is_not_changed() -> None:
