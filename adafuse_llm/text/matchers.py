@@ -8,9 +8,6 @@ from typing import Any
 
 from adafuse_llm.errors import GrammarError, MissingDependencyError, install_command
 
-HEADER = '%llguidance {"no_forcing": true}'
-"""First line of every grammar. Text without an alternative may have any tokens."""
-
 MAX_LEXER_STATES = 25_000
 """Maximum number of states of a compiled grammar's lexer, which arise while text is read. 25,000
 states take from 5 to 95 MB."""
@@ -112,8 +109,3 @@ def too_complex(state: Any) -> GrammarError:
 def _set_bits(place: int, bits: int) -> bytes:
     """Return the numbers of the bits that are set in one byte of a mask."""
     return bytes(8 * place + bit for bit in range(8) if bits >> bit & 1)
-
-
-def is_consumed(state: Any, text: bytes) -> bool:
-    """Advance a matcher over bytes, and return whether the grammar allows the text."""
-    return bool(len(text) == state.try_consume_tokens(list(text)))
