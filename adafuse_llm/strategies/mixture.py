@@ -14,14 +14,8 @@ from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import propose
-from adafuse_llm.decoding.rounds import (
-    PlayRound,
-    RoundOutcome,
-    choose_best,
-    play_round,
-    to_result,
-)
-from adafuse_llm.decoding.score import Pool, PoolCandidate
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
+from adafuse_llm.decoding.score import Pool, PoolCandidate, to_result
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext, check_word_ends
 from adafuse_llm.text.words import has_end
@@ -169,7 +163,7 @@ class _Rounds:
         if word == -math.inf or candidate.stops or not has_end(candidate.text):
             return word
         end = candidate.ends[member]
-        if member.is_forced(end) or self._is_cut(candidate):
+        if member.permits.is_forced(end) or self._is_cut(candidate):
             return word
         known = member.next(end).word_end_logprob
         assert known is not None, "the query asks for it"
