@@ -218,7 +218,7 @@ def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
             f"option 'choices': a reply to messages cannot begin with whitespace; got "
             f"{short_repr(spaced[0])}"
         )
-    sizes = []
+    sizes: list[int] = []
     for member in members:
         for text in choices:
             forms = (text, f" {text}") if member.opening.is_reply else (text,)

@@ -397,7 +397,7 @@ class Opening:
 
     def form(self, member: ReferenceMember, text: str, first: str) -> str:
         """The text as a member writes it, whose own likeliest span is `first`."""
-        if self.free and has_ink(first):
+        if self.free and has_ink(first) and has_ink(text):
             return leading_whitespace(first) + text.lstrip()
         return text[self.spaces :] if member.name in self.held else text
 

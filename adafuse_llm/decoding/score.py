@@ -84,7 +84,7 @@ class Pool:
     Args:
         opening: the beginning of the response. At the start of a reply, texts that differ only in
             leading whitespace are one candidate. Each member reads this candidate with the leading
-            whitespace of the member's own proposal.
+            whitespace of the member's own proposal, and a candidate of only whitespace as it is.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -226,7 +226,7 @@ class Pool:
 
     def written(self, member: Member, text: str) -> str:
         """Return the text that a member's tree gains if `text` is committed."""
-        if member in self._leading:
+        if member in self._leading and text.strip():
             return self._leading[member] + text.lstrip()
         return member.opening.to_member(text)
 
