@@ -270,7 +270,7 @@ class AdaFuseEngine(Engine):
         refuse_unused_options(self.strategy, config)
         if (grammar := Grammar.of(config)) is not None:
             for backend, _ in self._active_backends(config):
-                self._encoder.vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
+                backend.grammar_vocabulary().matcher(grammar, NO_LEAD)
 
     def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
         """Return an engine with the same loaded members and another strategy.
