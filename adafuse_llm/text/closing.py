@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 import time
-import unicodedata
 from typing import Any
 
 from adafuse_llm.text.matchers import next_bytes
@@ -48,8 +47,12 @@ NO_TEXT = (
 )
 """Error for a grammar without a short text."""
 
-_CLOSERS = b'}]"'
-_OPENERS = b"{["
+_SAMPLE = b'}]" !$%()*+,-./01:;<=>?@AB[^_`ab|~\n'
+"""Bytes of all kinds, which stand for others if many may follow."""
+
+_ORDER = b'}]" {['
+"""Bytes that end and begin a value, with a space for all others."""
+
 _VALUE_ENDS = b'"}],'
 _LAST = frozenset([ord("\\"), *range(0x80, 0x100)])
 """Bytes that do not shorten a text: the start of an escape, and parts of longer characters."""
@@ -123,14 +126,10 @@ def _greedy_closing(state: Any, effort: Effort) -> bytes | None:
 
 
 def _sample(following: bytes) -> bytes:
-    """Return at most `MAX_RANKED` of the bytes that may follow, of as many kinds as possible."""
+    """Return some of the bytes that may follow, of as many kinds as possible."""
     if len(following) <= MAX_RANKED:
         return following
-    kinds: dict[str, list[int]] = {}
-    for byte in following:
-        kinds.setdefault(unicodedata.category(chr(byte)) if byte < 0x80 else "", []).append(byte)
-    chosen = (byte for kind, found in kinds.items() if kind for byte in found[:2])
-    return bytes({*chosen, *(byte for byte in _CLOSERS if byte in following)}) or following
+    return bytes(byte for byte in _SAMPLE if byte in following) or following
 
 
 def _searched_closing(state: Any, effort: Effort) -> bytes | None:
@@ -164,11 +163,10 @@ def _searched_closing(state: Any, effort: Effort) -> bytes | None:
 def _ranked(state: Any, candidates: bytes, effort: Effort) -> list[int]:
     """Order bytes that may follow: the byte that probably leads to the shortest text first.
 
-    First come the bytes that close an object, an array or a string. Then come the bytes after which
-    the text may end now or after one more byte, then the bytes after which other bytes may follow
-    than before, then the bytes after which the fewest bytes must follow, and then the bytes after
-    which the fewest bytes may follow. Escapes, characters of several bytes, and bytes that open an
-    object or an array come last.
+    First come the bytes that close an object, an array or a string. Then come those after which the
+    text may end, those after which other bytes may follow than before, those after which the fewest
+    bytes must follow, and those after which the fewest may follow. Escapes, characters of several
+    bytes, and bytes that open an object or an array come last.
     """
     if len(candidates) == 1:
         return [*candidates]
@@ -177,29 +175,17 @@ def _ranked(state: Any, candidates: bytes, effort: Effort) -> list[int]:
     for byte in candidates:
         if ranks and effort.is_over:
             break
-        child = _after(state, byte)
-        options = next_bytes(child)
+        child = state.deep_copy()
+        child.consume_token(byte)
+        options, ends = next_bytes(child), child.is_accepting()
         # inside a string, a bracket is a character like others, and many may follow
-        is_mark = len(options) <= MAX_RANKED
-        place = _CLOSERS.index(byte) if is_mark and byte in _CLOSERS else len(_CLOSERS)
-        ends = child.is_accepting()
-        soon = (
-            not ends
-            and len(options) <= 4
-            and any(_after(child, each).is_accepting() for each in options)
-        )
+        is_bracket = len(options) <= MAX_RANKED
+        place = _ORDER.find(byte) if is_bracket and byte in _ORDER else _ORDER.index(b" ")
         run = _forced_bytes(child) if len(options) == 1 and not ends else 0
         effort.states -= 1 + run
-        opens, loops = is_mark and byte in _OPENERS, options == following
-        rank = (place, opens, byte in _LAST, not ends, not soon, loops, run, len(options))
-        ranks.append((*rank, byte))
-    return [byte for *_, byte in sorted(ranks)]
-
-
-def _after(state: Any, byte: int) -> Any:
-    child = state.deep_copy()
-    child.consume_token(byte)
-    return child
+        rank = (place, byte in _LAST, not ends, options == following, run, len(options), byte)
+        ranks.append(rank)
+    return [rank[-1] for rank in sorted(ranks)]
 
 
 def _forced_bytes(state: Any) -> int:

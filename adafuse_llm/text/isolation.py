@@ -8,25 +8,23 @@ are the 256 bytes. Limits of llguidance bound what a member's vocabulary adds.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Final
 
 from adafuse_llm.errors import GrammarError, QueueFullError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.closing import MAX_SECONDS, NO_TEXT, Effort, found_closing
 from adafuse_llm.text.matchers import byte_tokenizer, compiled
 
@@ -49,7 +47,7 @@ MAX_WAIT_SECONDS: Final = 30.0
 """Maximum seconds that a trial waits for its place, and that it takes if the machine is busy."""
 
 MAX_TRIALS: Final = 8
-"""Maximum number of trials at the same time, and of threads that check grammars."""
+"""Maximum number of trials at the same time."""
 
 MAX_VERDICTS: Final = 1_000
 """Maximum number of harmless grammars that are remembered, so that they are not tried again."""
@@ -71,94 +69,69 @@ main()
 READY: Final = "ready\n"
 """What a trial writes before it reads the grammar."""
 
-FOUND: Final = "found "
-REFUSED: Final = "refused "
+FOUND, REFUSED = "found ", "refused "
 """What a trial writes before the text that it found, or before the reason."""
 
-OUT_OF_MEMORY: Final = 3
-"""Exit code of a trial without memory."""
-
-
-class _Trials:
-    """The trials of this process.
-
-    Attributes:
-        found: texts that fit harmless grammars, by the hash of the grammar.
-        places: places for trials.
-        threads: threads that wait for trials.
-        can_start: whether a trial has started; None before the first one.
-    """
-
-    def __init__(self) -> None:
-        self.found: OrderedDict[bytes, str] = OrderedDict()
-        self.can_start: bool | None = None
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
-        self.places = threading.BoundedSemaphore(MAX_TRIALS)
-        self.threads = ThreadPoolExecutor(MAX_TRIALS, "adafuse grammars")
-
-
-_trials = _Trials()
-
-
-def grammar_threads() -> ThreadPoolExecutor:
-    """Return the threads in which requests with a grammar are checked.
-
-    A check can wait for a trial. Requests without a grammar do not wait for these threads.
-    """
-    return _trials.threads
+_places = threading.BoundedSemaphore(MAX_TRIALS)
+_has_started = threading.Event()
+_found: OrderedDict[bytes, str] = OrderedDict()
 
 
 def try_grammar(lark: str) -> str:
-    """Try a grammar in another process, and return a text that fits it.
+    """Try a grammar in a child process, and return a text that fits it.
 
-    If no other process can be started, the grammar is tried here, and a warning is logged once. The
-    grammar can still have errors that compiling it tells; then the text is empty.
+    If no child can be started, the grammar is tried here, and a warning is logged. The grammar can
+    still have errors that compiling it tells; then the text is empty.
 
     Raises:
         GrammarError: the grammar is harmful, or no text fits it.
         QueueFullError: the machine is too busy.
     """
     key = hashlib.sha256(lark.encode()).digest()
-    if (known := _trials.found.get(key)) is not None:
+    if (known := _found.get(key)) is not None:
         return known
-    code, output = _run(lark)
+    end, output = _run(lark)
     _, ready, answer = output.partition(READY)
     if ready:
-        _trials.can_start = True
-    elif _trials.can_start:
+        _has_started.set()
+    elif _has_started.is_set():
         raise QueueFullError(
-            f"the process that tries the grammar did not start ({code}). Try again later."
+            f"the process that tries the grammar did not start ({end}). Try again later."
         )
     else:
-        if _trials.can_start is None:
-            logger.warning(
-                "grammars are compiled without a trial in another process, because none can be "
-                "started (%s). Do not accept grammars or schemas from strangers",
-                code,
-            )
-        _trials.can_start = False
+        _warn(end)
         answer = _answer(lark)
     if answer.startswith(REFUSED):
         raise GrammarError(answer.removeprefix(REFUSED))
     if not answer.startswith(FOUND):
-        raise GrammarError(_reason(code))
-    found = _trials.found[key] = answer.removeprefix(FOUND)
-    if len(_trials.found) > MAX_VERDICTS:
-        _trials.found.popitem(last=False)
+        raise GrammarError(
+            f"the process that tried the grammar ended with {end}: the grammar takes more than "
+            f"{MAX_CPU_SECONDS} seconds of computing or {MAX_BYTES // 2**20} MiB of memory, or it "
+            "crashes the library llguidance. Simplify it."
+        )
+    found = _found[key] = answer.removeprefix(FOUND)
+    if len(_found) > MAX_VERDICTS:
+        _found.popitem(last=False)
     return found
 
 
-def _run(lark: str) -> tuple[int | str, str]:
-    """Run a trial. Return its exit code and its output, or why it did not start.
+@functools.cache
+def _warn(reason: str) -> None:
+    logger.warning(
+        "grammars are compiled without a trial in another process, because none can be started "
+        "(%s). Do not accept grammars or schemas from strangers",
+        reason,
+    )
+
+
+def _run(lark: str) -> tuple[str, str]:
+    """Run a trial. Return how it ended, or why it did not start, and its output.
 
     Raises:
         QueueFullError: the machine is too busy.
     """
     setting = json.dumps([str(Path(__file__).parents[1]), [*map(str, sys.path)]])
-    places = _trials.places
-    if places.acquire(timeout=MAX_WAIT_SECONDS):
+    if _places.acquire(timeout=MAX_WAIT_SECONDS):
         try:
             trial = subprocess.run(  # noqa: S603  # this interpreter, and our own code
                 [interpreter(), "-I", "-S", "-c", BOOTSTRAP, setting],
@@ -171,13 +144,13 @@ def _run(lark: str) -> tuple[int | str, str]:
                 start_new_session=True,  # Ctrl-C is meant for this process
                 check=False,
             )
-            return trial.returncode, trial.stdout.decode(errors="replace")
+            return f"exit code {trial.returncode}", trial.stdout.decode(errors="replace")
         except OSError as error:
             return str(error), ""
         except subprocess.TimeoutExpired:
             pass
         finally:
-            places.release()
+            _places.release()
     raise QueueFullError(
         f"the grammar could not be tried within {MAX_WAIT_SECONDS:g} seconds, because the machine "
         "is busy. Simplify the grammar, or try again later."
@@ -195,18 +168,6 @@ def interpreter() -> str:
     return os.fsdecode(spawn.get_executable() or "")
 
 
-def _reason(code: int | str) -> str:
-    """Return why a grammar is refused whose trial ended with an exit code."""
-    ended = signal.Signals(-code).name if isinstance(code, int) and code < 0 else code
-    if ended == "SIGXCPU":
-        what = f"takes more than {MAX_CPU_SECONDS} seconds of computing"
-    elif ended in (OUT_OF_MEMORY, "SIGABRT", "SIGKILL"):
-        what = f"takes more than {MAX_BYTES // 2**20} MiB of memory"
-    else:
-        what = "crashes the library llguidance"
-    return f"the grammar {what}, so it cannot be used. Simplify it."
-
-
 # In the child process -------------------------------------------------------------------------
 
 
@@ -217,7 +178,7 @@ def main() -> None:
     lark = sys.stdin.buffer.read().decode()
     _limit()
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_try, args=(lark,))
+    thread = threading.Thread(target=lambda: _write(_answer(lark)))
     thread.start()
     thread.join()
 
@@ -243,13 +204,6 @@ def _limit() -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MAX_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _try(lark: str) -> None:
-    try:
-        _write(_answer(lark))
-    except MemoryError:
-        os._exit(OUT_OF_MEMORY)
 
 
 def _answer(lark: str) -> str:

@@ -20,7 +20,6 @@ from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.text import isolation
 from adafuse_llm.text.grammar import Grammar
 from adafuse_llm.text.isolation import MAX_BYTES, MAX_CPU_SECONDS, try_grammar
-from tests.support.forks import in_child
 from tests.support.hostile import RULES, SCHEMAS, SWELLING, chain, lark_chain, lark_json
 from tests.support.models import Recipe, backend
 
@@ -58,7 +57,7 @@ def used_here() -> float:
     ids=("rules", *SCHEMAS),
 )
 def test_a_crash_of_native_code_is_an_error_of_its_request(lark: str) -> None:
-    with pytest.raises(GrammarError, match="crashes the library llguidance"):
+    with pytest.raises(GrammarError, match=r"exit code -(6|7|10|11):"):
         try_grammar(lark)
     assert try_grammar(MANY) == "a"
 
@@ -66,12 +65,12 @@ def test_a_crash_of_native_code_is_an_error_of_its_request(lark: str) -> None:
 def test_an_engine_tries_grammars_and_the_schemas_of_tools() -> None:
     with AdaFuseEngine([backend(Recipe("llama", "bytelevel", seed=1, layers=1))]) as engine:
         options: dict[str, Any] = {"grammar": lark_chain(RULES["rules"], 5_000)}
-        with pytest.raises(GrammarError, match="option 'grammar': the grammar crashes"):
+        with pytest.raises(GrammarError, match=r"option 'grammar': .*crashes"):
             engine.generate("the", **options)
-        with pytest.raises(GrammarError, match="option 'grammar': the grammar crashes"):
+        with pytest.raises(GrammarError, match=r"option 'grammar': .*crashes"):
             engine.check_grammar(**options)
         tool = Tool("swell", "", parameters=chain(SCHEMAS["objects"], 5_000))
-        with pytest.raises(GrammarError, match="'swell': the grammar crashes"):
+        with pytest.raises(GrammarError, match=r"'swell': .*crashes"):
             enforced(engine, ReplyForm((tool,), "auto"), {}, True)
         assert engine.generate("the", regex="[a-z]{3}", max_new_tokens=4).text
 
@@ -79,8 +78,8 @@ def test_an_engine_tries_grammars_and_the_schemas_of_tools() -> None:
 @pytest.mark.parametrize(
     ("lark", "reason"),
     [
-        (SLOW, f"more than {MAX_CPU_SECONDS} seconds of computing|MiB of memory"),
-        (LARGE, f"more than {MAX_BYTES // 2**20} MiB of memory"),
+        (SLOW, f"{MAX_CPU_SECONDS} seconds of computing or {MAX_BYTES // 2**20} MiB of memory"),
+        (LARGE, "MiB of memory"),
         (f"start: /{SWELLING[0]}/", "no text that fits the grammar was found|seconds of computing"),
     ],
     ids=("slow", "large", "swelling"),
@@ -117,8 +116,8 @@ def test_on_a_busy_machine_a_grammar_is_not_compiled(monkeypatch: pytest.MonkeyP
         try_grammar('start: "busy"')
     with pytest.raises(QueueFullError, match="busy"):
         Grammar.of(AdaFuseConfig(regex="busy"))
-    monkeypatch.setattr(isolation._trials, "places", threading.BoundedSemaphore(1))
-    with isolation._trials.places, pytest.raises(QueueFullError, match="busy"):
+    monkeypatch.setattr(isolation, "_places", threading.BoundedSemaphore(1))
+    with isolation._places, pytest.raises(QueueFullError, match="busy"):
         try_grammar('start: "busy"')
 
 
@@ -128,22 +127,14 @@ def test_a_harmless_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert try_grammar('start: "once"') == "once"
 
 
-def test_a_forked_process_tries_grammars_while_its_parent_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(isolation._trials, "places", threading.BoundedSemaphore(1))
-    with isolation._trials.places:
-        assert in_child(lambda: try_grammar('start: "forked"') == "forked")
-
-
 def test_without_another_process_grammars_are_tried_here_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(isolation, "_trials", isolation._Trials())
+    monkeypatch.setattr(isolation, "_has_started", threading.Event())
     monkeypatch.setattr(spawn, "get_executable", lambda: "/bin/false")
     assert [try_grammar('start: "x"'), try_grammar('start: "y"')] == ["x", "y"]
     assert caplog.text.count("without a trial") == 1
-    monkeypatch.setattr(isolation._trials, "can_start", True)
+    isolation._has_started.set()
     with pytest.raises(QueueFullError, match="did not start"):
         try_grammar('start: "z"')
 
@@ -152,7 +143,7 @@ def test_an_application_that_is_its_own_interpreter_starts_no_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
-    monkeypatch.setattr(isolation, "_trials", isolation._Trials())
+    monkeypatch.setattr(isolation, "_has_started", threading.Event())
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert try_grammar('start: "f"') == "f"
     monkeypatch.delattr(sys, "frozen")
