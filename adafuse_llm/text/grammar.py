@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.text.closing import (
@@ -70,22 +70,6 @@ _REMEDIES = {
 _SPACES = [chr(code) for code in range(0x3001) if chr(code).isspace()]
 
 
-class GrammarOptions(Protocol):
-    """The options that set a grammar. `AdaFuseConfig` describes them."""
-
-    @property
-    def json_schema(self) -> dict[str, Any] | None:
-        """A JSON schema."""
-
-    @property
-    def regex(self) -> str | None:
-        """A regular expression."""
-
-    @property
-    def grammar(self) -> str | None:
-        """A Lark grammar."""
-
-
 class Grammar:
     """A grammar that responses must fit.
 
@@ -119,15 +103,15 @@ class Grammar:
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
     @classmethod
-    def of(cls, options: GrammarOptions) -> Grammar | None:
-        """Return the grammar that options set, or None if they set none.
+    def of(cls, config: Any) -> Grammar | None:
+        """Return the grammar that an `AdaFuseConfig` sets, or None if it sets none.
 
         Raises:
             GrammarError: the grammar cannot be enforced.
             MissingDependencyError: llguidance is not installed.
         """
         for option in ("json_schema", "regex", "grammar"):
-            source = getattr(options, option)
+            source = getattr(config, option)
             if source is not None:
                 text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
                 try:
@@ -470,12 +454,9 @@ class GrammarFollower:
 
     def _state(self, node: Node) -> Any | None:
         if node not in self._states:
-            path = [node]
-            while (parent := path[-1].parent) is not None and parent not in self._states:
-                path.append(parent)
-            for each in reversed(path):
-                assert each.parent is not None, "the state of the root is known"
-                self._states[each] = self._consumed(each.parent, self._tokens(each))
+            for step in self._tree.path(node):
+                if step not in self._states and step.parent is not None:
+                    self._states[step] = self._consumed(step.parent, self._tokens(step))
         return self._states[node]
 
     def _tokens(self, node: Node) -> list[int]:

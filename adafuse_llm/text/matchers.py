@@ -56,15 +56,6 @@ def byte_tokenizer() -> Any:
     return library.LLTokenizer(library.TokenizerWrapper(_Bytes()), eos_token=256)
 
 
-@functools.cache
-def _limits() -> Any:
-    return llguidance().LLParserLimits(
-        max_lexer_states=MAX_LEXER_STATES,
-        max_grammar_size=MAX_GRAMMAR_SIZE,
-        precompute_large_lexemes=False,
-    )
-
-
 def compiled(tokenizer: Any, lark: str) -> Any:
     """Return a matcher at the start of a text. Its method ``is_error`` tells whether it failed.
 
@@ -72,7 +63,13 @@ def compiled(tokenizer: Any, lark: str) -> Any:
         tokenizer: the tokens that the matcher reads.
         lark: the grammar in llguidance's dialect of Lark.
     """
-    return llguidance().LLMatcher(tokenizer, lark, log_level=0, limits=_limits())
+    library = llguidance()
+    limits = library.LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=MAX_GRAMMAR_SIZE,
+        precompute_large_lexemes=False,
+    )
+    return library.LLMatcher(tokenizer, lark, log_level=0, limits=limits)
 
 
 def is_usable(matcher: Any) -> bool:
