@@ -41,9 +41,9 @@ CLOSING_STATES, CLOSING_SECONDS = 500, 0.01
 """What each of these searches may cost at least."""
 
 NO_TEXT = (
-    f"no text that fits the grammar was found, among texts of at most {MAX_CLOSING:,} bytes and in "
-    f"{MAX_SECONDS:g} s of computing. Every repetition and recursion must be able to end. Require "
-    "fewer or shorter parts."
+    f"no text of at most {MAX_CLOSING:,} bytes that fits the grammar was found in {MAX_SECONDS:g} "
+    "s of computing. Every repetition and recursion must be able to end. Require fewer or shorter "
+    "parts."
 )
 """Error for a grammar without a short text."""
 

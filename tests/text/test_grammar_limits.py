@@ -16,7 +16,7 @@ pytest.importorskip("llguidance")
 from adafuse_llm.text.closing import MAX_SECONDS
 from adafuse_llm.text.grammar import Grammar
 
-NO_TEXT = "no text that fits the grammar was found"
+NO_TEXT = "no text of at most 10,000 bytes that fits the grammar was found"
 TOO_LONG = f"{NO_TEXT}|too many states"
 
 
