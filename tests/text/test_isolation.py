@@ -82,7 +82,7 @@ def test_an_engine_tries_grammars_and_the_schemas_of_tools() -> None:
         (LARGE, "MiB of memory"),
         (
             f"start: /{SWELLING[0]}/",
-            r"no text .* that fits the grammar was found|seconds of computing",
+            "of computing",
         ),
     ],
     ids=("slow", "large", "swelling"),
