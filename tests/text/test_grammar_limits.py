@@ -14,7 +14,8 @@ from adafuse_llm.text import grammar as grammars
 pytest.importorskip("llguidance")
 
 from adafuse_llm.text.closing import MAX_SECONDS
-from adafuse_llm.text.grammar import Grammar
+from adafuse_llm.text.grammar import NO_LEAD, Grammar
+from tests.support.models import Recipe, backend
 
 NO_TEXT = "no text of at most 10,000 bytes that fits the grammar was found"
 TOO_LONG = f"{NO_TEXT}|too many states"
@@ -147,3 +148,17 @@ def test_a_closing_that_is_known_is_not_searched_again(monkeypatch: pytest.Monke
     text.commit("b")
     assert text.closing() == closings[1]
     assert grammar.text().begun_with("").closing() == closings[0]
+
+
+def test_a_grammar_that_reached_a_limit_is_compiled_anew_for_the_next_request() -> None:
+    config = AdaFuseConfig(regex="[a-d]+")
+    vocabulary = backend(Recipe("llama", "bytelevel", seed=1)).grammar_vocabulary()
+    grammar = Grammar.of(config)
+    assert grammar is not None
+    for kept in (grammar._start, vocabulary._start(grammar.option, grammar.lark())):
+        kept.consume_token(2**31 - 1)  # as if its lexer had too many states
+    assert not vocabulary.mask(vocabulary.matcher(grammar, NO_LEAD)).is_empty
+    again = Grammar.of(config)
+    assert again is not None
+    assert again.text().holds("ad")
+    assert Grammar.of(config) is again
