@@ -73,7 +73,7 @@ from adafuse_llm.results import (
     Usage,
 )
 from adafuse_llm.run import Run
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuseEngine",

@@ -27,7 +27,7 @@ from adafuse_llm.backends.base import (
     TellsSize,
 )
 from adafuse_llm.backends.fake import FakeBackend
-from adafuse_llm.text.codec import RendersTemplates, RendersTools, TextCodec, TokenizerCodec
+from adafuse_llm.text.codec import TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
@@ -51,8 +51,6 @@ __all__ = [
     "NodeQuery",
     "NodeResult",
     "ReadsInPieces",
-    "RendersTemplates",
-    "RendersTools",
     "ReplyStart",
     "RestrictsTokens",
     "RunsBeside",

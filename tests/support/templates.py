@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
-from adafuse_llm.text.chat import Message
+from adafuse_llm.text.conversation import Message
 from tests.support.models import tokenizer
 
 
@@ -435,8 +435,8 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{{- tool.function.description + '\n' + tool.function.parameters | tojson }}{% endfor %}"
         "{%- for m in turns %}"
         "{%- if m.role == 'user' %}{{- '<｜User｜>' + m.content }}"
-        "{%- elif m.role == 'assistant' and not m.content %}"
-        "{{- '<｜Assistant｜>' }}{%- for call in m.tool_calls %}"
+        "{%- elif m.role == 'assistant' and m.tool_calls is defined %}"
+        "{{- '<｜Assistant｜>' + m.content }}{%- for call in m.tool_calls %}"
         "{{- '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name }}"
         "{{- '\n' + call.function.arguments + '<｜tool▁call▁end｜>' }}{% endfor %}"
         "{{- eos_token }}"
