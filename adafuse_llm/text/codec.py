@@ -243,6 +243,7 @@ class TokenizerCodec(TextCodec):
         unused = (character for character in map(chr, _MARKS) if character not in whole)
         start, end = next(unused), next(unused)
 
+        @functools.cache
         def mark(text: str) -> str:
             """Enclose control tokens in marks, or the whole text if another part becomes one."""
             others = filter(None, control.pattern.split(text))
@@ -250,11 +251,15 @@ class TokenizerCodec(TextCodec):
             return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
 
         def render(messages: Messages, tools: Messages) -> str:
-            return self._render(
-                [{**map_json(each, mark), "role": each["role"]} for each in messages],
-                map_json(tools, mark),
-                opens_reply=not conversation.continues,
-                variables={name: map_json(value, mark) for name, value in variables.items()},
+            marked = [{**map_json(each, mark), "role": each["role"]} for each in messages]
+            if self._reads_parts:
+                for each in marked:
+                    each["content"] = [{"type": "text", "text": each["content"]}]
+            return self._apply_template(
+                marked,
+                tools=map_json(tools, mark) or None,
+                add_generation_prompt=not conversation.continues,
+                **{name: map_json(value, mark) for name, value in variables.items()},
             )
 
         control = self._in_prompt
@@ -263,22 +268,7 @@ class TokenizerCodec(TextCodec):
             text = text.replace(json.dumps(each)[1:-1], each)
         return text, re.compile(f"{start}([^{start}{end}]*){end}|[{start}{end}]")
 
-    def _render(
-        self,
-        messages: Messages,
-        tools: Messages = (),
-        *,
-        opens_reply: bool = True,
-        variables: Mapping[str, Any] = AT_START.variables,
-    ) -> str:
-        if self._reads_parts:
-            parts = [[{"type": "text", "text": each["content"]}] for each in messages]
-            messages = [{**m, "content": each} for m, each in zip(messages, parts, strict=True)]
-        return self._apply(
-            messages, tools=tools or None, add_generation_prompt=opens_reply, **variables
-        )
-
-    def _apply(self, messages: Messages, **options: Any) -> str:
+    def _apply_template(self, messages: Messages, **options: Any) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
     @functools.cached_property
@@ -286,7 +276,7 @@ class TokenizerCodec(TextCodec):
         """Whether the template reads only content in parts, as those of some multimodal models."""
         word = "word0word"
         try:
-            return word not in self._apply([{"role": "user", "content": word}])
+            return word not in self._apply_template([{"role": "user", "content": word}])
         except Exception:  # templates raise errors of any type
             return False
 
