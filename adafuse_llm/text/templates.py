@@ -38,6 +38,9 @@ _PROVIDED = {"messages", "tools", "add_generation_prompt", "raise_exception", "s
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 """Matches the marks of replies, a block of transformers that Jinja does not know."""
 
+_WORD = "word0word"
+"""A text that no template writes itself."""
+
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, Messages], str]
 """A function that renders messages and tools up to the start of the assistant's reply."""
@@ -134,7 +137,20 @@ def render_conversation(conversation: Conversation, facts: TemplateFacts, render
             return _render_tools(conversation, facts, render)
     adds = conversation.tools or conversation.instructions
     default = _default_system(conversation, render, ()) if adds else ""
-    return _render(conversation.flat(default=default), (), render)
+    messages: Messages = conversation.flat(default=default)
+    if {each["role"] for each in messages} == {"system"} and not _shows_lone_system(render):
+        messages = _alternating(messages)
+    return _render(messages, (), render)
+
+
+def _shows_lone_system(render: Render) -> bool:
+    """Return whether a template writes a system message that no other message follows.
+
+    Some write it only in the turn of a user, and people send prompts that have nothing else.
+    """
+    with suppress(Exception):  # the template refuses it, as `_render` finds out
+        return _WORD in render([{"role": "system", "content": _WORD}], ())
+    return True
 
 
 def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
@@ -208,13 +224,13 @@ def _default_system(conversation: Conversation, render: Render, tools: Messages)
     """
     if conversation.has_system:
         return ""
-    mark, user = "word0word", {"role": "user", "content": "word1word"}
+    user = {"role": "user", "content": "Who?"}
     try:
         bare = render([user], tools)
-        given = render([{"role": "system", "content": mark}, user], tools)
+        given = render([{"role": "system", "content": _WORD}, user], tools)
     except Exception:  # the template accepts no system message
         return ""
-    before, _, after = given.partition(mark)
+    before, _, after = given.partition(_WORD)
     if not bare.startswith(before) or not bare.endswith(after):
         return ""
     return bare[len(before) : len(bare) - len(after)]

@@ -136,6 +136,13 @@ def test_members_read_what_their_template_makes_of_the_messages(name: str, histo
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_a_system_message_alone_is_read(name: str) -> None:
+    codec = TokenizerCodec(family_tokenizer(name))
+    text = family_tokenizer(name).decode(codec.encode_messages(turns("s")))
+    assert "s0." in text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_control_tokens_in_messages_are_text(name: str) -> None:
     family, known = FAMILIES[name], family_tokenizer(name)
     spelled = [token for token in (family.bos, family.eos, *family.control) if token]
