@@ -94,7 +94,7 @@ def _variables(template: str) -> frozenset[str]:
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
     try:
         parsed = environment.parse(_GENERATION.sub("", template))
-    except jinja2.TemplateSyntaxError:  # rendering raises the same error
+    except (jinja2.TemplateSyntaxError, RecursionError):  # rendering raises the same error
         return frozenset()
     return frozenset(find_undeclared_variables(parsed))
 
