@@ -398,7 +398,7 @@ class TokenizerCodec(TextCodec):
 def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
     """Return the ``tokenizers.Tokenizer`` for text, and the one for rendered conversations.
 
-    They are None if a tokenizer has none, or its class encodes or decodes in a way of its own.
+    They are None if a tokenizer has none that can be copied, or has methods of its own.
     """
     if not getattr(tokenizer, "is_fast", False):
         return None, None
@@ -411,7 +411,10 @@ def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
     ):
         return None, None
     core = tokenizer.backend_tokenizer
-    return core, copy.deepcopy(core) if needs_two else None
+    try:
+        return core, copy.deepcopy(core) if needs_two else None
+    except Exception:  # some parts of tokenizers that are written in Python cannot be copied
+        return None, None
 
 
 def _set(core: Any, *, as_text: bool) -> None:
