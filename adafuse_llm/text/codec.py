@@ -153,6 +153,7 @@ class TokenizerCodec(TextCodec):
             if str(t).strip() and (str(t) in str(template or "") or str(t) in declared)
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
+        self._before, self._after = self._affixes()
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
         # Text in a prompt must not become a special token or a marker of the template. Text in a
         # response must not become a special token. It may become a marker, because members write
@@ -166,6 +167,13 @@ class TokenizerCodec(TextCodec):
             for tokens in (in_prompt, special, in_begun)
         )
 
+    def _affixes(self) -> tuple[list[int], list[int]]:
+        """Return the special tokens that the member expects before and after a prompt."""
+        text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
+        starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
+        start = next(starts, 0)
+        return whole[:start], whole[start + len(text) :]
+
     def _create_lock(self) -> None:
         # A call of transformers stores its settings in the tokenizer. The tokenizers below it are
         # thread-safe, and each of the two is always used with the same settings.
@@ -173,15 +181,12 @@ class TokenizerCodec(TextCodec):
         self._lock: AbstractContextManager[Any] = nullcontext() if is_safe else threading.Lock()
 
     def encode_prompt(self, text: str) -> list[int]:
-        tokens = self._encode(text, add_special_tokens=True)
-        plain = self._encode(text)
+        before, plain = self._before.copy(), self._encode(text)
         if self._in_prompt.ids.isdisjoint(plain) and not self._in_prompt.pattern.search(text):
-            return tokens
-        starts = (i for i in range(len(tokens)) if tokens[i : i + len(plain)] == plain)
-        start = next(starts, 0)
-        before, after = tokens[:start], tokens[start + len(plain) :]
-        self._extend(before, text, self._in_prompt)
-        return before + after
+            before += plain
+        else:
+            self._extend(before, text, self._in_prompt)
+        return before + self._after
 
     def control_token_in(self, text: str) -> str | None:
         found = self._in_prompt.pattern.search(text)

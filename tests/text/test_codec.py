@@ -240,12 +240,15 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_messages_without_control_tokens_give_the_tokens_of_the_template(name: str) -> None:
+def test_texts_without_control_tokens_give_the_tokens_of_transformers(name: str) -> None:
     known = _with_template(name, CHATML)
     expected = known.apply_chat_template(
         ORDINARY, tokenize=True, add_generation_prompt=True, return_dict=False
     )
-    assert TokenizerCodec(known).encode_messages(ORDINARY) == expected
+    codec = TokenizerCodec(known)
+    assert codec.encode_messages(ORDINARY) == expected
+    for text in ("", "The ferry", "  two \n\n", "caf\u00e9 \U0001f600"):
+        assert codec.encode_prompt(text) == known.encode(text)
 
 
 @pytest.mark.parametrize(
