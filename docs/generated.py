@@ -104,6 +104,16 @@ def configuration() -> str:
     )
 
 
+def members() -> str:
+    """Return the settings of members, with one table per kind."""
+    from adafuse_llm import GGUFMember, ServerMember, TransformersMember
+
+    return "\n\n".join(
+        f"## {model.__name__}\n\n{_summary(model)}\n\n{_options(model)}"
+        for model in (TransformersMember, GGUFMember, ServerMember)
+    )
+
+
 def _summary(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " ")
 
@@ -111,11 +121,13 @@ def _summary(model: type[BaseModel]) -> str:
 def _options(model: type[BaseModel]) -> str:
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        kind = re.sub(r"typing\.|<class '(\w+)'>", r"\1", str(field.annotation))
+        kind = re.sub(r"(typing|collections\.abc)\.|<class '(\w+)'>", r"\2", str(field.annotation))
         bounds = ", ".join(_bounds(field.metadata))
         kind = f"`{kind}`{f' ({bounds})' if bounds else ''}".replace("|", "\\|")
-        default = field.get_default(call_default_factory=True)
-        rows.append(f"| `{name}` | {kind} | `{default!r}` | {field.description} |")
+        default = (
+            "" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+        )
+        rows.append(f"| `{name}` | {kind} | {default} | {field.description} |")
     return "\n".join(rows)
 
 
@@ -168,6 +180,7 @@ def model_card() -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "command_line": command_line,
+    "members": members,
     "model_card": model_card,
 }
 
