@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.backends.base import Backend, SupportsClose
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.loading.gguf import find_file, load_gguf
 from adafuse_llm.loading.huggingface import check_huggingface, load_huggingface
 from adafuse_llm.loading.servers import load_server
@@ -58,11 +58,13 @@ def load_members(
     ]
     loaders = [_loader(spec) for spec in specs]
     loaded: dict[int, Backend] = {}
-    with _closing(loaded):
+    with ExitStack() as on_error:
         for i in sorted(range(len(specs)), key=lambda i: not isinstance(specs[i], ServerMember)):
             start = time.monotonic()
             loaded[i] = loaders[i]()
+            on_error.callback(loaded[i].close)
             logger.info("member %r is loaded in %.1f s", specs[i].name, time.monotonic() - start)
+        on_error.pop_all()
     weights = {str(spec.name): spec.weight for spec in specs}
     ordered = [loaded[i] for i in range(len(specs))]
     return ordered, weights if set(weights.values()) != {1.0} else None
@@ -82,15 +84,3 @@ def _loader(spec: MemberSpec) -> Callable[[], Backend]:
         return partial(load_gguf, spec, find_file(spec))
     check_huggingface(spec)
     return partial(load_huggingface, spec)
-
-
-@contextmanager
-def _closing(loaded: Mapping[int, Backend]) -> Iterator[None]:
-    """Close the members that are loaded so far if the block fails."""
-    try:
-        yield
-    except BaseException:
-        for member in loaded.values():
-            if isinstance(member, SupportsClose):
-                member.close()
-        raise
