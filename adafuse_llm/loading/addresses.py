@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from adafuse_llm.errors import InvalidOptionError, short_repr
 
-APIS = ("vllm", "sglang", "llama-server")
+Api = Literal["vllm", "sglang", "llama-server"]
+"""Kinds of servers."""
+
 IN_QUERY = ("tokenizer", "api_key_env")
 """Settings that an address can have as query parameters."""
 
@@ -36,7 +39,7 @@ def read_address(text: object) -> dict[str, str]:
             "environment variable, and pass its name: api_key_env"
         )
     is_plain = rest.isascii() and rest.isprintable() and " " not in rest
-    known = protocol in ("http", "https") and (api in APIS or not plus)
+    known = protocol in ("http", "https") and (api in get_args(Api) or not plus)
     if not (is_address and is_plain and known) or parts.fragment:
         raise InvalidOptionError(
             "url must be the address of a server, such as 'http://127.0.0.1:8000' or "

@@ -31,7 +31,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from adafuse_llm.config import AdaFuseConfig, Options, RuntimeConfig
 from adafuse_llm.embedded import member_paths
@@ -57,29 +57,19 @@ SECTIONS: Final[Mapping[str, type[Options]]] = {
 class ConfigFile(AdaFuseConfig):
     """The contents of a configuration file: options of decoding, and what to load.
 
+    The default for `models` are the embedded members.
+
     Raises:
         InvalidOptionError: a value is not valid.
     """
 
-    models: tuple[str | dict[str, Any], ...] = Field(
-        default=(),
-        description="Folders, GGUF files, hub ids or addresses of members, or mappings of their "
-        "settings. Default: the embedded members.",
-    )
-    strategy: str = Field(
-        default="auto", description="Name of the strategy that chooses the next piece of text."
-    )
-    dtype: str = Field(default="auto", description="Data type of the weights.")
-    device_map: str | None = Field(
-        default=None, description="Devices on which accelerate places the weights."
-    )
-    revision: str | None = Field(default=None, description="Revision of hub models.")
-    runtime: RuntimeConfig = Field(
-        default_factory=RuntimeConfig, description="How the engine runs requests."
-    )
-    serving: ServerConfig = Field(
-        default_factory=ServerConfig, description="How `adafuse serve` runs the server."
-    )
+    strategy: str = "auto"
+    dtype: str = "auto"
+    device_map: str | None = None
+    revision: str | None = None
+    models: tuple[str | dict[str, Any], ...] = ()
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    serving: ServerConfig = Field(default_factory=ServerConfig)
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
@@ -96,14 +86,17 @@ class ConfigFile(AdaFuseConfig):
 
     @field_validator("models")
     @classmethod
-    def _usable_models(cls, models: tuple[str | dict[str, Any], ...]) -> Any:
+    def _usable_models(
+        cls, models: tuple[str | dict[str, Any], ...], info: ValidationInfo
+    ) -> tuple[str | dict[str, Any], ...]:
         for model in models:
-            if refused := [name for name in CODE_FIELDS if name in model]:
-                raise ValueError(
-                    f"a configuration file cannot set {refused[0]!r}, because this can run code "
-                    "that comes with a model. Load the member in Python with TransformersMember"
-                )
-            as_spec(model)
+            for name in CODE_FIELDS:
+                if isinstance(model, dict) and name in model:
+                    raise ValueError(
+                        f"a configuration file cannot set {name!r}, because this can run code that "
+                        "comes with a model. Load the member in Python with TransformersMember"
+                    )
+            as_spec(model, info.data.get("revision"))
         return models
 
     @field_validator("runtime", "serving", mode="before")

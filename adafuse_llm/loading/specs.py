@@ -18,7 +18,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from adafuse_llm.backends.gguf.files import is_gguf
 from adafuse_llm.config import MAX_WEIGHT, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
-from adafuse_llm.loading.addresses import read_address
+from adafuse_llm.loading.addresses import Api, read_address
 
 if TYPE_CHECKING:
     import torch
@@ -255,9 +255,7 @@ class ServerMember(_Member):
         min_length=1,
         description="Name of the model on the server. Default: the only model of the server.",
     )
-    api: Literal["vllm", "sglang", "llama-server"] | None = Field(
-        default=None, description="Kind of the server. Default: detected."
-    )
+    api: Api | None = Field(default=None, description="Kind of the server. Default: detected.")
     tokenizer: str | None = Field(
         default=None,
         min_length=1,
