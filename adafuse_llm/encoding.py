@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
-from adafuse_llm.decoding.member import GrammarStart, Member
+from adafuse_llm.decoding.member import Member, naming_member
+from adafuse_llm.decoding.permits import Form
 from adafuse_llm.errors import (
     ContextWindowError,
     GrammarError,
     InvalidInputError,
     InvalidOptionError,
-    MemberError,
     short_repr,
 )
 from adafuse_llm.request import Checked
-from adafuse_llm.runtime.vocabularies import Vocabularies
 from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import check_listed
-from adafuse_llm.text.chat import as_plain_text
-from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText
 from adafuse_llm.text.opening import Opening, SpaceTokens
-from adafuse_llm.text.prompt_warnings import PromptWarnings
-from adafuse_llm.text.reply_start import check_variables, start_replies
-from adafuse_llm.text.templates import ReplyStart
+from adafuse_llm.text.prompt_warnings import mixed_templates, spelled_token
+from adafuse_llm.text.reply_start import mixed_reasoning, start_replies
+from adafuse_llm.text.templates import ReplyStart, member_variables
+
+logger = logging.getLogger(__name__)
 
 BEFORE = "\n"
 """Text before a text whose tokens are counted, because the start of a prompt can differ."""
@@ -43,20 +42,20 @@ class Encoder:
 
     Args:
         members: names of all members of the engine.
-
-    Attributes:
-        vocabularies: the members' tokens for spaces and grammars.
     """
 
     def __init__(self, members: tuple[str, ...]) -> None:
-        self.vocabularies = Vocabularies()
         self._names = members
-        self._warnings = PromptWarnings()
+        self._warns_of_tokens = True
 
     def warn_of_members(self, active: Active, config: AdaFuseConfig) -> None:
         """Warn of members that do not fit together."""
         codecs = {backend.name: backend.codec for backend, _ in active}
-        self._warnings.check_members(codecs, config.chat_template_kwargs, self._names)
+        variables = self._variables(active, config)
+        have_template = {name: codec.has_chat_template for name, codec in codecs.items()}
+        for warning in (mixed_templates(have_template), mixed_reasoning(codecs, variables)):
+            if warning:
+                logger.warning("%s", warning)
 
     def members(
         self,
@@ -82,7 +81,7 @@ class Encoder:
         decodes_freely = not to_score and config.choices is None
         given = prompt or ""
         if conversation is not None:
-            given = as_plain_text(conversation.flat(), continues=conversation.continues)
+            given = conversation.plain_text()
         text = given.rstrip(" ")
         begun = given if conversation is None or conversation.continues else ""
         spaces = len(begun) - len(begun.rstrip(" "))
@@ -95,21 +94,15 @@ class Encoder:
         opening = Opening(spaces, is_reply=not is_exact)
         prompts = []
         for backend, weight in active:
-            space_tokens = self.vocabularies.space_tokens(backend, spaces) if spaces else None
+            space_tokens = backend.space_tokens(spaces) if spaces else None
             form = None
             if grammar is not None and response is not None:
                 form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
             start = starts.get(backend.name)
             ids = _encode(backend, checked, start, bare=bool(space_tokens))
-            with _naming_member(backend):
-                if conversation is not None:
-                    self._warnings.check_conversation(
-                        backend.name, backend.codec, ids, conversation
-                    )
-                else:
-                    self._warnings.check_prompt(backend.name, backend.codec, ids, text)
-            if conversation is None and not text:
-                ids = ids or sorted(backend.end_ids)[:1]
+            if conversation is None:
+                self._warn_of_token(backend, text)
+                ids = ids or (sorted(backend.end_ids)[:1] if not text else [])
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
             adjustment = _adjustment(backend, config) if decodes_freely else None
@@ -144,6 +137,14 @@ class Encoder:
         _check_windows(responses[0])
         return responses
 
+    def _warn_of_token(self, backend: Backend, prompt: str) -> None:
+        """Warn once of a prompt that spells out a control token."""
+        if self._warns_of_tokens and (
+            warning := spelled_token(backend.name, backend.codec, prompt)
+        ):
+            self._warns_of_tokens = False
+            logger.warning("%s", warning)
+
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
         """Return the tokens of a whole prompt, by active member."""
         starts, _ = self._reply_starts(checked, active, None, to_score=True)
@@ -156,15 +157,18 @@ class Encoder:
         self, checked: Checked, active: Active, response: GrammarText | None, *, to_score: bool
     ) -> tuple[dict[str, ReplyStart], str]:
         """Return how the chat templates begin the reply, and the text that they began it with."""
-        codecs = {backend.name: backend.codec for backend, _ in active}
-        given = checked.config.chat_template_kwargs
+        variables = self._variables(active, checked.config)
         if checked.conversation is None:
-            check_variables(codecs, given, self._names)
             return {}, ""
         permits: Callable[[str], bool] | None = None if response is None else response.holds
         if checked.config.choices is not None and not to_score:
             permits = _permits_nothing
-        return start_replies(codecs, checked.conversation, given, self._names, permits)
+        codecs = {backend.name: backend.codec for backend, _ in active}
+        return start_replies(codecs, checked.conversation, variables, permits)
+
+    def _variables(self, active: Active, config: AdaFuseConfig) -> dict[str, dict[str, Any]]:
+        facts = {backend.name: backend.codec.template_facts for backend, _ in active}
+        return member_variables(config.chat_template_kwargs, facts, self._names)
 
     def _form(
         self,
@@ -173,25 +177,25 @@ class Encoder:
         response: GrammarText,
         opening: Opening,
         space_tokens: SpaceTokens | None,
-    ) -> tuple[GrammarStart, SpaceTokens | None]:
+    ) -> tuple[Form, SpaceTokens | None]:
         """Return the form of a response, and the member's tokens for the spaces of the prompt.
 
         If no token of the member begins with these spaces as the grammar requires, the tokens are
         None, so that the member reads the spaces as a part of the prompt.
         """
-        vocabulary = self.vocabularies.grammar(backend)
+        vocabulary = backend.grammar_vocabulary()
         if opening.spaces and space_tokens is not None:
             state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
             if not vocabulary.mask(state).is_empty:
-                return GrammarStart(response, vocabulary, state), space_tokens
+                return Form(response, vocabulary, state), space_tokens
         lead = ONE_SPACE if opening.is_reply else NO_LEAD
         state = vocabulary.matcher(grammar, lead, response.begun)
-        return GrammarStart(response, vocabulary, state), None
+        return Form(response, vocabulary, state), None
 
 
 def text_tokens(backend: Backend, text: str) -> list[int]:
     """Return a member's tokens of a text behind other text."""
-    with _naming_member(backend):
+    with naming_member(backend.name):
         return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)[0]
 
 
@@ -219,13 +223,11 @@ def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
             f"option 'choices': a reply to messages cannot begin with whitespace; got "
             f"{short_repr(spaced[0])}"
         )
-    sizes = []
+    sizes: list[int] = []
     for member in members:
         for text in choices:
             forms = (text, f" {text}") if member.opening.is_reply else (text,)
-            for form in forms:
-                owed = 0 if member.holds_spaces else member.opening.spaces
-                sizes.append(member.size(" " * owed + form))
+            sizes += map(member.size, forms)
     _check_minimum(members, config, max(sizes), "the longest of the choices")
     return sum(sizes)
 
@@ -238,10 +240,7 @@ def check_closing(members: Sequence[Member], config: AdaFuseConfig) -> None:
     closing = grammar.closing()
     if closing is None:
         raise GrammarError("no short text that fits the grammar was found. Simplify the grammar.")
-    sizes = []
-    for member in members:
-        owed = 0 if member.holds_spaces else member.opening.spaces
-        sizes.append(member.size(" " * owed + closing))
+    sizes = [member.size(closing) for member in members]
     _check_minimum(members, config, max(sizes), "a short response of the required form")
 
 
@@ -284,25 +283,13 @@ def _encode(
         bare: whether to leave out the spaces at the end of the text that the response continues.
     """
     prompt, conversation, _ = checked
-    with _naming_member(backend):
+    with naming_member(backend.name):
         if conversation is not None and start is not None:
             if bare:
-                conversation = conversation.with_last(lambda text: text.rstrip(" "))
-            return encode_conversation(backend.codec, conversation, start)
+                conversation = conversation.with_last(conversation.begun.rstrip(" "))
+            return backend.codec.encode_conversation(conversation, start)
         prompt = prompt or ""
         return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
-
-
-@contextmanager
-def _naming_member(backend: Backend) -> Iterator[None]:
-    """Name the member in errors of its tokenizer."""
-    try:
-        yield
-    except InvalidInputError as error:
-        raise InvalidInputError(f"member {backend.name!r}: {error}") from error
-    except Exception as error:
-        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
-        raise MemberError(backend.name, reason) from error
 
 
 def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
@@ -339,7 +326,7 @@ def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
 
 def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
     """Return a member's tokens for a text in the middle of a text."""
-    with _naming_member(backend):
+    with naming_member(backend.name):
         context = backend.codec.encode_prompt(BEFORE)
         ids, exact = backend.codec.encode_continuation(context, text)
     if not exact or not ids:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -50,7 +50,6 @@ from adafuse_llm.strategies.base import (
 )
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.grammar import NO_LEAD, Grammar
-from adafuse_llm.text.isolation import isolated
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
 
@@ -114,7 +113,7 @@ class AdaFuseEngine(Engine):
         if len(set(self.members)) != len(self.members):
             raise InvalidInputError(
                 f"members need different names; got {', '.join(self.members)}. "
-                "Set names with MemberSpec(name=...)."
+                "Set the name of a backend when you create it."
             )
         self.config = config or AdaFuseConfig()
         self.strategy = self._find(strategy)
@@ -130,7 +129,7 @@ class AdaFuseEngine(Engine):
     @classmethod
     def from_pretrained(
         cls,
-        members: Sequence[str | MemberSpec],
+        members: Sequence[str | MemberSpec | Mapping[str, Any]],
         *,
         config: AdaFuseConfig | None = None,
         strategy: Strategy | str = AUTO,
@@ -146,14 +145,15 @@ class AdaFuseEngine(Engine):
         The arguments `dtype`, `device_map` and `trust_remote_code` do not apply to GGUF members.
 
         Args:
-            members: at least one folder, GGUF file, hub id or `MemberSpec`. A `MemberSpec` also
-                sets options of the member.
+            members: at least one folder, GGUF file, hub id or address of a server. A
+                `TransformersMember`, `GGUFMember` or `ServerMember`, or a mapping of its settings,
+                also sets options of the member.
             config: default options.
             strategy: as for the constructor.
             runtime: as for the constructor.
             dtype: dtype of the weights, or ``"auto"`` for the dtype of the checkpoint.
-            device_map: device map for accelerate. With ``"auto"``, free memory is divided among
-                the members in proportion to their sizes.
+            device_map: one device, ``"auto"``, or another device map for accelerate. It goes to
+                ``from_pretrained`` of transformers.
             trust_remote_code: whether code that comes with a model may run.
             revision: revision of models from the hub.
             on_round: as for the constructor.
@@ -269,10 +269,9 @@ class AdaFuseEngine(Engine):
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
-        with isolated():
-            if (grammar := Grammar.of(config)) is not None:
-                for backend, _ in self._active_backends(config):
-                    self._encoder.vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
+        if (grammar := Grammar.of(config)) is not None:
+            for backend, _ in self._active_backends(config):
+                backend.grammar_vocabulary().matcher(grammar, NO_LEAD)
 
     def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
         """Return an engine with the same loaded members and another strategy.
@@ -371,8 +370,7 @@ class AdaFuseEngine(Engine):
             if config.choices is None:
                 prepare_draws(active, config)
         top = max(self.strategy.top(config), config.top_logprobs)
-        with isolated(request.cancel, request.timeout):
-            responses = self._encoder.members(checked, active, top, seeds)
+        responses = self._encoder.members(checked, active, top, seeds)
         return [
             self._decoding(request, checked, members, seed)
             for members, seed in zip(responses, seeds, strict=True)

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import Self
 
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig, ChoiceOptions, DecodeOptions
+from adafuse_llm.config import AdaFuseConfig, ChoiceOptions, DecodeOptions
 from adafuse_llm.errors import (
     ContextWindowError,
     InvalidInputError,
     InvalidOptionError,
     short_repr,
 )
-from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.conversation import Conversation, check_conversation
+from adafuse_llm.text.conversation import Conversation, Tool, check_conversation
 from adafuse_llm.text.words import check_text
 
 __all__ = ["Request"]
@@ -110,11 +109,6 @@ class Request:
         options = {**given}
         named = {name: options.pop(name) for name in KEYWORDS if name in options}
         return cls(options=options, **named, **fields)
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether an option of the request sets a grammar, which takes time to check."""
-        return any(self.options.get(name) is not None for name in GRAMMARS)
 
     def checked(self, config: AdaFuseConfig, *, to_encode: bool = False) -> Checked:
         """Check the request.

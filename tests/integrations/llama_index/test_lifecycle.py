@@ -23,8 +23,8 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
-    MemberSpec,
     RuntimeConfig,
+    TransformersMember,
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
@@ -45,7 +45,7 @@ def no_loading(monkeypatch):
 
 @pytest.mark.quick
 def test_making_copying_and_pickling_load_nothing(no_loading):
-    llm = AdaFuseLLM(["no/such-model", MemberSpec(path="other/one", weight=2)], max_words=2)
+    llm = AdaFuseLLM(["no/such-model", TransformersMember(path="other/one", weight=2)], max_words=2)
     assert isinstance(llm, CustomLLM)
     assert copy.deepcopy(llm).to_dict() == llm.to_dict()
     again = pickle.loads(pickle.dumps(llm))
@@ -163,11 +163,11 @@ def test_an_assigned_option_is_checked():
         for name, value in [("max_new_tokens", -5), ("stop", ("",)), ("weights", {"oak": -1.0})]:
             with pytest.raises(InvalidOptionError, match=name):
                 setattr(llm, name, value)
-        for name, value in [("retries", -1), ("emit_events", "perhaps"), ("max_new_token", 3)]:
+        for name, value in [("emit_events", "perhaps"), ("max_new_token", 3)]:
             with pytest.raises(ValueError, match=name):
                 setattr(llm, name, value)
         llm.stop = " one"  # type: ignore[assignment]
-        assert (llm.max_new_tokens, llm.retries, llm.stop) == (4, 2, (" one",))
+        assert (llm.max_new_tokens, llm.stop) == (4, (" one",))
 
 
 @pytest.mark.quick

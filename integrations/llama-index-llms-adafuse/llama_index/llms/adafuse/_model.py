@@ -60,7 +60,6 @@ class LLMOptions(DecodeOptions, total=False):
     context_window: int | None
     is_chat_model: bool | None
     emit_events: bool
-    retries: int
     enforce: Enforce
     complete_as_chat: bool | None
     react_stop: bool
@@ -86,7 +85,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
 
     members: tuple[Any, ...] | Literal["embedded"] | None = Field(
         default=None,
-        description="Folders, GGUF files, hub ids or MemberSpec objects, or 'embedded'.",
+        description="Folders, GGUF files, hub ids, or mappings of settings; or 'embedded'.",
     )
     dtype: Any = Field(default="auto", description="Data type of the weights.")
     device_map: str | None = Field(
@@ -120,11 +119,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         default=True,
         description="Whether to emit instrumentation events for the rounds. Each response has "
         "its own span.",
-    )
-    retries: int = Field(
-        default=2,
-        ge=0,
-        description="How many times to request another reply if a reply is malformed.",
     )
     enforce: Literal["auto"] | bool = Field(
         default="auto",
@@ -189,7 +183,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         check_engine(engine)
         if (members is None) == (engine is None):
             raise InvalidInputError(
-                "pass either members=[...] (folders, hub ids or MemberSpec) or engine=...; "
+                "pass either members=[...] (folders, GGUF files or hub ids) or engine=...; "
                 "AdaFuseLLM.from_embedded() uses the small models that ship with adafuse-llm"
             )
         if engine is not None and (loading := [key for key in _LOADING if key in base]):
@@ -385,7 +379,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
     def _can_enforce_calls(self) -> bool:
         if self.enforce is False:
             return False
-        return bool(self._told(lambda ensemble: ensemble.can_enforce()))
+        return self._ensemble.can_enforce()
 
     def _warn_once(self, message: str) -> None:
         """Log a warning, unless this LLM already logged the same one."""
