@@ -211,7 +211,7 @@ def _add_patterns(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> No
 
 def _pattern(pattern: str, path: Path) -> str:
     if not _READABLE.fullmatch(pattern):
-        _refuse(path, "has a flag, look-around, or another part that is not supported")
+        _refuse(path, "has a flag, lookahead, or another part that is not supported")
     pattern = re.sub(rf"{_CLASS}|\\.|(\.)", lambda match: _DOT if match[1] else match[0], pattern)
     return re.sub(r"\\.|\[\^", lambda match: _WRITTEN.get(match[0], match[0]), pattern)
 
