@@ -53,7 +53,7 @@ _CLASSES: Mapping[str, tuple[type, ...]] = {
     "type": (str, list),
 }
 _REFERENCE = {"$ref", "title", "description"}
-_DECIMALS, _DIGITS, _MAX_INTEGER, _FEW = 9, 15, 2**53, 20
+_DECIMALS, _DIGITS, _MAX_INTEGER, _FEW = 9, 15, 2**53, 12
 _LEAP = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
 _DATE = f"^([1-9][0-9]{{3}}-(0[13-9]|1|02-[01]|02-2[0-8])|{_LEAP}-02-29)"
 _TIME = r":[0-9]{2}:[0-5][0-9](\.[0-9]{1,6})?[Z+-]"
