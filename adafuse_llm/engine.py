@@ -39,7 +39,6 @@ from adafuse_llm.request import Checked, Request, check_input_text, converted
 from adafuse_llm.results import MemberInfo, Round
 from adafuse_llm.run import Deliver, RoundObserver, Run
 from adafuse_llm.runtime.budget import CacheBudget
-from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.strategies.base import (
@@ -345,7 +344,6 @@ class AdaFuseEngine(Engine):
                 timeout,
                 ", ".join(map(repr, busy)),
             )
-        trim_heap()
 
     @override
     def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
@@ -353,7 +351,9 @@ class AdaFuseEngine(Engine):
         scheduler = self._scheduler
 
         def start(deliver: Deliver) -> None:
-            scheduler.submit(*((job, partial(deliver, index)) for index, job in enumerate(jobs)))
+            for index, job in enumerate(jobs):
+                job.begin(partial(deliver, index))
+            scheduler.submit(jobs)
 
         return Run(len(jobs), start, partial(scheduler.abandon, jobs), (self._on_round, on_round))
 
