@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from adafuse_llm.backends.base import LimitsCache, SupportsPlacement
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import CacheMemoryError
@@ -48,14 +47,12 @@ class CacheBudget:
         needs: Counter[str] = Counter()
         for member in members:
             backend = member.backend
-            if not isinstance(backend, SupportsPlacement):
-                continue
             longest = member.prompt_tokens + config.max_new_tokens
             if member.window is not None:
                 longest = min(longest, member.window)
             place, needed = backend.device, backend.cache_bytes(longest + spare)
-            if isinstance(backend, LimitsCache):  # a tree that exceeds it is evaluated in parts
-                place, limit = f"member {member.name}", backend.cache_limit
+            if (limit := backend.cache_limit) is not None:
+                place = f"member {member.name}"  # it evaluates a tree without room in parts
                 needed = max(backend.cache_bytes(longest), min(needed, limit))
                 self._limits[place] = limit
             elif self._limit is not None:

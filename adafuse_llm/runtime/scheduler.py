@@ -10,15 +10,15 @@ Jobs start in the order of arrival, within the limits on their number
 so a job that needs much memory waits until enough others have ended, and all later jobs wait
 behind it. `RuntimeConfig.max_waiting` limits the queue.
 
-Each lane (`adafuse_llm.backends.base.lane`) has its own thread, so only one thread ever uses a
+Each lane (`Backend.lane`) has its own thread, so only one thread ever uses a
 model, and lanes run at the same time. GGUF members and members on servers have a lane of their own
 each. Transformers members on the same device share a lane and take turns, because they share the
 threads of torch. When a lane is free, it evaluates the oldest query that waits for it, together
 with all queries that wait for the same member. So jobs that are out of step soon share passes.
 
-A member reads a long prompt in pieces (`ReadsInPieces`). After each piece, the query waits again,
-so the end of its job comes between. While other jobs write, `READ_PATIENCE` of their evaluations go
-first, also those of other members in this process.
+A member reads a long prompt in pieces (`Backend.read_piece`). After each piece, the query waits
+again, so the end of its job comes between. While other jobs write, `READ_PATIENCE` of their
+evaluations go first, also those of other members in this process.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs that
 are cancelled or late, and it still serves the other lanes.
@@ -38,11 +38,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from adafuse_llm.backends.base import Backend, ReadsInPieces, RunsElsewhere
-from adafuse_llm.backends.base import lane as lane_of
+from adafuse_llm.backends.base import Backend, Query
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
-from adafuse_llm.decoding.member import Member, MemberQuery
+from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
@@ -79,13 +78,14 @@ class PendingQuery:
     """
 
     job: Job
-    query: MemberQuery
+    member: Member
+    query: Query
     is_reading: bool = False
 
     @property
     def backend(self) -> Backend:
         """The backend that answers it."""
-        return self.query.member.backend
+        return self.member.backend
 
 
 class _Lane(threading.Thread):
@@ -162,8 +162,8 @@ class Scheduler:
     def __init__(
         self, backends: Sequence[Backend], runtime: RuntimeConfig, budget: CacheBudget
     ) -> None:
-        self._lanes = {each.name: lane_of(each) for each in backends}
-        self._local = {lane_of(each) for each in backends if not isinstance(each, RunsElsewhere)}
+        self._lanes = {each.name: each.lane for each in backends}
+        self._local = {each.lane for each in backends if not each.is_remote}
         self._runtime = runtime
         self._budget = budget
         self.closed = False
@@ -392,7 +392,7 @@ class _Coordinator(threading.Thread):
         """Evaluate a batch on the lane's thread, and give the outcomes to the coordinator."""
         outcomes: Sequence[Outcome] | BaseException
         try:
-            outcomes = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
+            outcomes = _evaluate_batch(batch)
         except BaseException as error:  # a defect in this module
             outcomes = error
         self._inbox.put(partial(self._resume_answered, lane, batch, outcomes))
@@ -415,7 +415,7 @@ class _Coordinator(threading.Thread):
                 lane.waiting.append(replace(pending, is_reading=True))
                 lane.passes = 0
                 continue
-            job.unanswered.remove(pending.query.name)
+            job.unanswered.remove(pending.member.name)
             if isinstance(outcome, AdaFuseError):
                 self._end(job, outcome)
             elif not job.unanswered:
@@ -423,8 +423,8 @@ class _Coordinator(threading.Thread):
 
     def _resume(self, job: Job) -> None:
         queries = () if job.ends_early() else job.resume()
-        for query in queries:
-            self._lane_of[query.name].waiting.append(PendingQuery(job, query))
+        for member, query in queries:
+            self._lane_of[member.name].waiting.append(PendingQuery(job, member, query))
         if not queries:
             self._end(job)
 
@@ -460,21 +460,20 @@ Outcome = AdaFuseError | Literal["answered", "reading"]
 """Outcome of a query: an error, or whether it is answered or its prompt is still being read."""
 
 
-def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Outcome]:
-    """Read a piece of the prompts of queries, and evaluate the queries whose prompts are read.
+def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
+    """Read a piece of the prompts of queries to one member, and evaluate those that are read.
 
     If the evaluation of several queries fails, each query is evaluated alone, so that only the
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
     drafts. If the member is not available, all queries fail at once.
     """
+    backend = batch[0].backend
     failure: BaseException
     try:
-        is_read = [True] * len(queries)
-        if isinstance(backend, ReadsInPieces):
-            is_read = backend.read_piece([each.query.tree for each in queries])
-        ready = [each for each, done in zip(queries, is_read, strict=True) if done]
-        asked = [each.query for each in ready]
-        results = check_results(backend.name, asked, backend.evaluate(asked)) if asked else []
+        is_read = backend.read_piece([each.query.tree for each in batch])
+        ready = [each for each, done in zip(batch, is_read, strict=True) if done]
+        queries = [each.query for each in ready]
+        results = check_results(backend.name, queries, backend.evaluate(queries)) if ready else []
         for each, result in zip(ready, results, strict=True):
             each.member.learn(each.query, result)
         return ["answered" if done else "reading" for done in is_read]
@@ -482,9 +481,9 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ou
         traceback.clear_frames(error.__traceback__)  # the frames keep tensors of the pass alive
         failure = error
     if isinstance(failure, MemberUnavailableError):
-        return [failure] * len(queries)
-    if len(queries) > 1:
-        return [_evaluate_batch(backend, [each])[0] for each in queries]
-    if queries[0].drafts:
-        return _evaluate_batch(backend, [queries[0].without_drafts()])
+        return [failure] * len(batch)
+    if len(batch) > 1:
+        return [_evaluate_batch([each])[0] for each in batch]
+    if (plain := batch[0].query.plain) is not None:
+        return _evaluate_batch([replace(batch[0], query=plain)])
     return [as_member_error(backend.name, failure)]
