@@ -24,7 +24,7 @@ from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, ServerError, ServerNotReadyError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
-from adafuse_llm.request import Checked, Request, check_input_text, converted
+from adafuse_llm.request import Checked, Request, converted
 from adafuse_llm.results import MemberInfo, Scores
 from adafuse_llm.run import Deliver, RoundObserver, Run
 from adafuse_llm.wire import ResponseReader, read_error
@@ -129,21 +129,12 @@ class RemoteEngine(Engine):
 
     @override
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
-        checked = Checked("x", None, self.config.override(overrides))
-        self._ask("/v1/completions", self._body(checked, overrides, check=True))
+        checked = Request(prompt="x", options=overrides).checked(self.config)
+        self._ask("/v1/completions", self._body(checked, check=True))
 
     @override
-    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
-        return self._tokens(self._body(checked, overrides))
-
-    @override
-    def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        check_input_text(text)
-        checked = Checked(text, None, self.config.override(overrides))
-        return self._tokens({**self._body(checked, overrides), "add_special_tokens": False})
-
-    def _tokens(self, body: dict[str, Any]) -> dict[str, list[int]]:
-        answer = self._ask("/tokenize", body)
+    def _tokens(self, checked: Checked, *, inside: bool) -> dict[str, list[int]]:
+        answer = self._ask("/tokenize", {**self._body(checked), "add_special_tokens": not inside})
         with self._naming_server():
             tokens: dict[str, list[int]] = answer["adafuse"]["tokens"]
         return tokens
@@ -183,17 +174,18 @@ class RemoteEngine(Engine):
         more: dict[str, Any] = {"rounds": True, "enforce": False, "timeout": request.timeout}
         if texts is not None:
             more |= {"texts": [*texts], "stops": request.stops}
-        content = _json({**self._body(checked, request.options, **more), "stream": texts is None})
+        content = _json({**self._body(checked, **more), "stream": texts is None})
         path = "/v1/completions" if checked.conversation is None else "/v1/chat/completions"
         sent = self._streams.build_request("POST", path, content=content)
         size = checked.config.n if texts is None else 0
         return size or 1, partial(self._respond, sent, request.cancel, size)
 
-    def _body(self, checked: Checked, options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-        """Return the form of an input with options of a call, and `more` of the extension."""
-        extension = {**checked.config.model_dump(include={*options}), **self._strategy, **more}
+    def _body(self, checked: Checked, **more: Any) -> dict[str, Any]:
+        """Return the form of a request with its options, and `more` of the extension."""
+        options = checked.config.model_dump(include={*checked.request.options})
+        extension = {**options, **self._strategy, **more}
         if (conversation := checked.conversation) is None:
-            return {"prompt": checked.prompt, "adafuse": extension}
+            return {"prompt": checked.request.prompt, "adafuse": extension}
         extension["instructions"] = conversation.instructions
         if conversation.continues:
             extension["continue_final_message"] = True

@@ -536,18 +536,6 @@ class AdaFuseConfig(Options):
                 f"{advice}"
             )
 
-    def check_one_response(self) -> None:
-        """Check that a request has one response, as a stream does.
-
-        Raises:
-            InvalidOptionError: it has several.
-        """
-        if self.n > 1:
-            raise InvalidOptionError(
-                f"option 'n': a stream has one response; got {self.n}. Leave the option out, or "
-                "make a call that does not stream."
-            )
-
     def reported_member(self, members: Sequence[str]) -> str:
         """Return the member with the highest weight among those that decode.
 

@@ -35,7 +35,7 @@ from adafuse_llm.encoding import (
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, RequestCancelledError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
-from adafuse_llm.request import Checked, Request, check_input_text, converted
+from adafuse_llm.request import Checked, Request, converted
 from adafuse_llm.results import MemberInfo, Round
 from adafuse_llm.run import Deliver, RoundObserver, Run
 from adafuse_llm.runtime.budget import CacheBudget
@@ -292,14 +292,11 @@ class AdaFuseEngine(Engine):
         return view
 
     @override
-    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
-        return self._encoder.prompt_tokens(checked, self._active_backends(checked.config))
-
-    @override
-    def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        check_input_text(text)
-        config = self.config.override(overrides)
-        active = self._active_backends(config)
+    def _tokens(self, checked: Checked, *, inside: bool) -> dict[str, list[int]]:
+        active = self._active_backends(checked.config)
+        if not inside:
+            return self._encoder.prompt_tokens(checked, active)
+        text = checked.request.prompt or ""
         return {backend.name: text_tokens(backend, text) for backend, _ in active}
 
     @property
@@ -359,7 +356,7 @@ class AdaFuseEngine(Engine):
         checked = request.checked(self.config)
         self._scheduler.check_accepts()
         if request.texts is not None:
-            return [self._scoring(request, checked, request.texts)]
+            return [self._scoring(checked, request.texts)]
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
@@ -374,13 +371,11 @@ class AdaFuseEngine(Engine):
         with isolated(request.cancel, request.timeout):
             responses = self._encoder.members(checked, active, top, seeds)
         return [
-            self._decoding(request, checked, members, seed)
+            self._decoding(checked, members, seed)
             for members, seed in zip(responses, seeds, strict=True)
         ]
 
-    def _decoding(
-        self, request: Request, checked: Checked, members: Sequence[Member], seed: int | None
-    ) -> Job:
+    def _decoding(self, checked: Checked, members: Sequence[Member], seed: int | None) -> Job:
         """Return the job of one response."""
         config = checked.config.model_copy(update={"seed": seed})
         grammar = members[0].grammar
@@ -394,8 +389,8 @@ class AdaFuseEngine(Engine):
             play: PlayRound = partial(choose, members, config.choices)
         else:
             check_closing(members, config)
-            stops = {"stop": (*config.stop, *turns)} if turns else {}
-            context = StrategyContext(members, config.override(stops), drafts)
+            stopping = config.model_copy(update={"stop": (*config.stop, *turns)})
+            context = StrategyContext(members, stopping, drafts)
             play = self.strategy.begin(context)
         needs = self._budget.needs(members, config, spare, self._scheduler.needs)
         transcript = Transcript(
@@ -409,26 +404,26 @@ class AdaFuseEngine(Engine):
             needs,
             drafts.around(steps),
             cancelled=partial(cancelled, members, transcript, rounds, name),
-            cancel=request.cancel,
-            timeout=request.timeout,
+            cancel=checked.request.cancel,
+            timeout=checked.request.timeout,
         )
 
-    def _scoring(self, request: Request, checked: Checked, texts: Sequence[str]) -> Job:
+    def _scoring(self, checked: Checked, texts: Sequence[str]) -> Job:
         """Encode a request that scores texts."""
         config = checked.config
         top = max(self.strategy.top(config), config.top_logprobs)
         active = self._active_backends(config)
         (members,) = self._encoder.members(checked, active, top, to_score=True)
-        pool = pool_texts(members, texts, stops=request.stops)
+        pool = pool_texts(members, texts, stops=checked.request.stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
-        shortest = config.override({"max_new_tokens": 1})
+        shortest = config.model_copy(update={"max_new_tokens": 1})
         return Job(
             members,
             self._budget.needs(members, shortest, room, self._scheduler.needs),
             score_texts(members, pool),
             cancelled=_refuse_cancelled,
-            cancel=request.cancel,
-            timeout=request.timeout,
+            cancel=checked.request.cancel,
+            timeout=checked.request.timeout,
         )
 
     def _find(self, strategy: Strategy | str) -> Strategy:

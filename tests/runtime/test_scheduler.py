@@ -31,7 +31,6 @@ from adafuse_llm.backends import FakeBackend, Query
 from adafuse_llm.backends.fake import END
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.member import Ask, Member
-from adafuse_llm.request import Checked
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
@@ -289,7 +288,7 @@ def test_the_default_limit_counts_what_running_requests_may_hold():
     member = FakeBackend("dots", counting, bytes_per_token=1, free=20)
     budget = CacheBudget(None)
     (members,) = AdaFuseEngine([member])._encoder.members(
-        Checked("x", None, AdaFuseConfig()), [(member, 1.0)], 5
+        Request(prompt="x").checked(AdaFuseConfig()), [(member, 1.0)], 5
     )
 
     def limit(free: int, *running: int) -> int:

@@ -517,7 +517,6 @@ def test_each_member_of_an_engine_reads_its_own_form() -> None:
         chosen = engine.choose(messages=turns, **options)
         assert chosen.nll != engine.choose(messages=turns, choices=["yes", "no"]).nll
         assert asyncio.run(engine.achoose(messages=turns, **options)).nll == chosen.nll
-        assert engine.choose_batch(messages=[turns], **options)[0].nll == chosen.nll
         scores = engine.score(messages=turns, continuations=["yes", "no"], tools=[ADD])
         bare = engine.score(messages=turns, continuations=["yes", "no"])
         assert scores.texts[0].nll != bare.texts[0].nll
