@@ -27,9 +27,9 @@ from adafuse_llm.errors import (
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
 SUFFIXES: Final = (".md", ".markdown", ".txt", ".pdf")
-OTHERS: Final = frozenset(
-    ".bmp .csv .doc .docx .epub .gif .htm .html .jpeg .jpg .odt .png .ppt .pptx .rtf .tif .tiff "
-    ".webp .xls .xlsx".split()
+OTHERS: Final = (
+    *(".bmp", ".csv", ".doc", ".docx", ".epub", ".gif", ".htm", ".html", ".jpeg", ".jpg", ".odt"),
+    *(".png", ".ppt", ".pptx", ".rtf", ".tif", ".tiff", ".webp", ".xls", ".xlsx"),
 )
 """Suffixes of documents and images that are not read. Files with other suffixes are not named."""
 
