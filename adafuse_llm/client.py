@@ -25,8 +25,8 @@ from adafuse_llm.errors import AdaFuseError, InvalidInputError, ServerError, Ser
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
 from adafuse_llm.request import Checked, Request, converted
-from adafuse_llm.results import MemberInfo, Scores
-from adafuse_llm.run import Deliver, RoundObserver, Run
+from adafuse_llm.results import MemberInfo, RoundObserver, Scores
+from adafuse_llm.run import Deliver, Run
 from adafuse_llm.wire import ResponseReader, read_error
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from adafuse_llm.errors import InvalidInputError, InvalidOptionError, RequestCan
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.request import Checked, Request, converted
-from adafuse_llm.results import MemberInfo, Round
-from adafuse_llm.run import Deliver, RoundObserver, Run
+from adafuse_llm.results import MemberInfo, Round, RoundObserver
+from adafuse_llm.run import Deliver, Run
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler

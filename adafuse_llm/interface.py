@@ -28,10 +28,11 @@ from adafuse_llm.results import (
     Choice,
     Generation,
     MemberInfo,
+    RoundObserver,
     Scores,
     StreamEvent,
 )
-from adafuse_llm.run import RoundObserver, Run, check_one_response, with_alternatives
+from adafuse_llm.run import Run, check_one_response, with_alternatives
 from adafuse_llm.summary import choice_probabilities
 from adafuse_llm.text.isolation import grammar_threads
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any, Generic, TypeVar
 
 from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
-from adafuse_llm.results import Generation, Round, Scores, StreamEvent
+from adafuse_llm.results import Generation, RoundObserver, Scores, StreamEvent
 
 __all__ = ["Run"]
 
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=StreamEvent | Scores)
 
-RoundObserver = Callable[[Round], None]
 Deliver = Callable[[int, Any], None]
 """A function that receives the number of a response and its next event, or the error that ended
 it. Any thread can call it. It does not block."""

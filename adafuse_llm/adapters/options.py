@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from adafuse_llm.config import INSTEAD as NO_OPTIONS
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import InvalidOptionError, nearest
 from adafuse_llm.loading.specs import MemberSpec
-from adafuse_llm.option_errors import hint
 
 ALIASES = {
     "max_tokens": "max_new_tokens",
@@ -88,7 +88,7 @@ def _advice(keyword: str, options: tuple[str, ...]) -> str:
         return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
     allowed = list(dict.fromkeys((*AdaFuseConfig.model_fields, *ALIASES, *options)))
     return (
-        hint(keyword, ())
+        NO_OPTIONS.get(keyword)
         or nearest(keyword, allowed, limit=3, similarity=SIMILARITY)
         or f" The options of decoding are: {', '.join(AdaFuseConfig.model_fields)}."
     )
