@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic_core import to_json
@@ -46,6 +46,7 @@ for _name, _value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT"
 
 CLOSED = "this engine is closed; create a new one"
 
+T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
 """Sends a request, and delivers the events of its responses with numbers from a first one."""
 
@@ -176,7 +177,7 @@ class RemoteEngine(Engine):
             more |= {"texts": [*texts], "stops": request.stops}
         content = _json({**self._body(checked, **more), "stream": texts is None})
         path = "/v1/completions" if checked.conversation is None else "/v1/chat/completions"
-        sent = self._streams.build_request("POST", path, content=content)
+        sent = self._client.build_request("POST", path, content=content)
         size = checked.config.n if texts is None else 0
         return size or 1, partial(self._respond, sent, request.cancel, size)
 
@@ -210,13 +211,16 @@ class RemoteEngine(Engine):
             raise errors.MissingDependencyError(f"RemoteEngine needs httpx: {install}") from missing
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        times = httpx.Timeout(None, connect=self._times["connect_timeout"], write=SEND_SECONDS)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-        sockets: Any = {"limits": limits, "socket_options": KEEP_ALIVE}
-        sockets["verify"] = self.url.startswith("https:")  # without TLS, no certificates are loaded
-        given: Any = {"base_url": self.url, "headers": headers, "timeout": times}
-        self._client = httpx.Client(**given, transport=httpx.HTTPTransport(**sockets))
-        self._streams = httpx.AsyncClient(**given, transport=httpx.AsyncHTTPTransport(**sockets))
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=self._times["connect_timeout"], write=SEND_SECONDS),
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+                socket_options=KEEP_ALIVE,
+                verify=self.url.startswith("https:"),  # without TLS, no certificates are loaded
+            ),
+        )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -229,7 +233,6 @@ class RemoteEngine(Engine):
         """
         with self._lock:
             self.closed, thread = True, self._thread
-        self._client.close()
         if thread is not None:
             self._end()
             if thread is not threading.current_thread():
@@ -241,17 +244,16 @@ class RemoteEngine(Engine):
         Raises:
             AdaFuseError: the server cannot be used, or refuses the request.
         """
-        if self.closed:
-            raise errors.EngineClosedError(CLOSED)
+        if body is not None:
+            sent = self._client.build_request("POST", path, content=_json(body))
+        else:
+            seconds = self._times["connect_timeout"]
+            sent = self._client.build_request("GET", path, params=query, timeout=seconds)
         with self._naming_server():
-            if body is not None:
-                answer = self._client.post(path, content=_json(body))
-            else:
-                seconds = self._times["connect_timeout"]
-                answer = self._client.get(path, params=query, timeout=seconds)
+            answer = self._start(self._client.send(sent)).result()
             return self._answer(answer.status_code, answer.content)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run some work on an event loop in a thread of its own."""
         with self._lock:
             if self.closed:
@@ -259,7 +261,7 @@ class RemoteEngine(Engine):
                 raise errors.EngineClosedError(CLOSED)
             if self._thread is None:
                 begun: Future[Any] = Future()
-                life = (_live(self._streams, begun),)
+                life = (_live(self._client, begun),)
                 self._thread = threading.Thread(target=asyncio.run, args=life, daemon=True)
                 self._thread.start()
                 self._loop, end = begun.result()
@@ -292,7 +294,7 @@ class RemoteEngine(Engine):
     ) -> None:
         """Deliver what the server answers until it is complete."""
         with self._naming_server():
-            async with aclosing(await self._streams.send(sent, stream=True)) as answer:
+            async with aclosing(await self._client.send(sent, stream=True)) as answer:
                 if answer.status_code != 200 or not readers:
                     extension = self._answer(answer.status_code, await answer.aread())["adafuse"]
                     deliver(first, Scores.model_validate(extension["scores"][0]))
