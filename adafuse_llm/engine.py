@@ -38,7 +38,6 @@ from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.request import Checked, Request, converted
 from adafuse_llm.results import MemberInfo, Round, RoundObserver
 from adafuse_llm.run import Deliver, Run
-from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.strategies.base import (
@@ -85,6 +84,10 @@ class AdaFuseEngine(Engine):
             or event loop that consumes the events. If the function raises an exception, the engine
             logs it and continues to decode.
 
+    Attributes:
+        backends: the backends of all members, in member order.
+        scheduler: runs the requests. Metrics read its state.
+
     Raises:
         InvalidInputError: ``members`` is empty, or two members have the same name.
         InvalidOptionError: the strategy is unknown, ``config`` names unknown members or sets an
@@ -108,8 +111,8 @@ class AdaFuseEngine(Engine):
             )
         if not members:
             raise InvalidInputError("an ensemble needs at least one member; got none")
-        self._backends = tuple(members)
-        self.members: tuple[str, ...] = tuple(backend.name for backend in self._backends)
+        self.backends: tuple[Backend, ...] = tuple(members)
+        self.members: tuple[str, ...] = tuple(backend.name for backend in self.backends)
         if len(set(self.members)) != len(self.members):
             raise InvalidInputError(
                 f"members need different names; got {', '.join(self.members)}. "
@@ -121,9 +124,8 @@ class AdaFuseEngine(Engine):
         active = self._active_backends(self.config)
         self._encoder = Encoder(self.members)
         self.runtime = runtime or RuntimeConfig()
-        self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
-        self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
+        self.scheduler = Scheduler(self.backends, self.runtime)
         self._encoder.warn_of_members(active, self.config)
 
     @classmethod
@@ -234,16 +236,6 @@ class AdaFuseEngine(Engine):
         )
 
     @property
-    def backends(self) -> tuple[Backend, ...]:
-        """The backends of all members, in member order."""
-        return self._backends
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler that runs the requests; metrics read its state."""
-        return self._scheduler
-
-    @property
     @override
     def member_info(self) -> tuple[MemberInfo, ...]:
         return tuple(
@@ -252,7 +244,7 @@ class AdaFuseEngine(Engine):
                 context_window=backend.context_window,
                 has_chat_template=backend.codec.has_chat_template,
             )
-            for backend in self._backends
+            for backend in self.backends
         )
 
     @property
@@ -261,7 +253,7 @@ class AdaFuseEngine(Engine):
         return (
             is_available()
             and self.strategy.options.issuperset(GRAMMARS)
-            and all(backend.follows_grammars for backend in self._backends)
+            and all(backend.follows_grammars for backend in self.backends)
         )
 
     @override
@@ -302,7 +294,7 @@ class AdaFuseEngine(Engine):
     @property
     @override
     def closed(self) -> bool:
-        return self._scheduler.closed
+        return self.scheduler.closed
 
     @override
     def close(self, timeout: float | None = None) -> None:
@@ -328,9 +320,9 @@ class AdaFuseEngine(Engine):
             raise InvalidOptionError(
                 f"close(timeout=...) must be a number of seconds, or None; got {timeout!r}"
             )
-        self._scheduler.close(0)  # requests end before their members
+        self.scheduler.close(0)  # requests end before their members
         _close_members([each for each in self._owned if each.is_remote])
-        busy = self._scheduler.close(timeout)
+        busy = self.scheduler.close(timeout)
         _close_members([each for each in self._owned if each.name not in busy])
         if busy:
             logger.warning(
@@ -342,7 +334,7 @@ class AdaFuseEngine(Engine):
     @override
     def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
         jobs = [job for each in converted(requests, self._jobs) for job in each]
-        scheduler = self._scheduler
+        scheduler = self.scheduler
 
         def start(deliver: Deliver) -> None:
             for index, job in enumerate(jobs):
@@ -354,7 +346,7 @@ class AdaFuseEngine(Engine):
     def _jobs(self, request: Request) -> list[Job]:
         """Check and encode a request, without computing anything. Return a job per response."""
         checked = request.checked(self.config)
-        self._scheduler.check_accepts()
+        self.scheduler.check_accepts()
         if request.texts is not None:
             return [self._scoring(checked, request.texts)]
         config = checked.config
@@ -383,7 +375,9 @@ class AdaFuseEngine(Engine):
         has_plain = not all(member.codec.has_chat_template for member in members)
         turns = TURNS if is_free and checked.conversation is not None and has_plain else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
-        drafts = self._drafting(members)
+        drafts: Drafting = NoDrafts()
+        if self.runtime.drafting:
+            drafts = Drafts(members, self._is_crowded)
         if config.choices is not None:
             spare = check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
@@ -392,7 +386,7 @@ class AdaFuseEngine(Engine):
             stopping = config.model_copy(update={"stop": (*config.stop, *turns)})
             context = StrategyContext(members, stopping, drafts)
             play = self.strategy.begin(context)
-        needs = self._budget.needs(members, config, spare, self._scheduler.needs)
+        needs = self.scheduler.cache_needs(members, config, spare)
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
@@ -419,7 +413,7 @@ class AdaFuseEngine(Engine):
         shortest = config.model_copy(update={"max_new_tokens": 1})
         return Job(
             members,
-            self._budget.needs(members, shortest, room, self._scheduler.needs),
+            self.scheduler.cache_needs(members, shortest, room),
             score_texts(members, pool),
             cancelled=_refuse_cancelled,
             cancel=checked.request.cancel,
@@ -428,14 +422,11 @@ class AdaFuseEngine(Engine):
 
     def _find(self, strategy: Strategy | str) -> Strategy:
         chosen = self.config.member_weights(self.members)
-        members = [backend for backend in self._backends if backend.name in chosen]
+        members = [backend for backend in self.backends if backend.name in chosen]
         return find_strategy(strategy, members, self.config)
 
-    def _drafting(self, members: Sequence[Member]) -> Drafting:
-        return Drafts(members, self._is_crowded) if self.runtime.drafting else NoDrafts()
-
     def _is_crowded(self) -> bool:
-        return self._scheduler.running > CROWD * len(self._backends)
+        return self.scheduler.running > CROWD * len(self.backends)
 
     def _active_backends(self, config: AdaFuseConfig) -> Active:
         """Return the backends of the members that decode, with their weights.
@@ -444,7 +435,7 @@ class AdaFuseEngine(Engine):
             InvalidOptionError: ``use`` or ``weights`` do not match the engine's members.
         """
         weights = config.member_weights(self.members)
-        active = [backend for backend in self._backends if backend.name in weights]
+        active = [backend for backend in self.backends if backend.name in weights]
         if config.weights is None:
             return list(zip(active, self.strategy.weights(active), strict=True))
         return [(backend, weights[backend.name]) for backend in active]

@@ -40,7 +40,7 @@ from typing import Literal
 
 from adafuse_llm.backends.base import Backend, Query
 from adafuse_llm.backends.checks import check_results
-from adafuse_llm.config import RuntimeConfig
+from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import (
     AdaFuseError,
@@ -155,17 +155,14 @@ class Scheduler:
 
     Args:
         backends: all backends that jobs may query.
-        runtime: the limits on the number of jobs.
-        budget: decides which jobs fit into memory together.
+        runtime: the limits on the number of jobs and on memory.
     """
 
-    def __init__(
-        self, backends: Sequence[Backend], runtime: RuntimeConfig, budget: CacheBudget
-    ) -> None:
+    def __init__(self, backends: Sequence[Backend], runtime: RuntimeConfig) -> None:
         self._lanes = {each.name: each.lane for each in backends}
         self._local = {each.lane for each in backends if not each.is_remote}
         self._runtime = runtime
-        self._budget = budget
+        self._budget = CacheBudget(runtime.cache_bytes)
         self.closed = False
         after_fork(self._renew)
         _open.add(self)
@@ -188,15 +185,14 @@ class Scheduler:
         """Number of jobs that wait until they can start."""
         return max(0, len(self._coordinator.unfinished) - self.running)  # one may end in between
 
-    @property
-    def needs(self) -> Sequence[Needs]:
-        """The needs of the jobs that are running."""
-        return self._coordinator.needs
+    def cache_needs(self, members: Sequence[Member], config: AdaFuseConfig, spare: int) -> Needs:
+        """Return what a job of these members needs (`CacheBudget.needs`)."""
+        return self._budget.needs(members, config, spare, self._coordinator.needs)
 
     @property
     def cache_use(self) -> dict[str, tuple[int, int]]:
         """Bytes that running jobs reserve on each device, and the device's limit."""
-        return self._budget.use(self.needs)
+        return self._budget.use(self._coordinator.needs)
 
     def check_accepts(self) -> None:
         """Raise an error if `submit` would not accept a job now.
@@ -265,7 +261,7 @@ class _Coordinator(threading.Thread):
         lanes: the lane of each member, by name.
         local: the lanes that compute in this process.
         most: maximum number of jobs that run.
-        budget: as for `Scheduler`.
+        budget: decides which jobs fit into memory together.
 
     Attributes:
         running: the jobs that have started, in order.

@@ -82,7 +82,7 @@ def test_a_forked_child_does_not_wait_for_locks_of_its_parent():
     with AdaFuseEngine([member]) as engine:
         running = background(engine.generate, "a:", max_new_tokens=3)
         assert inside.wait(PATIENCE)
-        with engine._scheduler._lock, member.codec._growing:
+        with engine.scheduler._lock, member.codec._growing:
             assert in_child(lambda: engine.generate("b:", max_new_tokens=3).text == " . . .")
         gate.set()
         assert running.result(PATIENCE).text == " . . ."
@@ -446,7 +446,7 @@ def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes(
 
     a, b = on_two_devices(fail, late)
     b.release = lambda tree: happened.append("released")
-    ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheBudget(None))
+    ran = scheduler.Scheduler([a, b], RuntimeConfig())
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
     roots = [Query(each.tree, (each.tree.root,), (), 2) for each in members]
     steps = [Ask(tuple(zip(members, roots, strict=True)))]
