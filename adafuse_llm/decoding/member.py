@@ -119,7 +119,7 @@ class Member:
         self.tokens = 0
         self.reused = 0
         self.word_ends = False
-        me = proxy(self)  # in a cycle, the backend would wait for the garbage collector
+        me: Member = proxy(self)  # in a cycle, the backend would wait for the garbage collector
 
         def text_of(node: Node) -> str:
             return me.text(node)
