@@ -65,13 +65,10 @@ many requests, sharing forward passes saves more than proposing one after anothe
 
 
 class AdaFuseEngine(Engine):
-    """An ensemble of language models that decode one response together.
+    """An ensemble of language models that decode one response together (`Engine`).
 
-    An engine is thread-safe. Requests that run at the same time share forward passes. Each
-    model runs in only one thread. Members on different devices, and members on servers, run at the
-    same time.
-
-    An engine is also a context manager. On exit it calls `close`, which ends running requests.
+    Requests that run at the same time share forward passes. Each model runs in only one thread.
+    Members on different devices, and members on servers, run at the same time.
 
     Args:
         members: at least one backend, each with a different name.
@@ -80,9 +77,7 @@ class AdaFuseEngine(Engine):
             for ``mixture`` if the largest member has at least twice the parameters of the smallest,
             and otherwise for ``adafuse``, the rule of the AdaFuse paper.
         runtime: options that determine how requests run. They never change the results.
-        on_round: function that the engine calls with every round of every request, in the thread
-            or event loop that consumes the events. If the function raises an exception, the engine
-            logs it and continues to decode.
+        on_round: as for `Engine`.
 
     Attributes:
         backends: the backends of all members, in member order.
@@ -301,15 +296,12 @@ class AdaFuseEngine(Engine):
         """End running requests and stop the threads. The engine then accepts no more requests.
 
         All requests end at once with `EngineClosedError`. A forward pass in this process cannot be
-        interrupted, so this method waits until the current passes end. Members that the engine has
-        loaded itself (with `from_pretrained`, `from_embedded` or `from_config`) are closed, and
-        those on servers stop to wait for an answer. Members that were passed to the constructor
-        stay open.
+        interrupted, so this method waits until the current passes end. It closes the members that
+        the engine has loaded itself. Members that were passed to the constructor stay open.
 
         Args:
             timeout: maximum seconds to wait for passes in this process. If a pass takes longer,
-                this method logs a warning that names its member. The pass's thread ends with the
-                pass.
+                this method logs a warning that names its member.
 
         Raises:
             InvalidOptionError: `timeout` is not a number of at least 0.

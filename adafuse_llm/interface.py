@@ -21,7 +21,6 @@ from adafuse_llm.request import (
     GivenScore,
     Messages,
     Request,
-    Tools,
     requests_of,
 )
 from adafuse_llm.results import (
@@ -86,11 +85,7 @@ class Engine(ABC):
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
         """Check that the options can be enforced, without decoding anything.
 
-        The first check of a member takes seconds if its vocabulary is large. The results of checks
-        are kept, so later checks of the same grammar are fast.
-
-        Args:
-            **overrides: any option of `AdaFuseConfig`.
+        The first check of a member takes seconds if its vocabulary is large. Results are kept.
 
         Raises:
             GrammarError: the members cannot follow the JSON schema, expression or grammar.
@@ -103,9 +98,7 @@ class Engine(ABC):
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        **overrides: Unpack[DecodeOptions],
+        **given: Unpack[GivenScore],
     ) -> dict[str, list[int]]:
         """Return the tokens of a whole prompt, by active member. Pass either a prompt or messages.
 
@@ -115,22 +108,14 @@ class Engine(ABC):
         Args:
             prompt: text to continue.
             messages: a conversation to answer.
-            tools: as for `generate`.
-            tool_choice: as for `generate`.
-            **overrides: ``use``, ``chat_template_kwargs`` and ``continue_final_message``, as in
-                `AdaFuseConfig`.
+            **given: ``tools`` and ``tool_choice``, as in `Request`, and ``use``,
+                ``chat_template_kwargs`` and ``continue_final_message``, as in `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used.
             MemberError: a member's tokenizer failed.
         """
-        request = Request(
-            prompt=prompt,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            options=overrides,
-        )
+        request = Request.of(given, prompt=prompt, messages=messages)
         return self._tokens(request.checked(self.config, to_encode=True), inside=False)
 
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
@@ -224,7 +209,9 @@ class Engine(ABC):
         one more round.
         """
         request, observer = _request(given, prompt=prompt, messages=messages)
-        return _spans(self.open([request], observer))
+        run = self.open([request], observer)
+        check_one_response(run)
+        return _spans(run)
 
     async def astream(
         self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
@@ -409,15 +396,10 @@ def _request(given: Mapping[str, Any], **fields: Any) -> tuple[Request, RoundObs
 
 
 def _spans(run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:
-    """Return the events of the only response of a run."""
-    check_one_response(run)
-
-    def events() -> Generator[StreamEvent, None, None]:
-        with closing(run):
-            for _, event in run:
-                yield event
-
-    return events()
+    """Yield the events of the only response of a run."""
+    with closing(run):
+        for _, event in run:
+            yield event
 
 
 def _choosing(choices: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
