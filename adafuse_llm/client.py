@@ -24,7 +24,7 @@ from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, ServerError, ServerNotReadyError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
-from adafuse_llm.request import Checked, Request, converted
+from adafuse_llm.request import Checked, Request, converted, numbered
 from adafuse_llm.results import MemberInfo, RoundObserver, Scores
 from adafuse_llm.run import Deliver, Run
 from adafuse_llm.wire import ResponseReader, read_error
@@ -151,9 +151,8 @@ class RemoteEngine(Engine):
         def start(deliver: Deliver) -> None:
             first = 0
             for number, (size, work) in enumerate(works):
-                place = f"input {number} of the batch: " if len(works) > 1 else ""
                 started.append(self._start(work(first, deliver)))
-                started[-1].add_done_callback(partial(self._ended, deliver, place))
+                started[-1].add_done_callback(partial(self._ended, deliver, number, len(works)))
                 first += size
             if stopped.is_set():
                 stop()
@@ -311,16 +310,12 @@ class RemoteEngine(Engine):
             if not all(each.is_whole for each in readers):
                 raise self._error("ended the stream before the response was complete")
 
-    def _ended(self, deliver: Deliver, place: str, work: Future[None]) -> None:
+    def _ended(self, deliver: Deliver, number: int, size: int, work: Future[None]) -> None:
         """Deliver what ended a request, unless it is complete or nobody waits for it."""
         if self.closed:
             deliver(0, errors.EngineClosedError(CLOSED))
         elif not work.cancelled() and (error := work.exception()) is not None:
-            is_option = isinstance(error, errors.InvalidOptionError)
-            in_batch = (InvalidInputError, errors.ContextWindowError)
-            if isinstance(error, in_batch) and not is_option:
-                error = type(error)(f"{place}{error}")
-            deliver(0, error)
+            deliver(0, numbered(error, number, size))
 
     def _answer(self, status: int, content: bytes) -> Any:
         """Return the JSON of an answer.

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig, ChoiceOptions, DecodeOptions
 from adafuse_llm.errors import (
+    AdaFuseError,
     ContextWindowError,
     InvalidInputError,
     InvalidOptionError,
@@ -24,6 +25,7 @@ from adafuse_llm.text.words import check_text
 __all__ = ["Request"]
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 Messages = Sequence[Mapping[str, Any]] | Conversation
 Tools = Sequence[Tool | Mapping[str, Any]]
@@ -156,23 +158,25 @@ class Request:
 
 
 def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> list[T]:
-    """Return each request converted by `convert`.
-
-    Raises:
-        InvalidInputError, ContextWindowError: `convert` raised it. If there are several requests,
-            the error names the request, unless it is about an option.
-    """
+    """Return each request converted by `convert`. Its errors are `numbered`."""
     results = []
     for number, request in enumerate(requests):
         try:
             results.append(convert(request))
-        except InvalidOptionError:
-            raise
-        except (InvalidInputError, ContextWindowError) as error:
-            if len(requests) == 1:
-                raise
-            raise type(error)(f"input {number} of the batch: {error}") from error
+        except AdaFuseError as error:
+            raise numbered(error, number, len(requests)) from None
     return results
+
+
+def numbered(error: E, number: int, size: int) -> E:
+    """Return an error about the input of a request in a batch of `size`, with its number.
+
+    Other errors, also those about options, are returned as they are.
+    """
+    is_option = isinstance(error, InvalidOptionError)
+    if size == 1 or is_option or not isinstance(error, (InvalidInputError, ContextWindowError)):
+        return error
+    return type(error)(f"input {number} of the batch: {error}")
 
 
 def requests_of(
