@@ -101,12 +101,6 @@ class Options(BaseModel):
             except ValidationError as error:
                 raise InvalidOptionError(explain(error, list(type(self).model_fields))) from None
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            raise InvalidOptionError(
-                f"option {name!r}: {type(self).__name__} is frozen; create another one with the "
-                "new value"
-            )
-
 
 class RuntimeConfig(Options):
     """Options that determine how an engine runs requests. They affect the cost, never the results.
@@ -500,12 +494,11 @@ class AdaFuseConfig(Options):
         """
         if not options:
             return self
-        values = dict(self)
+        given = AdaFuseConfig(**options)
+        changes = {name: getattr(given, name) for name in options}
         if any(options.get(name) is not None for name in CONSTRAINTS):
-            values.update(dict.fromkeys(CONSTRAINTS))
-        schema = None if "json_schema" in options else values.pop("json_schema")
-        config = AdaFuseConfig(**{**values, **options})
-        return config if schema is None else config.model_copy(update={"json_schema": schema})
+            changes = {**dict.fromkeys(CONSTRAINTS), **changes}
+        return self.model_copy(update=changes)
 
     @property
     def branches(self) -> int:
