@@ -60,13 +60,18 @@ INSTEAD = {
 """What to do instead of passing these as options."""
 
 
+def advice(name: str, allowed: Iterable[str]) -> str:
+    """Return what to use in place of an unknown option, as a sentence after a space, or ""."""
+    return INSTEAD.get(name) or nearest(name, allowed)
+
+
 def explain(error: ValidationError, names: Sequence[str]) -> str:
     """Describe the first problem in one line: the option, what is allowed and what was given."""
     problems = error.errors(include_url=False, include_context=False)
     name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
     if problems[0]["type"] == "extra_forbidden":
-        advice = INSTEAD.get(name) or nearest(name, names)
-        return f"unknown option {short_repr(name)}.{advice} The options are: {', '.join(names)}."
+        instead = advice(name, names)
+        return f"unknown option {short_repr(name)}.{instead} The options are: {', '.join(names)}."
     # a value that fits none of several types has a problem for each; the deepest fits best
     same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
     problem = max(same, key=lambda each: len(each["loc"]))

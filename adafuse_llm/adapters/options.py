@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from adafuse_llm.config import INSTEAD as NO_OPTIONS
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import AdaFuseConfig, advice
 from adafuse_llm.errors import InvalidOptionError, nearest
 from adafuse_llm.loading.specs import MemberSpec
 
@@ -88,7 +87,7 @@ def _advice(keyword: str, options: tuple[str, ...]) -> str:
         return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
     allowed = list(dict.fromkeys((*AdaFuseConfig.model_fields, *ALIASES, *options)))
     return (
-        NO_OPTIONS.get(keyword)
+        advice(keyword, ())
         or nearest(keyword, allowed, limit=3, similarity=SIMILARITY)
         or f" The options of decoding are: {', '.join(AdaFuseConfig.model_fields)}."
     )
