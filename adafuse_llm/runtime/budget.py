@@ -66,7 +66,7 @@ class CacheBudget:
                     f"the request needs {needed:,} bytes of key/value cache on {place!r}; "
                     f"{self._limits[place]:,} are allowed. Shorten the prompt, lower "
                     f"max_new_tokens ({config.max_new_tokens}), or allow more: "
-                    "RuntimeConfig(cache_bytes=...), or MemberSpec(context=...) of a GGUF member."
+                    "RuntimeConfig(cache_bytes=...), or GGUFMember(context=...)."
                 )
         return needs
 
