@@ -372,7 +372,8 @@ class AdaFuseConfig(Options):
     )
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
-        values = {name: value for name, value in options.items() if value is not None}
+        own = AdaFuseConfig.model_fields
+        values = {name: v for name, v in options.items() if v is not None or name not in own}
         given = [name for name in CONSTRAINTS if name in values]
         if len(given) > 1:
             raise InvalidOptionError(
