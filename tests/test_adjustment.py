@@ -15,6 +15,8 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.huggingface.generation import ignored_settings, own_adjustment
 from adafuse_llm.backends.logits.adjust import adjusted
 from tests.reference_adjustment import processed, processors
+from tests.support.models import Recipe
+from tests.support.models import engine as tiny_engine
 
 pytestmark = pytest.mark.quick
 
@@ -125,10 +127,9 @@ def test_a_response_has_the_minimum_length_in_every_members_tokens() -> None:
 
 
 def test_a_grammar_wins_over_forbidden_tokens() -> None:
-    member = FakeBackend("wren", rule, [*WORDS, "\n", *map(chr, range(32, 127))], is_complete=True)
-    with AdaFuseEngine([member]) as ensemble:
-        result = ensemble.generate("x", regex="(a |b ){3}", logit_bias={"a ": -90}, temperature=0)
-        assert result.text == "b b b "
+    with tiny_engine(Recipe("llama", "bytelevel", seed=31)) as ensemble:
+        biases = {"a": -90, " a": -90}
+        assert ensemble.generate("x", regex="(a |b ){3}", logit_bias=biases).text == "b b b "
         result = ensemble.generate("x", regex="(a ){3}", no_repeat_ngram_size=1, min_new_tokens=9)
         assert result.text == "a a a "
 
