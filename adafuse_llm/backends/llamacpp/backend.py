@@ -30,14 +30,8 @@ from adafuse_llm.backends.llamacpp.trial import Settings, measure, try_file
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
-from adafuse_llm.backends.prefixes import (
-    MIN_SHARED,
-    KeptPrefixes,
-    in_turn,
-    late,
-    longest,
-    read_piece,
-)
+from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, late, longest
+from adafuse_llm.backends.reading import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TextCodec
