@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.adjustment import NOTHING, changed
 from adafuse_llm.backends.base import NodeQuery, NodeResult
-from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
@@ -217,9 +216,6 @@ class FakeCodec:
         self._texts = [END, *vocabulary]
         self._ids = {text: number for number, text in enumerate(self._texts)}
         self._longest = max(map(len, self._texts))
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
         self._growing = threading.Lock()
 
     @property

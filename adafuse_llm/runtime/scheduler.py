@@ -44,6 +44,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from adafuse_llm.at_fork import after_fork
 from adafuse_llm.backends.base import Backend, ReadsInPieces, RunsElsewhere, device
 from adafuse_llm.backends.base import lane as lane_of
 from adafuse_llm.backends.checks import check_results
@@ -56,7 +57,6 @@ from adafuse_llm.errors import (
     QueueFullError,
     as_member_error,
 )
-from adafuse_llm.forks import after_fork
 from adafuse_llm.runtime.budget import CacheBudget, Needs
 from adafuse_llm.runtime.job import Deliver, Job
 from adafuse_llm.runtime.waiting import WaitingJobs

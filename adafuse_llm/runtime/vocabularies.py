@@ -8,7 +8,6 @@ import threading
 from adafuse_llm.backends.base import Backend, FollowsGrammars, RestrictsTokens
 from adafuse_llm.config import GRAMMARS
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.grammar import GrammarVocabulary
 from adafuse_llm.text.opening import SpaceTokens
 
@@ -22,9 +21,6 @@ class Vocabularies:
         self._spaces: dict[str, SpaceTokens] = {}
         self._grammars: dict[str, GrammarVocabulary] = {}
         self._warned: set[str] = set()
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
         self._building = threading.Lock()
 
     def space_tokens(self, backend: Backend, spaces: int) -> SpaceTokens | None:

@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.chat import Message, default_system, fit, render_plain
 from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
@@ -188,7 +187,7 @@ class TokenizerCodec:
         self._tool_form: tuple[ToolForm | None] | None = None
         shares = self._chat_tokenizer is tokenizer  # so the two need different settings
         self._fast = FastTokenizer(tokenizer) if is_supported(tokenizer) and not shares else None
-        after_fork(self._create_lock)
+        self._create_lock()
         for each in (self._tokenizer, self._chat_tokenizer or self._tokenizer):
             _bound_cache(each)
         added_tokens = tokenizer.added_tokens_decoder.items()

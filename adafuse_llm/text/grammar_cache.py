@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from adafuse_llm.forks import after_fork
-
 MAX_GRAMMARS = 16
 """Maximum number of compiled grammars that are kept, for each member and for texts. A grammar grows
 while texts are read, up to `adafuse_llm.text.matchers.MAX_LEXER_STATES`."""
@@ -26,9 +24,6 @@ class GrammarCache(Generic[T]):
     def __init__(self, is_usable: Callable[[T], bool]) -> None:
         self._is_usable = is_usable
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, compile_grammar: Callable[[], T]) -> T:

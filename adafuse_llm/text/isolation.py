@@ -31,13 +31,13 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Final
 
+from adafuse_llm.at_fork import after_fork
 from adafuse_llm.errors import (
     GrammarError,
     QueueFullError,
     RequestCancelledError,
     RequestTimeoutError,
 )
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.grammar_trial import (
     FOUND,
     MAX_BYTES,

@@ -28,7 +28,6 @@ from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import check_tokens, separate
 from adafuse_llm.backends.reading import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -120,7 +119,8 @@ class HuggingFaceBackend:
         self._tokens = TokenTable(
             self._end_ids, lambda: text.token_texts, self.vocabulary_size, device
         )
-        after_fork(self._renew)
+        self._lock = threading.Lock()  # several engines may share this member
+        self._running: weakref.WeakSet[RequestState] = weakref.WeakSet()
         self._prefixes = PrefixCache(prefix_cache_bytes)
         trial = Trial(name, self._decoder, self._context_window)
         self._executor = trial.choose(form)
@@ -134,10 +134,6 @@ class HuggingFaceBackend:
                 ", ".join(f"{key}={value!r}" for key, value in self.ignored_settings.items()),
                 advice(self.ignored_settings),
             )
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()  # several engines may share this member
-        self._running: weakref.WeakSet[RequestState] = weakref.WeakSet()
 
     @property
     def codec(self) -> TokenizerCodec:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import httpx
 
+from adafuse_llm.at_fork import after_fork
 from adafuse_llm.errors import MemberError, MemberUnavailableError
-from adafuse_llm.forks import after_fork
 
 logger = logging.getLogger(__name__)
 
