@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("starlette")
@@ -43,7 +44,7 @@ from adafuse_llm.backends import (
 )
 from adafuse_llm.backends.servers import connection
 from adafuse_llm.backends.servers.backend import ServerBackend
-from adafuse_llm.config import RuntimeConfig
+from adafuse_llm.backends.servers.llama_server import LEAST, unbiased
 from adafuse_llm.loading.members import load_members
 from adafuse_llm.testing import BackendTests
 from tests.support.inference_servers import APIS, RECIPE, InferenceServer
@@ -112,22 +113,19 @@ class TestRules(BackendTests):
         return self.server.logprobs(ids).tolist()
 
 
-@pytest.mark.sweep(2)
 @every_api
-@pytest.mark.parametrize("drafting", [True, False])
 def test_texts_and_scores_equal_those_of_the_model_in_this_process(
-    api: str, drafting: bool, folder: Path, running: Callable[[InferenceServer], str]
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
 ) -> None:
     """A pair of a member on a server and one in this process, and the first one alone."""
     other = backend(Recipe("qwen2", "unigram", seed=5))
     here = backend(replace(RECIPE))
     loaded = member(running(InferenceServer(api)), folder, name=here.name)
-    runtime = RuntimeConfig(drafting=drafting)
     pairs: list[tuple[list[Backend], list[Backend]]]
     pairs = [([loaded], [here]), ([loaded, other], [here, other])]
     for members, local in pairs:
-        with AdaFuseEngine(members, runtime=runtime) as far:
-            near = AdaFuseEngine(local, runtime=runtime)
+        with AdaFuseEngine(members) as far:
+            near = AdaFuseEngine(local)
             for branching in (1, 3):
                 options: Any = {"max_new_tokens": 8, "branching_factor": branching}
                 options |= {"max_words": 1 + branching % 2, "margin_threshold": 0.7}
@@ -312,15 +310,14 @@ def test_ends_of_words_are_asked_for_again_after_an_error(
     loaded.close()
 
 
-@pytest.mark.parametrize("strategy", ["adafuse", "mixture"])
 def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(
-    strategy: str, folder: Path, running: Callable[[InferenceServer], str]
+    folder: Path, running: Callable[[InferenceServer], str]
 ) -> None:
     """vLLM 0.32 lists wrong tokens for a request if another one in its batch has given tokens."""
     server = InferenceServer("vllm", batch_seconds=0.02)
     loaded = member(running(server), folder, name="far")
     prompts = (PROMPT, "In winter", "Anna counted", "The keeper said")
-    near, far = (AdaFuseEngine([each], strategy=strategy) for each in (backend(RECIPE), loaded))
+    near, far = (AdaFuseEngine([each], strategy="mixture") for each in (backend(RECIPE), loaded))
     want = [near.generate(prompt, max_new_tokens=6).text for prompt in prompts]
     assert [each.text for each in far.generate_batch(prompts, max_new_tokens=6)] == want
     with ThreadPoolExecutor() as threads:
@@ -652,12 +649,28 @@ def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(
     loaded.close()
 
 
-def test_llama_servers_probabilities_that_float32_cannot_represent_are_not_used(
+@pytest.mark.quick
+def test_biases_of_llama_server_are_taken_off_again() -> None:
+    logits = np.random.default_rng(1).normal(scale=4, size=50)
+    plain = logits - np.logaddexp.reduce(logits)
+    order = np.argsort(-logits).tolist()
+    biases = {order[30]: 40.0, order[49]: 40.0, order[3]: 75.0}
+    raised = logits.copy()
+    raised[list(biases)] += list(biases.values())
+    chances = np.exp(raised - np.logaddexp.reduce(raised))
+    listed = {t: float(chances[t]) for t in np.argsort(-chances)[:4].tolist()}
+    known = {t: float(plain[t]) for t in order[:5]}
+    assert unbiased(listed, biases, known) == pytest.approx({t: plain[t] for t in biases})
+    assert not unbiased(listed, biases, {t: known[t] for t in order[1:5]}), "no token in both"
+    listed[order[0]] = LEAST
+    assert not unbiased(listed, biases, known), "float32 cannot represent so small a number"
+
+
+def test_llama_server_lists_the_whole_vocabulary_beside_a_nearly_certain_token(
     folder: Path, running: Callable[[InferenceServer], str]
 ) -> None:
-    """Next to a nearly certain token with a bias, those without one have less than 1e-38."""
-    server = InferenceServer("llama-server")
-    loaded = member(running(server), folder)
+    """With its bias, tokens without one have less than 1e-38."""
+    loaded = member(running(server := InferenceServer("llama-server")), folder)
     certain = tokenizer(RECIPE.kind).encode(" the", add_special_tokens=False)[-1]
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     row = raised(server, tree, certain, 30.0)
