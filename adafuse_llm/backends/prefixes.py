@@ -2,9 +2,9 @@
 
 When a request ends, its backend keeps what it computed for the committed tokens: the Hugging Face
 backend a copy of their key/value rows, llama.cpp the cells of their sequence. A new request starts
-with the kept or running sequence that shares the most first tokens with its prompt
-(``NodeResult.reused``), if these are at least `MIN_SHARED`. It waits (`late`) while another request
-reads tokens that it can reuse.
+with the kept or running sequence that shares the most first tokens with its prompt, if these are at
+least `MIN_SHARED` (``QueryResult.reused``). It waits while another request reads tokens that it can
+reuse (`late`).
 
 The option `prefix_cache_bytes` limits what is kept. The least recently used sequence goes first.
 That leaves some ten to some hundred sequences, so a look-up compares with each of them.

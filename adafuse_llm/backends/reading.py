@@ -1,11 +1,11 @@
-"""Read the prompts of several requests in pieces (`ReadsInPieces`)."""
+"""Read the prompts of several requests in pieces (`Backend.read_piece`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.prefixes import MIN_SHARED
 from adafuse_llm.tree import TokenTree
 
@@ -36,7 +36,7 @@ def read_piece(
     state_of: Callable[[TokenTree], S],
     read: Callable[[Sequence[tuple[S, int]]], None],
 ) -> list[bool]:
-    """Read a piece of the prompts of requests (`ReadsInPieces.read_piece`).
+    """Read a piece of the prompts of requests (`Backend.read_piece`).
 
     The long prompts share the piece evenly. A new request waits while another one reads tokens that
     it can reuse.
@@ -71,18 +71,18 @@ def read_piece(
 
 
 def in_turn(
-    queries: Sequence[NodeQuery],
+    queries: Sequence[Query],
     read: Callable[[Sequence[TokenTree]], Sequence[bool]],
-    evaluate: Callable[[Sequence[NodeQuery]], Sequence[NodeResult]],
-) -> list[NodeResult]:
+    evaluate: Callable[[Sequence[Query]], Sequence[QueryResult]],
+) -> list[QueryResult]:
     """Read the prompts of queries to their ends, and evaluate each query once its prompt is read.
 
     Args:
         queries: the queries.
-        read: reads a piece, as `ReadsInPieces.read_piece`.
+        read: reads a piece, as `Backend.read_piece`.
         evaluate: evaluates queries whose prompts are read.
     """
-    results: dict[int, NodeResult] = {}
+    results: dict[int, QueryResult] = {}
     while waiting := {i: query for i, query in enumerate(queries) if i not in results}:
         is_read = read([query.tree for query in waiting.values()])
         ready = {i: q for (i, q), done in zip(waiting.items(), is_read, strict=True) if done}

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from adafuse_llm.adjustment import Changes
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.logits.adjust import adjusted
 from adafuse_llm.backends.logits.draw import drawn, signed
 from adafuse_llm.backends.logits.likeliest import likeliest
@@ -31,7 +31,7 @@ class TokenTable:
 
     Args:
         end_ids: ids of the end-of-sequence tokens.
-        texts: function that returns the text of each token (`RestrictsTokens.token_texts`), which
+        texts: function that returns the text of each token (`Backend.token_texts`), which
             can take seconds.
         size: number of tokens in a distribution.
         device: device of the tensors.
@@ -70,10 +70,10 @@ class TokenTable:
 
 
 def read(
-    queries: Sequence[NodeQuery],
+    queries: Sequence[Query],
     states: Sequence[RequestLogits],
     tokens: TokenTable,
-) -> list[NodeResult]:
+) -> list[QueryResult]:
     """Return the results of queries whose nodes are evaluated. Use one transfer from the device.
 
     Args:
@@ -112,11 +112,11 @@ def read(
         if word_ends and not query.word_ends:
             nexts = tuple(replace(summary, word_end_logprob=None) for summary in nexts)
         own = tuple(islice(logprobs, len(query.score)))
-        results.append(NodeResult(nexts, own, *state.costs()))
+        results.append(QueryResult(nexts, own, *state.costs()))
     return results
 
 
-def _changes(queries: Sequence[NodeQuery]) -> list[Changes | None]:
+def _changes(queries: Sequence[Query]) -> list[Changes | None]:
     """Return the changes of the evaluated rows, and then of the parents' rows."""
     known: dict[Node, Changes | None] = {}
     wanted = [(query.tree, node) for query in queries for node in query.evaluate]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from adafuse_llm.backends.base import NodeQuery
+from adafuse_llm.backends.base import Query
 from adafuse_llm.tree import Node, TokenTree
 
 SHARED_BYTES = 4 * 2**20
@@ -70,7 +70,7 @@ class RequestLogits:
             logits.size > SHARED_BYTES for logits in passes
         )
 
-    def missing(self, query: NodeQuery) -> list[Node]:
+    def missing(self, query: Query) -> list[Node]:
         """Return the nodes that must be evaluated for a query, parents before children.
 
         These are the nodes of ``query.evaluate``, the parents of the nodes of ``query.score``, and

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.servers.api import Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
-from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ Prompts: TypeAlias = dict[tuple[int, ...], Prompt]
 """Prompts by their tokens."""
 
 
-class ServerBackend:
+class ServerBackend(Backend):
     """A member that vLLM, SGLang or llama-server runs.
 
     Every node is a prompt of its own, which the server continues by one token. All prompts of all
@@ -71,6 +70,8 @@ class ServerBackend:
         MemberError: the server cannot be used.
     """
 
+    is_remote = True
+
     def __init__(
         self,
         name: str,
@@ -84,15 +85,19 @@ class ServerBackend:
         self.name = name
         self.facts = facts
         self._text = text
-        self._end_ids = end_ids
+        self.codec = text.codec
+        self.end_ids = end_ids
+        self.context_window = facts.window
+        self.listed_limit = facts.listed_limit
+        self.parameters = facts.parameters
+        self.device = f"server {server.url}"
         self._server = server
         self._api = api
-        limit = facts.listed_limit
-        if limit < FEWEST_LISTED:
+        if facts.listed_limit < FEWEST_LISTED:
             raise LoadError(
-                f"member {name!r} cannot be loaded: server {server.url} lists {limit} likeliest "
-                f"token; a member needs {FEWEST_LISTED} or more. Start it with a higher limit, "
-                "such as --max-logprobs 20"
+                f"member {name!r} cannot be loaded: server {server.url} lists {facts.listed_limit} "
+                f"likeliest token; a member needs {FEWEST_LISTED} or more. Start it with a higher "
+                "limit, such as --max-logprobs 20"
             )
         self._probe_ids = tuple(text.codec.encode_prompt(PROBE)[: facts.window])
         probe = self._probe()
@@ -103,39 +108,16 @@ class ServerBackend:
         self._losses = server.losses
 
     @property
-    def codec(self) -> TextCodec:
-        return self._text.codec
+    def lane(self) -> str:
+        return f"member {self.name}"
 
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return self._end_ids
-
-    @property
-    def context_window(self) -> int | None:
-        return self.facts.window
-
-    @property
-    def host(self) -> str:
-        """Where the member computes, for messages."""
-        return f"server {self._server.url}"
-
-    @property
-    def parameters(self) -> int | None:
-        """As in `TellsSize`."""
-        return self.facts.parameters
-
-    @property
-    def listed_limit(self) -> int:
-        """As in `ListsFewTokens`."""
-        return self.facts.listed_limit
-
-    def tells_word_ends(self) -> bool:
-        """As in `ListsFewTokens`. Calls ask the server until it has answered."""
+    def has_word_ends(self) -> bool:
+        """Ask the server once; after an error, the next call asks again."""
         if self._tells_word_ends is None:
             self._tells_word_ends = self.facts.limits_tokens and self._find_word_ends()
         return bool(self._tells_word_ends)
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         prompts: Prompts = {}
         counts = [self._add(query, prompts) for query in queries]
         asked = [*zip(queries, counts, strict=True)]
@@ -153,20 +135,17 @@ class ServerBackend:
             tree.state = self.name
         return results
 
-    def release(self, tree: TokenTree) -> None:
-        tree.state = None
-
     def close(self) -> None:
         """Close the connections. A call that waits for the server fails."""
         self._server.close()
 
-    def _add(self, query: NodeQuery, prompts: Prompts) -> int:
+    def _add(self, query: Query, prompts: Prompts) -> int:
         """Add what a query asks to the prompts. Return the number of its prompts."""
         mine = set()
         for node in query.evaluate:
             prompt = _prompt_of(query.tree, node, prompts)
-            prompt.top = max(prompt.top, min(query.top, self.listed_limit))
-            prompt.given |= self._end_ids
+            prompt.top = max(prompt.top, min(query.top, self.facts.listed_limit))
+            prompt.given |= self.end_ids
             if query.word_ends:
                 prompt.word_end = True
                 prompt.given |= self._word_ends
@@ -196,13 +175,13 @@ class ServerBackend:
                 f"its answer has not the expected form ({type(error).__name__}: {error})"
             ) from error
 
-    def _result(self, query: NodeQuery, prompts: Prompts, count: int) -> NodeResult:
+    def _result(self, query: Query, prompts: Prompts, count: int) -> QueryResult:
         summaries = []
         for node in query.evaluate:
             found = _prompt_of(query.tree, node, prompts)
             likely = sorted(found.listed.items(), key=lambda item: (-item[1], item[0]))[: query.top]
             tokens, logprobs = zip(*likely, strict=True)
-            ends = _total([found.logprobs[token] for token in self._end_ids])
+            ends = _total([found.logprobs[token] for token in self.end_ids])
             word_end = self._word_end(found) if query.word_ends else None
             summaries.append(Next(tokens, logprobs, ends, word_end_logprob=word_end))
         scores = [
@@ -210,7 +189,7 @@ class ServerBackend:
             for node in query.score
         ]
         read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
-        return NodeResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
+        return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
 
     def _word_end(self, found: Prompt) -> float:
         """Return the log-probability that a word ends.
@@ -237,7 +216,7 @@ class ServerBackend:
         others = [token for token, text in enumerate(texts) if text and token not in spaces]
         if not permitted:
             return False
-        self._word_ends = self._end_ids | spaces.difference(permitted) | {permitted[0]}
+        self._word_ends = self.end_ids | spaces.difference(permitted) | {permitted[0]}
         sample = {*_spread(permitted), *_spread(others), *self._fingerprint}
         prompt = self._probe()
         prompt.given, prompt.word_end = sample | self._word_ends, True
