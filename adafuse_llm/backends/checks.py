@@ -35,7 +35,7 @@ def check_results(
 
 
 def _faults(queries: Sequence[Query], results: Any) -> Iterator[str]:
-    """Yield the faults of results. Only the first counts, because later lines rely on its absence."""
+    """Yield faults of results. Only the first counts: later lines rely on its absence."""
     if not isinstance(results, Sequence):
         yield f"it must return a list; it returned {_kind(results)}"
     if len(results) != len(queries):

@@ -38,7 +38,6 @@ UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """Errors from reading an answer that has not the expected form."""
 
 Prompts: TypeAlias = dict[tuple[int, ...], Prompt]
-"""Prompts by their tokens."""
 
 
 class ServerBackend(Backend):
@@ -220,24 +219,23 @@ class ServerBackend(Backend):
         sample = {*_spread(permitted), *_spread(others), *self._fingerprint}
         prompt = self._probe()
         prompt.given, prompt.word_end = sample | self._word_ends, True
-        answer = None
+        answer: bool | None = None
         try:
             self._ask([prompt])
             total = self._word_end(prompt)
+            expected = {
+                token: prompt.logprobs[token] - total if token in spaces else -math.inf
+                for token in sample - self._word_ends
+            }
+            answer = all(
+                math.isclose(prompt.ends[token], logprob, abs_tol=PROBE_TOLERANCE)
+                for token, logprob in expected.items()
+            )
+            problem = "its regular expressions do not permit those tokens that they should"
         except MemberUnavailableError:
             raise
         except (MemberError, KeyError, ValueError) as error:
             problem = str(error)
-        else:
-            answer = all(
-                math.isclose(
-                    prompt.ends[token],
-                    prompt.logprobs[token] - total if token in spaces else -math.inf,
-                    abs_tol=PROBE_TOLERANCE,
-                )
-                for token in sample - self._word_ends
-            )
-            problem = "its regular expressions do not permit those tokens that they should"
         if not answer:
             logger.warning(
                 "member %r cannot be used with strategy 'mixture', because server %s does not tell "

@@ -16,11 +16,9 @@ from adafuse_llm.errors import MemberError, MemberUnavailableError
 
 logger = logging.getLogger(__name__)
 
-CONNECT_SECONDS: Final = 10.0
-"""Maximum seconds to connect."""
-
-READ_SECONDS: Final = 300.0
-"""Maximum seconds between two parts of an answer. The first part comes after the computation."""
+TIMEOUT: Final = httpx.Timeout(300.0, connect=10.0)
+"""Maximum seconds between two parts of an answer, the first of which comes after the computation,
+and to connect."""
 
 PATIENCE_SECONDS: Final = 300.0
 """Seconds for which calls are repeated after a server has stopped answering. A server needs minutes
@@ -77,8 +75,7 @@ class Connection:
         after_fork(self._connect)
 
     def _connect(self) -> None:
-        timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
-        self._client = httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout)
+        self._client = httpx.Client(base_url=self.url, headers=self._headers, timeout=TIMEOUT)
 
     def close(self) -> None:
         """Close all connections. Calls that wait for the server fail."""
@@ -130,11 +127,7 @@ class Connection:
         raise MemberUnavailableError(self._member, "it was closed")
 
     def post_all(self, path: str, bodies: Sequence[Any]) -> list[Any]:
-        """Return the answers to several requests, which run at the same time.
-
-        Raises:
-            MemberError: as for `post`.
-        """
+        """Return the answers to several requests, as `post` does. They run at the same time."""
         if len(bodies) < 2:
             return [self.post(path, body) for body in bodies]
         with ThreadPoolExecutor(len(bodies)) as threads:

@@ -160,23 +160,17 @@ def _biases(given: Iterable[int], drawn: int) -> dict[int, float]:
 
 def _listing(prompts: Sequence[Prompt], top: int, drawn: int) -> dict[str, Any]:
     """Return a request for the likeliest tokens, from the logits as they are."""
-    return {
-        **_body(prompts, {drawn: DRAWN_BIAS}),
-        "n_probs": top,
-        "post_sampling_probs": False,
-    }
+    return _request(prompts, {drawn: DRAWN_BIAS}, top, after_biases=False)
 
 
 def _biased(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str, Any]:
     """Return a request for the likeliest tokens after biases."""
-    return {
-        **_body(prompts, biases),
-        "n_probs": len(biases) + 1,
-        "post_sampling_probs": True,
-    }
+    return _request(prompts, biases, len(biases) + 1, after_biases=True)
 
 
-def _body(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str, Any]:
+def _request(
+    prompts: Sequence[Prompt], biases: Mapping[int, float], top: int, *, after_biases: bool
+) -> dict[str, Any]:
     return {
         "prompt": [list(prompt.ids) for prompt in prompts],
         "n_predict": 1,
@@ -184,6 +178,8 @@ def _body(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str, A
         "samplers": [],
         "temperature": 1.0,
         "logit_bias": [list(bias) for bias in biases.items()],
+        "n_probs": top,
+        "post_sampling_probs": after_biases,
     }
 
 
