@@ -193,9 +193,8 @@ class _Bench:
         self.prompt = self.codec.encode_prompt("".join(tests.texts))
         self.words = sorted({*self.prompt} - member.end_ids)
         self._prompts = [self.prompt[shift:] + self.prompt * 5 for shift in (0, 1, 5)]
-        self._logits: Any = (
-            cache(tests.logits) if tests.logits(self.prompt[:1]) is not None else None
-        )
+        has_logits = tests.logits(tuple(self.prompt[:1])) is not None
+        self._logits: Any = cache(tests.logits) if has_logits else None
         self.draws: list[bool] = []
         self._where = ""
 
