@@ -262,7 +262,9 @@ def test_another_model_and_a_wrong_key_and_a_limit_of_logprobs(
         far = member(address, api_key_env="RIGHT")
         assert far.listed_limit == 3
     port = int(address.rpartition(":")[2])
-    with vllm_server(real_folders["gemma"], *flags, port=port):
-        with pytest.raises(MemberUnavailableError, match="another model under the name 'smollm'"):
-            AdaFuseEngine([far]).generate(PROMPTS[0], max_new_tokens=4)
+    with (
+        vllm_server(real_folders["gemma"], *flags, port=port),
+        pytest.raises(MemberUnavailableError, match="another model under the name 'smollm'"),
+    ):
+        AdaFuseEngine([far]).generate(PROMPTS[0], max_new_tokens=4)
     far.close()
