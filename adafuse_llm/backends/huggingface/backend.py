@@ -25,7 +25,7 @@ from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
-from adafuse_llm.backends.logits.rows import check_tokens, separate
+from adafuse_llm.backends.logits.rows import check_tokens
 from adafuse_llm.backends.prefixes import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
@@ -291,7 +291,6 @@ class HuggingFaceBackend:
             if state.edge is not None and any(node.length > state.edge for node in nodes):
                 nodes = self._cross(query, state, state.edge)
             missing.append(nodes)
-        separate(states)
         self._executor.advance(states, missing)
         scored = [node.token for query in queries for node in query.score]
         check_tokens(scored, self.vocabulary_size)

@@ -165,8 +165,8 @@ class Trial:
             executor.advance(states, nodes)
             for state, own in zip(states, nodes, strict=True):
                 for node in own:
-                    logits, row = state.rows[node]
-                    actual[(*state.tree.ids, *state.tree.tokens(node))] = logits.values[row]
+                    logits, _ = state.rows[node]
+                    actual[(*state.tree.ids, *state.tree.tokens(node))] = logits
 
         check([[tree.root] for tree in trees])
         forks = [

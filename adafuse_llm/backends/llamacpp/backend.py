@@ -29,7 +29,7 @@ from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
 from adafuse_llm.backends.llamacpp.trial import Settings, measure, try_file
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
-from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
+from adafuse_llm.backends.logits.rows import Logits, check_tokens
 from adafuse_llm.backends.prefixes import (
     MIN_SHARED,
     KeptPrefixes,
@@ -326,7 +326,6 @@ class LlamaCppBackend:
                     state.sequences.drop_tips()
                 self._plan(state, missing[start : start + PART_NODES], batch)
             states.append(state)
-        separate(states)
         self._run(batch)
         results = read(queries, states, self._tokens)
         for state, result in zip(states, results, strict=True):

@@ -25,8 +25,6 @@ from adafuse_llm.backends.huggingface import (
     executor,
 )
 from adafuse_llm.backends.huggingface.kv import device_shares
-from adafuse_llm.backends.huggingface.state import RequestState
-from adafuse_llm.backends.logits import rows
 from adafuse_llm.tree import TokenTree
 from tests.reference import Options, decode
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
@@ -224,30 +222,6 @@ def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
             usage = engine.generate("Orrin " * 6, max_new_tokens=200).usage
         assert usage.prompt_tokens[kind] + usage.completion_tokens[kind] == 16
         assert made.model.rotary_emb.max_seq_len_cached == 16, "it went beyond its window"
-
-
-def test_a_request_keeps_few_logits_of_the_requests_it_shared_a_pass_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    vocabulary = model(Recipe("llama", seed=6)).config.vocab_size
-    monkeypatch.setattr(rows, "SHARED_BYTES", 3 * 8 * vocabulary)
-    shared = member(Recipe("llama", seed=6))
-    trees = [TokenTree(range(5 + n, 12 + n)) for n in range(8)]
-    shared.evaluate([NodeQuery(tree, (tree.root,), (), 2) for tree in trees])
-    tips = [tree.grow([30, 31, 32]) for tree in trees]
-    asks = [
-        NodeQuery(tree, tuple(tree.path(tip)), (), 2) for tree, tip in zip(trees, tips, strict=True)
-    ]
-    expected = shared.evaluate(asks)
-    for tree in trees:
-        tree.commit(tree.grow([30]))
-    for ask, answer in zip(asks, expected, strict=True):
-        (again,) = shared.evaluate([NodeQuery(ask.tree, ask.evaluate[1:], (), 2)])
-        assert (again.next, again.tokens) == (answer.next[1:], 0)
-        assert isinstance(ask.tree.state, RequestState)
-        passes = {logits for logits, _ in ask.tree.state.rows.values()}
-        kept = sum(logits.values.untyped_storage().nbytes() for logits in passes)
-        assert kept <= 2 * 3 * 8 * vocabulary
 
 
 def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
