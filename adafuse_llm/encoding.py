@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from adafuse_llm.adjustment import NOTHING, Adjustment
-from adafuse_llm.backends.base import AdjustsTokens, Backend, DrawsTokens
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.member import GrammarStart, Member
 from adafuse_llm.errors import (
@@ -202,7 +202,7 @@ def prepare_draws(active: Active, config: AdaFuseConfig) -> None:
         InvalidOptionError: a member cannot draw tokens.
     """
     for backend, _ in active:
-        if not isinstance(backend, DrawsTokens):
+        if not backend.full:
             raise InvalidOptionError(
                 f"option 'temperature': member {backend.name!r} cannot draw tokens; got "
                 f"{config.temperature}. Leave the member out with use=[...], or leave the "
@@ -314,17 +314,15 @@ def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
         InvalidOptionError: the member cannot change its distributions, or cannot write a text of
             ``logit_bias``; or ``min_new_tokens`` is above ``max_new_tokens``.
     """
-    can_adjust = isinstance(backend, AdjustsTokens)
-    own = backend.own_adjustment if isinstance(backend, AdjustsTokens) else NOTHING
     given: dict[str, Any] = {
         name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
     }
     if (texts := given.pop("logit_bias", None)) is not None:
         given["biases"] = tuple((_encode_bias(backend, each), bias) for each, bias in texts.items())
-    adjustment = replace(own, **given)
+    adjustment = replace(backend.own_adjustment, **given)
     if adjustment == NOTHING:
         return None
-    if not can_adjust:
+    if not backend.full:
         option = next(name for name in ADJUSTMENTS if getattr(config, name))
         raise InvalidOptionError(
             f"option {option!r}: member {backend.name!r} cannot change its distributions; got "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import Unpack, override
 
-from adafuse_llm.backends.base import Backend, FollowsGrammars, RunsElsewhere, SupportsClose
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Member
@@ -262,10 +262,7 @@ class AdaFuseEngine(Engine):
         return (
             is_available()
             and self.strategy.options.issuperset(GRAMMARS)
-            and all(
-                isinstance(backend, FollowsGrammars) and backend.follows_grammars
-                for backend in self._backends
-            )
+            and all(backend.follows_grammars for backend in self._backends)
         )
 
     @override
@@ -336,7 +333,7 @@ class AdaFuseEngine(Engine):
                 f"close(timeout=...) must be a number of seconds, or None; got {timeout!r}"
             )
         self._scheduler.close(0)  # requests end before their members
-        _close_members([each for each in self._owned if isinstance(each, RunsElsewhere)])
+        _close_members([each for each in self._owned if each.is_remote])
         busy = self._scheduler.close(timeout)
         _close_members([each for each in self._owned if each.name not in busy])
         if busy:
@@ -465,5 +462,4 @@ def _refuse_cancelled() -> NoReturn:
 def _close_members(members: Sequence[Backend]) -> None:
     """Close the members that have resources to close."""
     for member in members:
-        if isinstance(member, SupportsClose):
-            member.close()
+        member.close()

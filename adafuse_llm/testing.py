@@ -1,7 +1,7 @@
-"""Tests for backends: the rules of the protocol `Backend`, as a class to inherit in a test file.
+"""Tests for backends: the rules of `Backend`, as a class to inherit in a test file.
 
-Its method ``member`` returns your backend, as in ``class TestMine(BackendTests)``. Rules of an
-optional extension are tested if the backend has the extension.
+Its method ``member`` returns your backend, as in ``class TestMine(BackendTests)``. Three rules are
+only for members that know whole distributions (`Backend.full`).
 """
 
 from __future__ import annotations
@@ -77,21 +77,11 @@ class BackendTests:
                 applied.append(name)
         return tuple(applied)
 
-    def _bench(self, extension: type = object) -> _Bench:
+    def _bench(self, *, full: bool = False) -> _Bench:
         bench = _Bench(self)
-        if not isinstance(bench.member, extension):
-            raise SkipTest(f"the backend does not have the extension {extension.__name__}")
+        if full and not bench.member.full:
+            raise SkipTest("the backend does not know whole distributions")
         return bench
-
-    def test_attributes(self) -> None:
-        """A backend has all methods of the protocol, and no half of an extension."""
-        member = self._bench().member
-        for protocol in vars(base).values():
-            if getattr(protocol, "_is_protocol", False) and protocol is not base.Backend:
-                own = {*vars(protocol)} - {"device", "vocabulary"}
-                has = [name for name in own if name[0] != "_" and hasattr(member, name)]
-                lacks = _missing(member, protocol)
-                assert not (has and lacks), f"the backend has {has}, but no {lacks}"
 
     def test_texts(self) -> None:
         """Tokens that are called exact decode to the text, together and one by one."""
@@ -155,18 +145,18 @@ class BackendTests:
 
     def test_masks(self) -> None:
         """`Node.allowed` restricts listed tokens, `mass` and word ends; other numbers stay."""
-        bench = self._bench(base.RestrictsTokens)
+        bench = self._bench(full=True)
         for token in bench.words if bench.texts else ():
             got, want = bench.texts[token], bench.codec.decode_continuation(bench.prompt, [token])
             assert got == want or "\ufffd" in got + want, f"token_texts: {got!r} is not {want!r}"
         bench.walk(self.steps // 2, masks=True)
-        if isinstance(bench.member, base.FollowsGrammars) and bench.member.follows_grammars:
+        if bench.member.follows_grammars:
             size = bench.member.grammar_tokenizer().vocab_size
             assert size > bench.words[-1], f"grammar_tokenizer has only {size} tokens"
 
     def test_draws(self) -> None:
         """`Next.drawn` is the token that `adafuse_llm.backends.logits.draw.drawn` draws."""
-        bench = self._bench(base.DrawsTokens)
+        bench = self._bench(full=True)
         bench.member.prepare_draws()
         bench.walk(self.steps // 2, draws=True)
         bench.walk(self.steps // 3, draws=True, masks=True)
@@ -175,7 +165,7 @@ class BackendTests:
 
     def test_adjustments(self) -> None:
         """`TokenTree.changes` changes the logits before anything is computed from them."""
-        bench = self._bench(base.AdjustsTokens)
+        bench = self._bench(full=True)
         (one, two, *_), ends = bench.words, tuple(bench.member.end_ids)
         for bench.adjustment in (
             Adjustment(presence_penalty=1.5, frequency_penalty=0.5, no_repeat_ngram_size=2),
@@ -189,16 +179,18 @@ class _Bench:
     """A backend, random requests to it, and the numbers that it must return."""
 
     def __init__(self, tests: BackendTests) -> None:
-        member: Any = tests.member()
+        member = tests.member()
+        assert isinstance(member, base.Backend), f"{type(member).__name__} is no Backend"
         self.tests, self.member = tests, member
-        self.codec: TextCodec = getattr(member, "codec", member)
-        for thing, protocol in ((member, base.Backend), (self.codec, TextCodec)):
-            lacks = ", ".join(_missing(thing, protocol))
-            assert not lacks, f"the {type(thing).__name__} has no {lacks} ({protocol.__name__})"
+        for thing, kind in ((member, base.Backend), (member.codec, TextCodec)):
+            names = [*getattr(kind, "__annotations__", ()), *dir(kind)]
+            lacks = ", ".join(each for each in names if each[0] != "_" and not hasattr(thing, each))
+            assert not lacks, f"the {type(thing).__name__} has no {lacks} ({kind.__name__})"
+        self.codec = member.codec
         assert isinstance(member.end_ids, frozenset), "end_ids must be a frozenset"
         self.chance = random.Random(0)  # noqa: S311  # nothing secret
         self.adjustment: Adjustment | None = None
-        self.texts: Sequence[str] = getattr(member, "token_texts", None) or ()
+        self.texts: Sequence[str] = member.token_texts or ()
         self.room: int = member.context_window or 2**31
         self.prompt = self.codec.encode_prompt("".join(tests.texts))
         self.words = sorted({*self.prompt} - member.end_ids)
@@ -250,7 +242,7 @@ class _Bench:
             tree.grow(self.chance.choices(self.words, k=length), node)
         return [*tree.nodes()]
 
-    def query(self, tree: TokenTree, *, masks: bool = False, draws: bool = False) -> base.NodeQuery:
+    def query(self, tree: TokenTree, *, masks: bool = False, draws: bool = False) -> base.Query:
         """Return a query about new and old nodes of a tree."""
         nodes, chance = self._grown(tree), self.chance
         evaluate = chance.sample(nodes, min(len(nodes), chance.randint(0, 5)))
@@ -260,7 +252,7 @@ class _Bench:
             node.draw = Draw(chance.getrandbits(64), *chance.choice(DRAWS)) if draws else None
             node.allowed = self._mask(node) if masks and self.texts else None
         words = masks and chance.random() < 0.5
-        return base.NodeQuery(tree, tuple(evaluate), tuple(score), chance.choice((2, 16)), words)
+        return base.Query(tree, tuple(evaluate), tuple(score), chance.choice((2, 16)), words)
 
     def _mask(self, node: Node) -> bytes | None:
         if node.next is None or self.chance.random() < 0.2:
@@ -271,21 +263,21 @@ class _Bench:
             bits[token // 8] |= 1 << token % 8
         return bytes(bits)
 
-    def _fail(self, queries: list[base.NodeQuery]) -> None:
+    def _fail(self, queries: list[base.Query]) -> None:
         tree = self.chance.choice((queries[0].tree, TokenTree([UNKNOWN])))
         wrong = tree.child(tree.root, UNKNOWN)
         try:
-            self.member.evaluate([*queries, base.NodeQuery(tree, (tree.root, wrong), (), 2)])
+            self.member.evaluate([*queries, base.Query(tree, (tree.root, wrong), (), 2)])
         except Exception:  # it may have any type
             del tree.root.children[UNKNOWN]
         else:
             raise AssertionError(f"evaluate returned results for token {UNKNOWN}")
 
-    def check(self, *queries: base.NodeQuery) -> list[base.NodeResult]:
+    def check(self, *queries: base.Query) -> list[base.QueryResult]:
         """Evaluate queries in one call, and compare the results with the expected ones."""
-        if isinstance(self.member, base.ReadsInPieces) and self.chance.random() < 0.5:
+        if self.chance.random() < 0.5:
             self.member.read_piece([query.tree for query in queries])  # it changes no result
-        results: list[base.NodeResult] = list(self.member.evaluate(list(queries)))
+        results: list[base.QueryResult] = list(self.member.evaluate(list(queries)))
         check_results(self.member.name, queries, results)
         for query, result in zip(queries, results, strict=True):
             tree, more = query.tree, replace(query, top=query.top + 8)  # noise reorders near ties
@@ -307,9 +299,9 @@ class _Bench:
             self._known[ids] = dict(enumerate(np.asarray(self.tests.logits(ids), float).tolist()))
         return ordered(changed(self._known[ids], tree.changes(node) or NOTHING.changes(ids, 0)))
 
-    def _anew(self, query: base.NodeQuery) -> base.NodeResult:
+    def _anew(self, query: base.Query) -> base.QueryResult:
         """Return the result of a query, with a new request for each of its nodes."""
-        old, results = query.tree, list[base.NodeResult]()
+        old, results = query.tree, list[base.QueryResult]()
         for node in (*query.evaluate, *query.score):
             start = node if len(results) < len(query.evaluate) else node.parent or old.root
             tree = TokenTree([*old.ids, *old.tokens(start)], old.adjustment)
@@ -321,9 +313,9 @@ class _Bench:
             self.member.release(tree)
         nexts = tuple(each.next[0] for each in results[: len(query.evaluate)])
         logprobs = tuple(each.logprobs[0] for each in results[len(query.evaluate) :])
-        return base.NodeResult(nexts, logprobs, 0, 0)
+        return base.QueryResult(nexts, logprobs, 0, 0)
 
-    def _compare(self, query: base.NodeQuery, got: Next, want: Next) -> None:
+    def _compare(self, query: base.Query, got: Next, want: Next) -> None:
         count, fewest = len(got.tokens), sum(p > -math.inf for p in want.logprobs[: query.top])
         assert fewest <= count <= query.top, f"{self._where}, {count} tokens are listed"
         known = dict(zip(want.tokens, want.logprobs, strict=True))
@@ -346,7 +338,3 @@ class _Bench:
         assert math.isclose(got, want, rel_tol=near, abs_tol=near), (
             f"{self._where}, {what} is {got}; expected {want}"
         )
-
-
-def _missing(thing: object, protocol: type) -> list[str]:
-    return [name for name in dir(protocol) if name[0] != "_" and not hasattr(thing, name)]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import gc
 import json
 import random
@@ -43,7 +44,7 @@ from adafuse_llm import (
     RequestTimeoutError,
     RuntimeConfig,
 )
-from adafuse_llm.backends import Backend, NodeQuery, NodeResult
+from adafuse_llm.backends import Backend, Query, QueryResult
 from adafuse_llm.embedded import handbook_questions
 from adafuse_llm.runtime.heap import trim_heap
 
@@ -57,21 +58,17 @@ EVENTS = 40
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24}
 
 
-class Failing:
-    """A member that fails in about every second pass."""
+def failing(inner: Backend, dice: random.Random) -> Backend:
+    """Return a member that fails in about every second pass."""
 
-    def __init__(self, inner: Backend, dice: random.Random) -> None:
-        self._inner = inner
-        self._dice = dice
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Fail, or evaluate the queries."""
-        if self._dice.random() < 0.5:
+    def evaluate(queries: Sequence[Query]) -> list[QueryResult]:
+        if dice.random() < 0.5:
             raise RuntimeError("a planned failure")
-        return self._inner.evaluate(queries)
+        return inner.evaluate(queries)
+
+    member = copy.copy(inner)
+    member.evaluate = evaluate  # type: ignore[method-assign]
+    return member
 
 
 @dataclass(frozen=True)
@@ -143,8 +140,8 @@ class Soak:
     def _open(self) -> None:
         self.engines = {name: self._engine(name) for name in STRATEGIES}
         first, *others = self.backends
-        failing = [Failing(first, random.Random(self.seed)), *others]
-        self.failing = {name: AdaFuseEngine(failing, strategy=name) for name in STRATEGIES[:2]}
+        members = [failing(first, random.Random(self.seed)), *others]
+        self.failing = {name: AdaFuseEngine(members, strategy=name) for name in STRATEGIES[:2]}
 
     def _engine(self, strategy: str) -> AdaFuseEngine:
         return AdaFuseEngine(

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError, MemberError
-from adafuse_llm.backends import FakeBackend, NodeQuery, NodeResult
+from adafuse_llm.backends import Backend, FakeBackend, Query, QueryResult
 from adafuse_llm.backends.fake import FakeCodec
 from adafuse_llm.text.grammar import Grammar
-from adafuse_llm.tree import TokenTree
 
 pytestmark = pytest.mark.quick
 
@@ -108,7 +107,7 @@ def test_a_score_draws_nothing() -> None:
 class Undrawn(FakeBackend):
     """A backend that ignores `Node.draw`."""
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         return [
             replace(result, next=tuple(replace(each, drawn=None) for each in result.next))
             for result in super().evaluate(queries)
@@ -123,19 +122,15 @@ def test_a_backend_that_draws_nothing_is_named() -> None:
         assert made.generate("Say").text
 
 
-class Minimal:
-    """A backend without extensions."""
+class Minimal(Backend):
+    """A backend that has only what every backend must have."""
 
     def __init__(self) -> None:
         self._fake = FakeBackend("minimal", rule, WORDS)
-        self.name, self.codec = self._fake.name, self._fake.codec
-        self.end_ids, self.context_window = self._fake.end_ids, None
+        self.name, self.codec, self.end_ids = "minimal", self._fake.codec, self._fake.end_ids
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         return self._fake.evaluate(queries)
-
-    def release(self, tree: TokenTree) -> None:
-        pass
 
 
 def test_a_member_that_cannot_draw_is_refused_before_any_pass() -> None:

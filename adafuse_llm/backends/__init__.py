@@ -1,4 +1,4 @@
-"""Public names for authors of backends: the protocols, their data, and a fake backend for tests.
+"""Public names for authors of backends: `Backend`, its data, and a fake backend for tests.
 
 A backend implements one kind of member. The backend for Hugging Face models is in
 `adafuse_llm.backends.huggingface`. That backend imports torch, so this package does not export it.
@@ -7,26 +7,11 @@ A backend implements one kind of member. The backend for Hugging Face models is 
 
 from adafuse_llm.adjustment import Adjustment, Changes
 from adafuse_llm.backends.base import (
-    AdjustsTokens,
     Backend,
-    DraftsSparingly,
-    DrawsTokens,
-    FollowsGrammars,
-    KnowsDistributions,
-    LimitsCache,
-    LimitsDrafting,
-    ListsFewTokens,
-    NodeQuery,
-    NodeResult,
-    ReadsInPieces,
-    RestrictsTokens,
-    RunsBeside,
-    RunsElsewhere,
-    SupportsClose,
-    SupportsPlacement,
-    TellsSize,
+    Query,
+    QueryResult,
 )
-from adafuse_llm.backends.fake import FakeBackend
+from adafuse_llm.backends.fake import FakeBackend, answered
 from adafuse_llm.text.codec import RendersTemplates, RendersTools, TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
@@ -34,35 +19,21 @@ from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
 __all__ = [
     "Adjustment",
-    "AdjustsTokens",
     "Backend",
     "Changes",
     "Conversation",
-    "DraftsSparingly",
-    "DrawsTokens",
     "FakeBackend",
-    "FollowsGrammars",
-    "KnowsDistributions",
-    "LimitsCache",
-    "LimitsDrafting",
-    "ListsFewTokens",
     "Next",
     "Node",
-    "NodeQuery",
-    "NodeResult",
-    "ReadsInPieces",
+    "Query",
+    "QueryResult",
     "RendersTemplates",
     "RendersTools",
     "ReplyStart",
-    "RestrictsTokens",
-    "RunsBeside",
-    "RunsElsewhere",
-    "SupportsClose",
-    "SupportsPlacement",
-    "TellsSize",
     "TemplateFacts",
     "TextCodec",
     "TokenTree",
     "TokenizerCodec",
+    "answered",
     "is_allowed",
 ]

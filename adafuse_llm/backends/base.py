@@ -1,13 +1,15 @@
-"""The protocols between the algorithm and a model."""
+"""The interface between the algorithm and a model."""
 
 from __future__ import annotations
 
 import math
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.adjustment import Adjustment
+from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeQuery:
+class Query:
     """A query about nodes of one tree.
 
     Attributes:
@@ -28,6 +30,9 @@ class NodeQuery:
             earlier query evaluates the parent.
         top: number of likeliest next tokens in each summary, at least two.
         word_ends: whether each summary must have ``Next.word_end_logprob``.
+        may_draft: whether the engine may add drafts. Backends ignore it.
+        plain: the same query without its drafts, which the engine sends if this one fails; None if
+            it has none. Backends ignore it.
     """
 
     tree: TokenTree
@@ -35,17 +40,19 @@ class NodeQuery:
     score: tuple[Node, ...]
     top: int
     word_ends: bool = False
+    may_draft: bool = False
+    plain: Query | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class NodeResult:
+class QueryResult:
     """The result of one query.
 
     Attributes:
-        next: a summary of the next-token distribution for each node of ``NodeQuery.evaluate``, in
+        next: a summary of the next-token distribution for each node of ``Query.evaluate``, in
             order.
-        logprobs: a natural-log probability for each node of ``NodeQuery.score``, in order. A value
-            may be minus infinity.
+        logprobs: a natural-log probability for each node of ``Query.score``, in order. A value may
+            be minus infinity.
         passes: number of forward passes that the query took part in.
         tokens: number of tokens that the backend processed for the query.
         reused: number of prompt tokens that the backend did not process, because it had cached
@@ -65,9 +72,8 @@ class NodeResult:
         return any(map(math.isnan, (*summaries, *self.logprobs)))
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """One member of an ensemble.
+class Backend(ABC):
+    """One member of an ensemble. A subclass sets `name`, `codec` and `end_ids`, and `evaluate`.
 
     The tree holds everything that a backend needs: ``tree.ids`` are the committed tokens, and
     ``tree.path(node)`` are the nodes from the root to a node, without the root itself. A backend
@@ -78,31 +84,53 @@ class Backend(Protocol):
     has dropped every node that is not below the new root. The tree may also drop nodes without a
     commit. ``tree.cuts`` increases in both cases.
 
-    An engine calls `evaluate`, `release` and `read_piece` (`ReadsInPieces`) from one thread at
-    a time. A backend that several engines share must synchronize these calls.
+    An engine calls `evaluate`, `release` and `read_piece` from one thread at a time. A backend that
+    several engines share must synchronize these calls.
+
+    Attributes:
+        name: name of the member in results and errors, unique within an engine.
+        codec: converts text to tokens and tokens to text.
+        end_ids: token ids that end a response.
+        context_window: maximum number of tokens in a sequence, prompt included; None for no limit.
+        full: whether the member knows whole distributions. Such a member
+
+            - lists only tokens that ``Node.allowed`` permits in `Next`, and sets ``Next.mass``;
+            - sets ``Next.drawn`` for every node with a ``Node.draw``
+              (:mod:`adafuse_llm.sampling`);
+            - applies ``TokenTree.changes`` to the logits after a node before it computes anything
+              from them (:mod:`adafuse_llm.adjustment`).
+
+            `adafuse_llm.backends.answered` does all three. For other members, such as those on
+            servers, an engine refuses options that need this.
+        listed_limit: maximum number of likeliest tokens in a summary; None for no limit.
+        parameters: number of the model's parameters, by which `Mixture` weighs members; None if it
+            is not known.
+        own_adjustment: the changes that the member's checkpoint asks for. Options of a request
+            replace them.
+        device: what the member computes on, such as ``"cpu"``, ``"cuda:0"`` or the URL of a server.
+        is_remote: whether it computes outside this process.
+        cache_limit: number of bytes that all requests together can have in the member's cache,
+            which it has allocated when it was loaded. None if a cache grows with its requests.
+        drafts_sparingly: whether a pass over n tokens takes about as long as n passes over one
+            token, as with quantized weights on a CPU. Such a member drafts only what it must score
+            anyway.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the member in results and errors, unique within an engine."""
-        ...
+    name: str
+    codec: TextCodec
+    end_ids: frozenset[int]
+    context_window: int | None = None
+    full: bool = False
+    listed_limit: int | None = None
+    parameters: int | None = None
+    own_adjustment: Adjustment = NOTHING
+    device: str = "unknown"
+    is_remote: bool = False
+    cache_limit: int | None = None
+    drafts_sparingly: bool = False
 
-    @property
-    def codec(self) -> TextCodec:
-        """Codec that converts text to tokens and tokens to text."""
-        ...
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Token ids that end a response."""
-        ...
-
-    @property
-    def context_window(self) -> int | None:
-        """Maximum number of tokens in a sequence, prompt included; None for no limit."""
-        ...
-
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    @abstractmethod
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         """Return one result for each query, in order. Queries may belong to different requests.
 
         At best, a backend runs one forward pass for all queries, over the nodes that are not
@@ -116,257 +144,87 @@ class Backend(Protocol):
                 with a NaN log-probability, in the same way. So a backend must not cache anything
                 from a result that contains NaN.
         """
-        ...
 
     def release(self, tree: TokenTree) -> None:
         """Free the resources in ``tree.state``, and set it to None, because the request has ended.
 
         A tree can be released without any query, or twice.
         """
-        ...
-
-
-@runtime_checkable
-class ReadsInPieces(Protocol):
-    """An optional extension of `Backend` for a member that reads long prompts piece by piece.
-
-    Between two pieces, an engine evaluates the queries of other requests, and a request that is
-    cancelled reads no further piece.
-    """
+        tree.state = None
 
     def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
         """Process a piece of the committed tokens that the member has not processed yet.
 
-        The trees share the piece, so its size does not depend on their number.
+        Between two pieces, an engine evaluates the queries of other requests, and a request that is
+        cancelled reads no further piece. The trees share the piece, so its size does not depend on
+        their number.
 
         Returns:
-            For each tree, whether it has so few of these tokens left that `Backend.evaluate` can
-            process them together with its nodes.
+            For each tree, whether it has so few of these tokens left that `evaluate` can process
+            them together with its nodes. Here: always.
 
         Raises:
-            Exception: as for `Backend.evaluate`.
+            Exception: as for `evaluate`.
         """
-        ...
+        return [True] * len(trees)
 
+    def close(self) -> None:
+        """Free all resources, such as connections. Later evaluations fail.
 
-@runtime_checkable
-class SupportsPlacement(Protocol):
-    """An optional extension of `Backend` that describes its device and its memory.
-
-    An engine runs members at the same time if they are on different devices. It delays a request
-    until the devices have enough memory for its caches. The engine assumes that all backends
-    without this extension share one device and cache nothing.
-    """
+        An engine closes the members that it loaded when it is closed.
+        """
+        return
 
     @property
-    def device(self) -> str:
-        """Device that the member runs on, such as ``"cpu"`` or ``"cuda:0"``."""
-        ...
+    def lane(self) -> str:
+        """Name of the lane. Members of the same lane take turns; other members run beside them.
 
-    def cache_bytes(self, tokens: int) -> int:
-        """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens."""
-        ...
+        By default, it is the device, so members on different devices run at the same time.
+        """
+        return self.device
+
+    def cache_bytes(self, tokens: int) -> int:  # noqa: ARG002
+        """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens.
+
+        An engine delays a request until the devices have enough memory for its caches.
+        """
+        return 0
 
     def free_bytes(self) -> int:
         """Return the free memory of the device, in bytes."""
-        ...
+        return sys.maxsize
 
-
-@runtime_checkable
-class LimitsCache(SupportsPlacement, Protocol):
-    """An optional extension of `SupportsPlacement` for a member with a cache of fixed size.
-
-    Such a member allocates its cache when it is loaded. So requests wait for room in this cache,
-    not for free memory of the device. If the cache has no room for all nodes of a query, the member
-    evaluates them in parts.
-    """
-
-    @property
-    def cache_limit(self) -> int:
-        """Number of bytes that all requests together can have in the member's cache."""
-        ...
-
-
-@runtime_checkable
-class TellsSize(Protocol):
-    """An optional extension of `Backend` that tells the size of its model.
-
-    Without the option ``weights``, the strategy `Mixture` weighs members by their size.
-    """
-
-    @property
-    def parameters(self) -> int | None:
-        """Number of the model's parameters; None if it is not known."""
-        ...
-
-
-@runtime_checkable
-class RunsElsewhere(Protocol):
-    """An optional extension of `Backend` for a member that computes outside this process.
-
-    An engine runs such a member at the same time as all other members, whatever their devices are.
-    """
-
-    @property
-    def host(self) -> str:
-        """Where the member computes, for messages, such as ``"server http://host:8000"``."""
-        ...
-
-
-@runtime_checkable
-class SupportsClose(Protocol):
-    """An optional extension of `Backend` for a member with resources that must be closed.
-
-    An engine closes the members that it loaded when it is closed.
-    """
-
-    def close(self) -> None:
-        """Free all resources, such as connections. Later calls of `Backend.evaluate` fail."""
-        ...
-
-
-@runtime_checkable
-class RunsBeside(Protocol):
-    """An optional extension of `Backend` for a member in this process with threads of its own.
-
-    Its passes release the interpreter, so they run at the same time as those of other members.
-    """
-
-    @property
-    def runs_beside(self) -> bool:
-        """Whether the member runs at the same time as others."""
-        ...
-
-
-def lane(backend: Backend) -> str:
-    """Return the name of a member's lane.
-
-    Members of the same lane take turns. Members of different lanes run at the same time.
-    """
-    if isinstance(backend, RunsElsewhere) or (
-        isinstance(backend, RunsBeside) and backend.runs_beside
-    ):
-        return f"member {backend.name}"
-    return device(backend)
-
-
-def device(backend: Backend) -> str:
-    """Return the device of a member, as far as it is known."""
-    return backend.device if isinstance(backend, SupportsPlacement) else "unknown"
-
-
-@runtime_checkable
-class DraftsSparingly(Protocol):
-    """An optional extension of `Backend` for members whose passes cost as much as their tokens.
-
-    Quantized weights on a CPU are an example. Such a member drafts only what it must score anyway.
-    """
-
-    @property
-    def drafts_sparingly(self) -> bool:
-        """Whether a pass over n tokens takes about as long as n passes over one token."""
-        ...
-
-
-@runtime_checkable
-class LimitsDrafting(Protocol):
-    """An optional extension of `Backend` that limits drafts.
-
-    A draft is a node that the engine evaluates before the algorithm needs it. For a backend without
-    this extension, the engine assumes that a pass over several tokens costs little more than a pass
-    over one token, and that the result for a node does not depend on the other nodes of the pass.
-    """
-
-    def draft_limit(self, length: int) -> int:
+    def draft_limit(self, length: int) -> int:  # noqa: ARG002
         """Return the maximum length of a drafted sequence, prompt included.
+
+        A draft is a node that the engine evaluates before the algorithm needs it. By default, a
+        pass over several tokens costs little more than a pass over one, and the result for a node
+        does not depend on the other nodes of the pass.
 
         Args:
             length: number of committed tokens. A backend that runs one pass per token returns
                 `length`, which disables drafts.
         """
-        ...
+        return sys.maxsize
 
-
-@runtime_checkable
-class ListsFewTokens(Protocol):
-    """An optional extension of `Backend` for a member that does not know whole distributions.
-
-    Such a member tells the likeliest tokens and the probabilities of given tokens. An engine
-    refuses strategies that need more.
-    """
-
-    @property
-    def listed_limit(self) -> int:
-        """Maximum number of likeliest tokens in a summary, at least two."""
-        ...
-
-    def tells_word_ends(self) -> bool:
+    def has_word_ends(self) -> bool:
         """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it."""
-        ...
-
-
-@runtime_checkable
-class RestrictsTokens(Protocol):
-    """An optional extension of `Backend` that restricts the tokens that may follow a node.
-
-    A backend with this extension lists only tokens that ``Node.allowed`` permits in `Next`, and
-    sets ``Next.mass``. ``Node.allowed`` is set when the engine passes a node to `evaluate`. The
-    engine never restricts the tokens of a backend without this extension. It passes the spaces at
-    the end of a prompt to such a backend as part of the prompt.
-    """
+        return self.full
 
     @property
     def token_texts(self) -> Sequence[str] | None:
         """The text of each token in the middle of a text, by token id.
 
         U+FFFD stands for an incomplete character. The text is empty for ids without a token. None
-        if the texts are not known, so that the engine cannot restrict the tokens.
+        if the texts are not known, or the member is not `full`. The engine then never restricts the
+        tokens, and passes spaces at the end of a prompt as part of the prompt.
         """
-        ...
-
-
-@runtime_checkable
-class DrawsTokens(Protocol):
-    """An optional extension of `Backend` that draws tokens at random (`temperature` above 0).
-
-    A backend with this extension sets ``Next.drawn`` for every node that has ``Node.draw``, as
-    :mod:`adafuse_llm.sampling` describes. ``Node.draw`` is set when the engine passes a node to
-    `evaluate`. An engine refuses a temperature above 0 for a member without this extension.
-    """
-
-    def prepare_draws(self) -> None:
-        """Compute what all draws need, such as the hashes of the tokens.
-
-        An engine calls this method, from any thread, before a request that draws tokens. Only the
-        first call takes long.
-        """
-        ...
-
-
-@runtime_checkable
-class AdjustsTokens(Protocol):
-    """An optional extension of `Backend` that changes its distributions, such as penalties do.
-
-    A backend with this extension applies ``TokenTree.changes`` to the logits after a node before it
-    computes anything from them: summaries, masses, draws and log-probabilities. It may
-    cache the unchanged logits. An engine refuses options such as `repetition_penalty` for a member
-    without this extension.
-    """
-
-    @property
-    def own_adjustment(self) -> Adjustment:
-        """The changes that the member's checkpoint asks for. Options of a request replace them."""
-        ...
-
-
-@runtime_checkable
-class FollowsGrammars(RestrictsTokens, Protocol):
-    """An optional extension of `RestrictsTokens` for responses that must fit a grammar."""
+        return None
 
     @property
     def follows_grammars(self) -> bool:
         """Whether the member's tokens can follow a grammar."""
-        ...
+        return False
 
     def grammar_tokenizer(self) -> Any:
         """Return an ``llguidance.LLTokenizer`` with the member's tokens.
@@ -376,17 +234,20 @@ class FollowsGrammars(RestrictsTokens, Protocol):
         Raises:
             Exception: the tokenizer is of a kind that llguidance cannot read.
         """
-        ...
+        raise NotImplementedError
 
+    def prepare_draws(self) -> None:
+        """Compute what all draws need, such as the hashes of the tokens.
 
-@runtime_checkable
-class KnowsDistributions(Protocol):
-    """An optional extension of `Backend` for strategies that need whole distributions."""
+        An engine calls this method, from any thread, before a request that draws tokens. Only the
+        first call takes long.
+        """
+        return
 
     def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
         """Return the natural log of the probability of every token after a node, [vocabulary].
 
         ``Node.allowed`` does not change it. The node must be evaluated: the method runs no forward
-        pass. Any thread may call it.
+        pass. Any thread may call it. Only members that are `full` have it.
         """
-        ...
+        raise NotImplementedError

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.errors import MemberError
 from adafuse_llm.tree import Next
 
@@ -18,8 +18,8 @@ ROUNDING = 0.01
 
 
 def check_results(
-    name: str, queries: Sequence[NodeQuery], results: Sequence[NodeResult]
-) -> Sequence[NodeResult]:
+    name: str, queries: Sequence[Query], results: Sequence[QueryResult]
+) -> Sequence[QueryResult]:
     """Return `results` if they have the form that `Backend.evaluate` promises.
 
     This function runs for every evaluated node, so it looks for the fault only after a check fails.
@@ -37,8 +37,8 @@ def check_results(
     if len(results) != len(queries):
         raise _error(name, f"it returned {len(results)} results for {len(queries)} queries")
     for query, result in zip(queries, results, strict=True):
-        if not isinstance(result, NodeResult):
-            raise _error(name, f"each result must be a NodeResult; one is {_kind(result)}")
+        if not isinstance(result, QueryResult):
+            raise _error(name, f"each result must be a QueryResult; one is {_kind(result)}")
         for what, got, wanted in (
             ("distributions", result.next, query.evaluate),
             ("log-probabilities", result.logprobs, query.score),
@@ -54,7 +54,7 @@ def check_results(
     return results
 
 
-def _check_asked(name: str, query: NodeQuery, result: NodeResult) -> None:
+def _check_asked(name: str, query: Query, result: QueryResult) -> None:
     """Check that the summaries have what only some queries ask for."""
     if query.word_ends and any(each.word_end_logprob is None for each in result.next):
         raise _error(

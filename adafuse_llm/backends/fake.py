@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.adjustment import NOTHING, changed
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.adjustment import changed
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
@@ -22,7 +22,7 @@ END = "<end>"
 Rule = Callable[[str], Mapping[str, float]]
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """A member whose next-token distribution is a function of the text so far.
 
     The tokens are strings. The codec splits a text greedily into the longest known tokens; each
@@ -44,8 +44,9 @@ class FakeBackend:
 
     Attributes:
         passes: number of nodes that the backend has evaluated so far, for assertions in tests.
-        own_adjustment: as in `AdjustsTokens`. It can be replaced.
     """
+
+    full = True
 
     def __init__(
         self,
@@ -65,44 +66,29 @@ class FakeBackend:
         self.bytes_per_token = bytes_per_token
         self.free = free
         self.passes = 0
-        self.parameters: int | None = None
-        self.own_adjustment = NOTHING
         self._rule = rule
-        self._codec = FakeCodec(vocabulary, is_complete=is_complete)
-
-    @property
-    def codec(self) -> FakeCodec:
-        return self._codec
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return frozenset({self._codec.end_id})
+        self.codec: FakeCodec = FakeCodec(vocabulary, is_complete=is_complete)
+        self.end_ids = frozenset({self.codec.end_id})
 
     @property
     def token_texts(self) -> Sequence[str] | None:
-        return self._codec.texts if self._codec.is_complete else None
+        return self.codec.texts if self.codec.is_complete else None
 
     @property
     def follows_grammars(self) -> bool:
-        return self._codec.is_complete
+        return self.codec.is_complete
 
     def grammar_tokenizer(self) -> Any:
-        return self._codec.grammar_tokenizer()
+        return self.codec.grammar_tokenizer()
 
-    def prepare_draws(self) -> None:
-        pass
-
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         return [self._evaluate_one(query) for query in queries]
-
-    def release(self, tree: TokenTree) -> None:
-        pass
 
     def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
         import numpy as np
 
         known = self._after(tree, node)  # this can add tokens to the vocabulary
-        whole = np.full(len(self._codec.texts), -np.inf)
+        whole = np.full(len(self.codec.texts), -np.inf)
         for token, logprob in known.items():
             whole[token] = logprob
         return whole
@@ -113,18 +99,18 @@ class FakeBackend:
     def free_bytes(self) -> int:
         return self.free
 
-    def _evaluate_one(self, query: NodeQuery) -> NodeResult:
+    def _evaluate_one(self, query: Query) -> QueryResult:
         self.passes += len(query.evaluate)
         parents = [node.parent for node in query.score if node.parent is not None]
         # all of them first, because each can add tokens to the vocabulary
         known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
-        return answered(query, known.__getitem__, self._codec.texts, self.end_ids)
+        return answered(query, known.__getitem__, self.codec.texts, self.end_ids)
 
     def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
         """Return the log-probabilities after a node by token id, in descending order."""
-        rule = self._rule(self._codec.decode([*tree.ids, *tree.tokens(node)]))
+        rule = self._rule(self.codec.decode([*tree.ids, *tree.tokens(node)]))
         logprobs = {
-            self._codec.token(text): math.log(p) if p > 0 else -math.inf for text, p in rule.items()
+            self.codec.token(text): math.log(p) if p > 0 else -math.inf for text, p in rule.items()
         }
         changes = tree.changes(node)
         if changes is not None:
@@ -138,17 +124,17 @@ def ordered(logprobs: Mapping[int, float]) -> dict[int, float]:
 
 
 def answered(
-    query: NodeQuery,
+    query: Query,
     after: Callable[[Node], Mapping[int, float]],
     texts: Sequence[str],
     end_ids: frozenset[int],
-) -> NodeResult:
+) -> QueryResult:
     """Return the result of a query about whole distributions.
 
     Args:
         query: the query.
         after: returns the log-probabilities of all tokens after a node, as `ordered` does.
-        texts: as `RestrictsTokens.token_texts`. Ids beyond it have no text.
+        texts: as `Backend.token_texts`. Ids beyond it have no text.
         end_ids: as `Backend.end_ids`.
 
     Raises:
@@ -159,11 +145,11 @@ def answered(
     for node in query.score:
         assert node.parent is not None
         logprobs.append(after(node.parent).get(node.token, -math.inf))
-    return NodeResult(nexts, tuple(logprobs), len(nexts), len(nexts))
+    return QueryResult(nexts, tuple(logprobs), len(nexts), len(nexts))
 
 
 def _summary(
-    query: NodeQuery,
+    query: Query,
     node: Node,
     every: Mapping[int, float],
     texts: Sequence[str],
@@ -284,8 +270,8 @@ class _Tokens:
         self.eos_token_id = codec.end_id
         self.special_token_ids = [codec.end_id]
         self.tokens = [text.encode() for text in codec.texts]
-        self._codec = codec
+        self.codec = codec
 
     def __call__(self, text: bytes | str) -> list[int]:
         text = text.decode() if isinstance(text, bytes) else text
-        return self._codec.encode_continuation((), text)[0]
+        return self.codec.encode_continuation((), text)[0]

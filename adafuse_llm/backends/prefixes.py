@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.tree import TokenTree
 
 Ids = NDArray[np.int64]
@@ -249,7 +249,7 @@ def read_piece(
     state_of: Callable[[TokenTree], S],
     read: Callable[[Sequence[tuple[S, int]]], None],
 ) -> list[bool]:
-    """Read a piece of the prompts of requests (`ReadsInPieces.read_piece`).
+    """Read a piece of the prompts of requests (`Backend.read_piece`).
 
     The requests share the piece evenly. A new request waits while another one reads tokens that it
     can reuse.
@@ -302,18 +302,18 @@ def _parts(unread: Mapping[int, int], size: int, most: int) -> dict[int, int]:
 
 
 def in_turn(
-    queries: Sequence[NodeQuery],
+    queries: Sequence[Query],
     read: Callable[[Sequence[TokenTree]], Sequence[bool]],
-    evaluate: Callable[[Sequence[NodeQuery]], Sequence[NodeResult]],
-) -> list[NodeResult]:
+    evaluate: Callable[[Sequence[Query]], Sequence[QueryResult]],
+) -> list[QueryResult]:
     """Read the prompts of queries to their ends, and evaluate each query once its prompt is read.
 
     Args:
         queries: the queries.
-        read: reads a piece, as `ReadsInPieces.read_piece`.
+        read: reads a piece, as `Backend.read_piece`.
         evaluate: evaluates queries whose prompts are read.
     """
-    results: dict[int, NodeResult] = {}
+    results: dict[int, QueryResult] = {}
     waiting = dict(enumerate(queries))
     while waiting:
         is_read = read([query.tree for query in waiting.values()])

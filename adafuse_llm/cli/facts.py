@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from adafuse_llm.adjustment import changes_of
-from adafuse_llm.backends.base import Backend, ListsFewTokens
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.errors import short_repr
 
@@ -41,8 +41,8 @@ def describe(path: str, backend: Backend) -> dict[str, Any]:
     if isinstance(backend, LlamaCppBackend):
         found = read_facts(backend.path)
         return facts | _gguf(found) | {"end_tokens": _spelled(found, backend.end_ids)}
-    if isinstance(backend, ListsFewTokens):
-        facts |= {"listed_tokens": backend.listed_limit, "word_ends": backend.tells_word_ends()}
+    if not backend.full:
+        facts |= {"listed_tokens": backend.listed_limit, "word_ends": backend.has_word_ends()}
         facts |= _server(backend)
     return facts | {"end_tokens": [str(token) for token in sorted(backend.end_ids)]}
 

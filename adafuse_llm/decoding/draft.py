@@ -13,7 +13,7 @@ anyway carry three kinds of drafts:
   often quote earlier text.
 
 A member drafts the last two kinds while it has processed at most 2 + B tokens per committed token,
-and never if further tokens of a pass are expensive (`DraftsSparingly`).
+and never if further tokens of a pass are expensive (`Backend.drafts_sparingly`).
 
 `Drafts.around` adds the drafts to the queries of a request, between the algorithm and the driver.
 The algorithm and its members know nothing of them.
@@ -21,24 +21,23 @@ The algorithm and its members know nothing of them.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from typing_extensions import override
 
-from adafuse_llm.backends.base import DraftsSparingly, LimitsDrafting, lane
+from adafuse_llm.backends.base import Query
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.lookup import Lookup
-from adafuse_llm.decoding.member import Member, MemberQuery, Steps
+from adafuse_llm.decoding.member import Ask, Member, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.tree import Node
 
 E = TypeVar("E")
-Events: TypeAlias = Generator[tuple[MemberQuery, ...] | E, None, None]
+Events: TypeAlias = Generator[Ask | E, None, None]
 Proposals: TypeAlias = Mapping[Member, Steps[Proposal]]
 
 WIN_SHARE = 0.4
@@ -75,7 +74,7 @@ class NoDrafts(Drafting):
 class Drafts(Drafting):
     """Drafting method of one request.
 
-    Members of the same lane (`adafuse_llm.backends.base.lane`) propose one after another, and the
+    Members of the same lane (`Backend.lane`) propose one after another, and the
     passes of a member also evaluate the spans that earlier members have proposed. So does a GGUF
     member with others on its device. Members of different lanes propose at the same time. While
     many requests are being decoded, all members do so: one pass of a member then serves several
@@ -95,10 +94,10 @@ class Drafts(Drafting):
         self._members = tuple(members)
         self._crowded = crowded
         by_lane: defaultdict[str, list[Member]] = defaultdict(list)
-        lanes = {lane(member.backend) for member in self._members}
+        lanes = {member.backend.lane for member in self._members}
         for member in self._members:
-            device = getattr(member.backend, "device", None)  # a GGUF member's is not its lane
-            by_lane[device if device in lanes else lane(member.backend)].append(member)
+            backend = member.backend  # a GGUF member's lane is not its device
+            by_lane[backend.device if backend.device in lanes else backend.lane].append(member)
         self._lanes = list(by_lane.values())
         self._lookups = {member: Lookup() for member in self._members}
         self._config, self._is_used = AdaFuseConfig(), False
@@ -107,23 +106,21 @@ class Drafts(Drafting):
     @override
     def around(self, steps: Events[E]) -> Events[E]:
         for step in steps:
-            if not isinstance(step, tuple):
+            if not isinstance(step, Ask):
                 yield step
                 continue
-            queries = tuple(map(self._with_drafts, step))
-            yield queries
-            for query in queries:
-                if query.drafts:
-                    drafts = query.query.evaluate[-query.drafts :]
-                    if any(node.next is None for node in drafts):
-                        self._failed.add(query.member)
+            queries = tuple(
+                (member, self._with_drafts(member, query)) for member, query in step.queries
+            )
+            yield Ask(queries)
+            for member, query in queries:
+                if query.plain and any(node.next is None for node in query.evaluate):
+                    self._failed.add(member)
 
-    def _with_drafts(self, query: MemberQuery) -> MemberQuery:
-        if not (query.may_draft and self._is_used):
+    def _with_drafts(self, member: Member, query: Query) -> Query:
+        if not (query.may_draft and self._is_used) or member in self._failed:
             return query
-        if query.member in self._failed:
-            return query
-        return query.with_drafts(self.extra_nodes(query.member, query.query.evaluate))
+        return member.with_drafts(query, self.extra_nodes(member, query.evaluate))
 
     @override
     def together(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:
@@ -151,7 +148,7 @@ class Drafts(Drafting):
     def _is_likely(self, member: Member, candidate: PoolCandidate) -> bool:
         """Return whether a candidate is so likely to win that `member` evaluates its last node."""
         share = len(candidate.proposers) / len(self._members)
-        least = 1.0 if _drafts_sparingly(member) else WIN_SHARE
+        least = 1.0 if member.backend.drafts_sparingly else WIN_SHARE
         return candidate in self._likeliest and share >= least
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
@@ -169,7 +166,7 @@ class Drafts(Drafting):
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.stops:
                     tips += self._next(member, end)
-        if not _drafts_sparingly(member) and self._may_waste(member):
+        if not member.backend.drafts_sparingly and self._may_waste(member):
             for tip in tips:
                 copied = self._lookups[member].after(member, tip)
                 nodes.update(dict.fromkeys([*tree.path(tip), *copied]))
@@ -191,13 +188,7 @@ class Drafts(Drafting):
         return [member.tree.child(end, each) for each in starts if each not in member.end_ids]
 
 
-def _drafts_sparingly(member: Member) -> bool:
-    return isinstance(member.backend, DraftsSparingly) and member.backend.drafts_sparingly
-
-
 def _limit(member: Member) -> int:
     """Return the maximum length of a sequence with drafts, in tokens."""
-    limit, backend = member.window or sys.maxsize, member.backend
-    if isinstance(backend, LimitsDrafting):
-        return min(limit, backend.draft_limit(member.tree.root.length))
-    return limit
+    limit = member.backend.draft_limit(member.tree.root.length)
+    return limit if member.window is None else min(limit, member.window)

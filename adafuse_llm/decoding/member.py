@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from types import TracebackType
 from typing import Any, TypeVar
 
 from adafuse_llm.adjustment import Adjustment
-from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.errors import GrammarError, MemberError
 from adafuse_llm.results import TokenLogprob, TopToken
 from adafuse_llm.sampling import Draw, ResponseDraws, Sampling
@@ -25,44 +25,18 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class MemberQuery:
-    """A query to a member.
+class Ask:
+    """What a computation yields when it needs numbers. It goes on once the trees hold them.
 
     Attributes:
-        member: the member.
-        query: the query to its backend.
-        drafts: number of drafts. They are the last nodes of ``query.evaluate``.
-        scored: nodes for which only the log-probability is needed.
-        may_draft: whether the pass may evaluate drafts in addition.
+        queries: queries to members.
     """
 
-    member: Member
-    query: NodeQuery
-    drafts: int = 0
-    scored: tuple[Node, ...] = ()
-    may_draft: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the member."""
-        return self.member.name
-
-    def with_drafts(self, nodes: Sequence[Node]) -> MemberQuery:
-        """Return the same query with more drafts. Those that the grammar forbids are left out."""
-        drafts = self.member.permitted(nodes)
-        if not drafts:
-            return self
-        query = self.member.query([*self.query.evaluate, *drafts], self.scored)
-        return MemberQuery(self.member, query, self.drafts + len(drafts), self.scored)
-
-    def without_drafts(self) -> MemberQuery:
-        """Return the same query without its drafts."""
-        wanted = self.query.evaluate[: len(self.query.evaluate) - self.drafts]
-        return MemberQuery(self.member, self.member.query(wanted, self.scored), 0, self.scored)
+    queries: tuple[tuple[Member, Query], ...]
 
 
-Steps = Generator[tuple[MemberQuery, ...], None, T]
-"""A generator that yields queries to members, and is resumed once the trees hold the results."""
+Steps = Generator[Ask, None, T]
+"""A computation that asks members, and returns a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +242,23 @@ class Member:
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
-        if wanted:
-            yield (MemberQuery(self, self.query(wanted, unknown), 0, tuple(unknown), drafting),)
-        elif unknown:
-            yield (MemberQuery(self, self.query((), unknown), 0, tuple(unknown)),)
+        if wanted or unknown:
+            query = self._query(wanted, unknown)
+            yield Ask(((self, replace(query, may_draft=drafting and bool(wanted))),))
 
-    def query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> NodeQuery:
+    def with_drafts(self, query: Query, nodes: Sequence[Node]) -> Query:
+        """Return a query with drafts. Those after which the grammar permits no token are left out.
+
+        Args:
+            query: a query of this member.
+            nodes: the drafts, which it does not evaluate. Parents come first.
+        """
+        if not (drafts := self.permitted(nodes)):
+            return query
+        drafted = self._query((*query.evaluate, *drafts), query.score)
+        return replace(drafted, plain=replace(query, may_draft=False))
+
+    def _query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Query:
         """Return the query that evaluates `nodes` and scores `scored`.
 
         The query also gets those log-probabilities of `nodes` that the tree does not hold yet.
@@ -284,9 +269,9 @@ class Member:
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
         )
-        return NodeQuery(self.tree, tuple(nodes), tuple(unknown), self._top, self.word_ends)
+        return Query(self.tree, tuple(nodes), tuple(unknown), self._top, self.word_ends)
 
-    def learn(self, query: NodeQuery, result: NodeResult) -> None:
+    def learn(self, query: Query, result: QueryResult) -> None:
         """Write a result into the tree, and add the cost of the query to the member's counts.
 
         Args:

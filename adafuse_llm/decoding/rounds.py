@@ -13,7 +13,7 @@ from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, MemberQuery, Steps
+from adafuse_llm.decoding.member import Ask, Member, Steps
 from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate, fuse
 from adafuse_llm.errors import DecodingError
@@ -202,7 +202,7 @@ def decode(
     top_logprobs: int | None = None,
     *,
     strategy: str,
-) -> Generator[tuple[MemberQuery, ...] | StreamEvent, None, None]:
+) -> Generator[Ask | StreamEvent, None, None]:
     """Play rounds until the response ends, and yield one event per committed span.
 
     Args:
@@ -270,9 +270,7 @@ def pool_texts(members: Sequence[Member], texts: Sequence[str], *, stops: bool) 
     return pool
 
 
-def score_texts(
-    members: Sequence[Member], pool: Pool
-) -> Generator[tuple[MemberQuery, ...] | Scores, None, None]:
+def score_texts(members: Sequence[Member], pool: Pool) -> Generator[Ask | Scores, None, None]:
     """Score the texts of a pool with one pass per member, and yield the scores at the end.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from adafuse_llm.backends.base import Backend, SupportsClose
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.loading.gguf import GGUFPlan, is_gguf_member, load_gguf, plan_gguf
 from adafuse_llm.loading.huggingface import (
     HuggingFacePlan,
@@ -77,8 +77,7 @@ def _closing(loaded: Mapping[str, Backend]) -> Iterator[None]:
         yield
     except BaseException:
         for member in loaded.values():
-            if isinstance(member, SupportsClose):
-                member.close()
+            member.close()
         raise
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from adafuse_llm.backends.base import LimitsCache, SupportsPlacement
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import CacheMemoryError
@@ -17,7 +16,7 @@ Needs = Mapping[str, int]
 class CacheBudget:
     """Budget for the key/value cache, which checks whether requests fit at the same time.
 
-    Members without `SupportsPlacement` count as 0 bytes. The budget is thread-safe. It does not
+    The budget is thread-safe. It does not
     record which requests run; callers pass the requests.
 
     Args:
@@ -52,24 +51,23 @@ class CacheBudget:
         reserved = _sum(running)
         for member in members:
             backend = member.backend
-            if isinstance(backend, SupportsPlacement):
-                longest = member.prompt_tokens + config.max_new_tokens
-                if member.window is not None:
-                    longest = min(longest, member.window)
-                needed = backend.cache_bytes(longest + spare)
-                if isinstance(backend, LimitsCache):
-                    limit, cache = backend.cache_limit, f"member {member.name}"
-                    _check_cache(member.name, backend.cache_bytes(longest), limit, config)
-                    needs[cache], self._limits[cache] = min(needed, limit), limit
-                    continue
-                device = backend.device
-                if self._limit is not None:
-                    self._limits[device] = self._limit
-                elif device not in needs:
-                    free = backend.free_bytes()
-                    least, most = free // 2, (free + reserved[device]) // 2
-                    self._limits[device] = min(max(self._limits.get(device, 0), least), most)
-                needs[device] += needed
+            longest = member.prompt_tokens + config.max_new_tokens
+            if member.window is not None:
+                longest = min(longest, member.window)
+            needed = backend.cache_bytes(longest + spare)
+            if (limit := backend.cache_limit) is not None:
+                _check_cache(member.name, backend.cache_bytes(longest), limit, config)
+                cache = f"member {member.name}"
+                needs[cache], self._limits[cache] = min(needed, limit), limit
+                continue
+            device = backend.device
+            if self._limit is not None:
+                self._limits[device] = self._limit
+            elif device not in needs:
+                free = backend.free_bytes()
+                least, most = free // 2, (free + reserved[device]) // 2
+                self._limits[device] = min(max(self._limits.get(device, 0), least), most)
+            needs[device] += needed
         for device, needed in needs.items():
             if needed > self._limits[device]:
                 raise CacheMemoryError(

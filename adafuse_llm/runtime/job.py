@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal
 
-from adafuse_llm.decoding.member import Member, MemberQuery
+from adafuse_llm.backends.base import Query
+from adafuse_llm.decoding.member import Ask, Member
 from adafuse_llm.errors import RequestTimeoutError
 from adafuse_llm.runtime.budget import Needs
 
@@ -22,7 +23,7 @@ class Job:
     Args:
         members: one `Member` per active backend. Each member holds the encoded prompt.
         needs: maximum bytes that the job holds on each device.
-        steps: the computation. It yields tuples of queries, and events to deliver.
+        steps: the computation. It yields `Ask` objects, and events to deliver.
         cancelled: function that returns the last event if `cancel` is set, or raises an error.
         cancel: flag that the caller sets to end the job with its result so far.
         timeout: seconds after which the job fails, counted from its submission.
@@ -80,7 +81,7 @@ class Job:
                 self._end = error
         return self._end is not None
 
-    def resume(self, deliver: Deliver) -> tuple[MemberQuery, ...]:
+    def resume(self, deliver: Deliver) -> tuple[tuple[Member, Query], ...]:
         """Run the computation until it needs answers to queries, and return these queries.
 
         The tuple is empty if the job has ended. In that case, the last event or the error has
@@ -91,11 +92,11 @@ class Job:
                 self._deliver_end(deliver)
                 return ()
             for step in self._steps:
-                if not isinstance(step, tuple):
+                if not isinstance(step, Ask):
                     deliver(step)
-                elif step:
-                    self.unanswered = [query.name for query in step]
-                    return step
+                elif step.queries:
+                    self.unanswered = [member.name for member, _ in step.queries]
+                    return step.queries
         except BaseException as error:  # an error in this job must not end the others
             deliver(error)
         return ()

@@ -13,11 +13,11 @@ Choice of member: the scheduler picks the member with the most waiting queries, 
 advance together and batches stay large. A query that has waited too long goes first
 (`next_batch`).
 
-Prompts: a member reads a long prompt in pieces (`ReadsInPieces`). After each piece, the query waits
-again, so the end of its job comes between. While other jobs write, it lets `READ_PATIENCE` of their
-evaluations go first, also those of other lanes on the device.
+Prompts: a member reads a long prompt in pieces (`Backend.read_piece`). After each piece, the query
+waits again, so the end of its job comes between. While other jobs write, it lets `READ_PATIENCE` of
+their evaluations go first, also those of other lanes on the device.
 
-Choice of thread: each lane (`adafuse_llm.backends.base.lane`) has its own thread, so only one
+Choice of thread: each lane (`Backend.lane`) has its own thread, so only one
 thread ever uses a model. Members on different devices run at the same time. GGUF members and
 members on servers have a lane of their own each.
 
@@ -44,11 +44,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from adafuse_llm.backends.base import Backend, ReadsInPieces, RunsElsewhere, device
-from adafuse_llm.backends.base import lane as lane_of
+from adafuse_llm.backends.base import Backend, Query
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
-from adafuse_llm.decoding.member import Member, MemberQuery
+from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
@@ -83,20 +82,22 @@ class PendingQuery:
 
     Attributes:
         job: the job that sent the query.
+        member: the member that it asks.
         query: the query.
         since: number of evaluations that the lane had begun when the query arrived.
         is_reading: whether the member has read only a part of the prompt.
     """
 
     job: Job
-    query: MemberQuery
+    member: Member
+    query: Query
     since: int
     is_reading: bool = False
 
     @property
     def backend(self) -> Backend:
         """The backend that answers the query."""
-        return self.query.member.backend
+        return self.member.backend
 
 
 def next_batch(
@@ -258,10 +259,9 @@ class Scheduler:
     def __init__(
         self, backends: Sequence[Backend], runtime: RuntimeConfig, budget: CacheBudget
     ) -> None:
-        self.lanes = {each.name: lane_of(each) for each in backends}
+        self.lanes = {each.name: each.lane for each in backends}
         self.devices = {
-            lane_of(each): each.name if isinstance(each, RunsElsewhere) else device(each)
-            for each in backends
+            each.lane: each.name if each.is_remote else each.device for each in backends
         }
         self.runtime = runtime
         self.budget = budget
@@ -512,7 +512,7 @@ class _Coordinator(threading.Thread):
                 lane.waiting.append(replace(pending, since=lane.begun, is_reading=True))
                 lane.passed = 0
                 continue
-            job.unanswered.remove(pending.query.name)
+            job.unanswered.remove(pending.member.name)
             if isinstance(outcome, AdaFuseError):
                 self._finish(job, outcome)
             elif not job.unanswered:
@@ -571,7 +571,7 @@ class _Coordinator(threading.Thread):
         """Evaluate a batch on the lane's thread, and send the outcome to the coordinator."""
         outcomes: Sequence[Outcome] | BaseException
         try:
-            outcomes = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
+            outcomes = _evaluate_batch(batch)
         except BaseException as error:  # a defect in this module; the coordinator reports it
             outcomes = error
         self._inbox.put(_BatchDone(lane, batch, outcomes))
@@ -581,9 +581,9 @@ class _Coordinator(threading.Thread):
 
     def _resume(self, job: Job) -> None:
         queries = job.resume(self._active[job])
-        for query in queries:
-            lane = self._lane_of(query.member)
-            lane.waiting.append(PendingQuery(job, query, lane.begun))
+        for member, query in queries:
+            lane = self._lane_of(member)
+            lane.waiting.append(PendingQuery(job, member, query, lane.begun))
         if not queries:
             self._finish(job)
 
@@ -630,32 +630,32 @@ def _release(member: Member) -> None:
         logger.exception("member %r failed to release a job", member.name)
 
 
-def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Outcome]:
-    """Read a piece of the prompts of queries, and evaluate the queries whose prompts are read.
+def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
+    """Read a piece of the prompts of queries to one member, and evaluate those that are read.
 
     If the evaluation of several queries fails, each query is evaluated alone, so that only the
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
     drafts. If the member is not available, all queries fail at once.
     """
+    backend = batch[0].backend
     failure: BaseException | None = None
-    is_read = [True] * len(queries)
+    is_read = [True] * len(batch)
     try:
-        if isinstance(backend, ReadsInPieces):
-            is_read = backend.read_piece([each.query.tree for each in queries])
-        ready = [each for each, done in zip(queries, is_read, strict=True) if done]
-        asked = [member_query.query for member_query in ready]
-        results = check_results(backend.name, asked, backend.evaluate(asked)) if asked else []
-        for member_query, result in zip(ready, results, strict=True):
-            member_query.member.learn(member_query.query, result)
+        is_read = backend.read_piece([each.query.tree for each in batch])
+        ready = [each for each, done in zip(batch, is_read, strict=True) if done]
+        queries = [each.query for each in ready]
+        results = check_results(backend.name, queries, backend.evaluate(queries)) if ready else []
+        for each, result in zip(ready, results, strict=True):
+            each.member.learn(each.query, result)
     except BaseException as error:  # some libraries raise BaseException; the thread must not end
         traceback.clear_frames(error.__traceback__)  # the frames keep tensors of the pass alive
         failure = error
     if failure is None:
         return ["answered" if done else "reading" for done in is_read]
     if isinstance(failure, MemberUnavailableError):
-        return [failure] * len(queries)
-    if len(queries) > 1:
-        return [_evaluate_batch(backend, [member_query])[0] for member_query in queries]
-    if queries[0].drafts:
-        return _evaluate_batch(backend, [queries[0].without_drafts()])
+        return [failure] * len(batch)
+    if len(batch) > 1:
+        return [_evaluate_batch([each])[0] for each in batch]
+    if (plain := batch[0].query.plain) is not None:
+        return _evaluate_batch([replace(batch[0], query=plain)])
     return [as_member_error(backend.name, failure)]

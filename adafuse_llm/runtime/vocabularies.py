@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from adafuse_llm.backends.base import Backend, FollowsGrammars, RestrictsTokens
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import GRAMMARS
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.forks import after_fork
@@ -33,8 +33,7 @@ class Vocabularies:
         Return None if the member cannot restrict its tokens to them.
         """
         if backend.name not in self._spaces:
-            texts = backend.token_texts if isinstance(backend, RestrictsTokens) else None
-            self._spaces[backend.name] = SpaceTokens(texts or (), backend.end_ids)
+            self._spaces[backend.name] = SpaceTokens(backend.token_texts or (), backend.end_ids)
         tokens = self._spaces[backend.name]
         if tokens.can_write(spaces):
             return tokens
@@ -67,16 +66,14 @@ def read_grammar_vocabulary(backend: Backend) -> GrammarVocabulary:
     Raises:
         GrammarError: the member's tokens cannot follow a grammar.
     """
-    reason = "its backend does not tell the bytes of its tokens"
-    if isinstance(backend, FollowsGrammars):
-        reason = "the bytes of its tokens are not known"
-        if backend.follows_grammars:
-            try:
-                texts = backend.token_texts or ()
-                tokenizer = backend.grammar_tokenizer()
-                return GrammarVocabulary(backend.name, tokenizer, texts, backend.end_ids)
-            except Exception as error:
-                reason = f"llguidance cannot read its tokenizer: {error}"
+    reason = "the bytes of its tokens are not known"
+    if backend.follows_grammars:
+        try:
+            texts = backend.token_texts or ()
+            tokenizer = backend.grammar_tokenizer()
+            return GrammarVocabulary(backend.name, tokenizer, texts, backend.end_ids)
+        except Exception as error:
+            reason = f"llguidance cannot read its tokenizer: {error}"
     raise GrammarError(
         f"member {backend.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
         f"({reason}). Leave it out with use=[...], or use choices."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from adafuse_llm.backends.base import Backend, ListsFewTokens
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Member
@@ -84,7 +84,7 @@ def check_listed(members: Sequence[Backend], top: int) -> None:
         InvalidOptionError: a member lists fewer.
     """
     for member in members:
-        if isinstance(member, ListsFewTokens) and member.listed_limit < top:
+        if member.listed_limit is not None and member.listed_limit < top:
             raise InvalidOptionError(
                 f"the request needs the {top} likeliest tokens, but member {member.name!r} lists "
                 f"{member.listed_limit} at most. Raise the limit of its server (vLLM: "
@@ -100,10 +100,10 @@ def check_word_ends(strategy: str, members: Sequence[Backend]) -> None:
         InvalidInputError: a member does not.
     """
     for member in members:
-        if isinstance(member, ListsFewTokens) and not member.tells_word_ends():
+        if not member.has_word_ends():
             raise InvalidInputError(
-                f"strategy {strategy!r} needs to know how likely a word ends, but the server of "
-                f"member {member.name!r} does not tell it. vLLM and SGLang tell it if their "
+                f"strategy {strategy!r} needs to know how likely a word ends, but "
+                f"member {member.name!r} does not know it. Servers of vLLM and SGLang do if their "
                 "structured outputs work; llama-server does not. Leave the member out with "
                 "use=[...], or choose another strategy, such as 'adafuse'."
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from adafuse_llm import results
-from adafuse_llm.backends.base import Backend, TellsSize
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member, Steps
@@ -82,7 +82,7 @@ class Mixture(Strategy):
 
     @override
     def weights(self, members: Sequence[Backend]) -> Sequence[float]:
-        sizes = [each.parameters if isinstance(each, TellsSize) else None for each in members]
+        sizes = [each.parameters for each in members]
         known = [float(size) for size in sizes if size]
         return known if len(known) == len(members) else super().weights(members)
 

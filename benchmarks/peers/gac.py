@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from adafuse_llm import AdaFuseConfig, InvalidInputError
-from adafuse_llm.backends import Backend, KnowsDistributions, is_allowed
+from adafuse_llm.backends import Backend, is_allowed
 from adafuse_llm.strategies import (
     Member,
     PlayRound,
@@ -152,7 +152,6 @@ class _Ordered:
 
 def distribution(member: Member) -> NDArray[np.floating]:
     """Return the log-probabilities of all next tokens of a member, whose root is evaluated."""
-    assert isinstance(member.backend, KnowsDistributions)
     return member.backend.distribution(member.tree, member.tree.root)
 
 
@@ -162,7 +161,7 @@ def check_distributions(strategy: str, members: Sequence[Backend]) -> None:
     Raises:
         InvalidInputError: a member does not.
     """
-    if lacking := [m.name for m in members if not isinstance(m, KnowsDistributions)]:
+    if lacking := [m.name for m in members if not m.full]:
         raise InvalidInputError(
             f"strategy {strategy!r} needs whole distributions, and {', '.join(lacking)} list only "
             "the likeliest tokens. Leave them out with use=[...]."

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError, RuntimeConfig
-from adafuse_llm.backends import FakeBackend, NodeQuery, NodeResult
+from adafuse_llm.backends import FakeBackend, Query, QueryResult
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.tree import Next, TokenTree
 
@@ -26,7 +26,7 @@ def rule(text: str) -> dict[str, float]:
     return dict.fromkeys(WORDS, 0.05) | {WORDS[turn]: 0.7, "<end>": 0.05}
 
 
-Results = list[NodeResult]
+Results = list[QueryResult]
 
 
 class Spoiled(FakeBackend):
@@ -37,9 +37,9 @@ class Spoiled(FakeBackend):
         self.change = change
         self.start = start
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         results = super().evaluate(queries)
-        found: list[NodeResult] = self.change(results) if self.passes > self.start else results
+        found: list[QueryResult] = self.change(results) if self.passes > self.start else results
         return found
 
 
@@ -70,7 +70,7 @@ def logprobs(place: int, value: float) -> Callable[[Results], Results]:
     return summaries(logprobs=put)
 
 
-def results(**changes: Callable[[NodeResult], Any]) -> Callable[[Results], Results]:
+def results(**changes: Callable[[QueryResult], Any]) -> Callable[[Results], Results]:
     """Return a function that changes fields of all results."""
     return lambda found: [
         replace(each, **{field: make(each) for field, make in changes.items()}) for each in found
@@ -110,7 +110,7 @@ FAULTS: dict[str, tuple[Callable[[Results], Any], str]] = {
     "too many results": (lambda found: found * 2, "it returned 2 results for 1 queries"),
     "None": (lambda _: None, "it must return a list; it returned NoneType"),
     "a generator": (lambda found: (each for each in found), "it returned generator"),
-    "dicts": (lambda found: [{}] * len(found), "must be a NodeResult; one is dict"),
+    "dicts": (lambda found: [{}] * len(found), "must be a QueryResult; one is dict"),
     "no distributions": (
         results(next=lambda _: ()),
         r"it returned 0 distributions for \d nodes",
@@ -159,14 +159,14 @@ def test_e10_an_invalid_score_of_a_node_is_an_error(value: float, message: str) 
 
 def test_e10_the_count_of_scores_is_checked() -> None:
     tree = TokenTree([1])
-    query = NodeQuery(tree, (), (tree.child(tree.root, 2),), 2)
+    query = Query(tree, (), (tree.child(tree.root, 2),), 2)
     with pytest.raises(MemberError, match="it returned 0 log-probabilities for 1 nodes"):
-        check_results("x", [query], [NodeResult((), (), 1, 1)])
+        check_results("x", [query], [QueryResult((), (), 1, 1)])
 
 
 def test_valid_results_of_unusual_form_are_accepted() -> None:
     tree = TokenTree([1])
-    query = NodeQuery(tree, (tree.root,), (tree.child(tree.root, 2),), 3)
+    query = Query(tree, (tree.root,), (tree.child(tree.root, 2),), 3)
     unusual = [
         Next((7,), (-3.0,), -math.inf),  # a masked distribution may have one token
         Next((7, 8), (0.0, -math.inf), -math.inf),
@@ -175,7 +175,7 @@ def test_valid_results_of_unusual_form_are_accepted() -> None:
         Next((8, 7), (0, -14), -20),
     ]
     for summary in unusual:
-        found = [NodeResult((summary,), (-math.inf,), 1, 1)]
+        found = [QueryResult((summary,), (-math.inf,), 1, 1)]
         assert check_results("x", [query], found) is found
         assert not found[0].has_nan
 
@@ -183,10 +183,10 @@ def test_valid_results_of_unusual_form_are_accepted() -> None:
 @pytest.mark.parametrize(
     "result",
     [
-        NodeResult((Next((1, 2), (-1.0, math.nan), -1.0),), (), 1, 1),
-        NodeResult((Next((1, 2), (-1.0, -2.0), math.nan),), (), 1, 1),
-        NodeResult((), (math.nan,), 1, 1),
+        QueryResult((Next((1, 2), (-1.0, math.nan), -1.0),), (), 1, 1),
+        QueryResult((Next((1, 2), (-1.0, -2.0), math.nan),), (), 1, 1),
+        QueryResult((), (math.nan,), 1, 1),
     ],
 )
-def test_a_result_knows_that_it_has_nan(result: NodeResult) -> None:
+def test_a_result_knows_that_it_has_nan(result: QueryResult) -> None:
     assert result.has_nan

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from adafuse_llm.backends.base import NodeQuery, RestrictsTokens
+from adafuse_llm.backends.base import Query
 from adafuse_llm.backends.fake import END, FakeBackend
 from adafuse_llm.tree import TokenTree, is_allowed
 
@@ -29,11 +29,10 @@ def test_a_mask_says_which_tokens_are_allowed() -> None:
 def test_the_fake_lists_only_allowed_tokens() -> None:
     chances = {" a": 0.5, "b": 0.3, END: 0.2}
     member = FakeBackend("one", lambda _: chances, ["x", " a", "b"], is_complete=True)
-    assert isinstance(member, RestrictsTokens)
     assert member.token_texts == (END, "x", " a", "b")
     tree = TokenTree(member.codec.encode_prompt("x"))
     tree.root.allowed = mask_of([1, 3])
-    (result,) = member.evaluate([NodeQuery(tree, (tree.root,), (), top=4)])
+    (result,) = member.evaluate([Query(tree, (tree.root,), (), top=4)])
     assert result.next[0].tokens == (3,)
     assert result.next[0].logprobs == pytest.approx((math.log(0.3),))
     assert result.next[0].mass == pytest.approx(math.log(0.3))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typing_extensions import Self
 
-from adafuse_llm.backends import NodeQuery, prefixes
+from adafuse_llm.backends import Query, prefixes
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, KeptPrefixes, late, longest
 from adafuse_llm.tree import TokenTree
@@ -198,7 +198,7 @@ def test_r3_v12_a_request_costs_the_same_in_a_full_cache(
             TokenTree([*range(100, 100 + alike), *(rng.randrange(3, 400) for _ in range(30))])
             for _ in range(4)
         ]
-        member.evaluate([NodeQuery(tree, (tree.root,), (), 2) for tree in trees])
+        member.evaluate([Query(tree, (tree.root,), (), 2) for tree in trees])
         for tree in trees:
             member.release(tree)
 

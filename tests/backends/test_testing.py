@@ -160,7 +160,12 @@ def with_attributes(**attributes: Any) -> type[FakeBackend]:
     return type("Member", (FakeBackend,), attributes)
 
 
-READS = property(lambda self: ReadsControlTokens(VOCABULARY, is_complete=True))
+class WritesControlTokens(FakeBackend):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.codec = ReadsControlTokens(VOCABULARY, is_complete=True)
+
+
 MISSING = property()  # raises AttributeError
 
 FAULTS: dict[str, tuple[type[FakeBackend], str, str]] = {
@@ -172,8 +177,7 @@ FAULTS: dict[str, tuple[type[FakeBackend], str, str]] = {
     "mass": (changing(lambda _: {"mass": 0.0}), "masks", "mass"),
     "word ends": (changing(lambda _: {"word_end_logprob": -1.0}), "masks", "word_end_logprob"),
     "draws": (changing(lambda right: {"drawn": right.tokens[0]}), "draws", "draws are wrong"),
-    "control tokens": (with_attributes(codec=READS), "prompts", "ends a response"),
-    "half an extension": (with_attributes(free_bytes=MISSING), "attributes", "free_bytes"),
+    "control tokens": (WritesControlTokens, "prompts", "ends a response"),
     "no method": (with_attributes(evaluate=MISSING), "texts", "has no evaluate"),
 }
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts
 from adafuse_llm.decoding.lookup import Lookup
-from adafuse_llm.decoding.member import Member, MemberQuery
+from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.tree import Node
 from tests.support.compare import approximately, as_data
@@ -43,7 +43,7 @@ class Bulk(FakeBackend):
         super().__init__(name, rule, vocabulary=WORDS)
         self.sizes: list[int] = []
 
-    def evaluate(self, asks: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, asks: Sequence[Query]) -> list[QueryResult]:
         self.sizes += [len(ask.evaluate) for ask in asks]
         return super().evaluate(asks)
 
@@ -226,7 +226,7 @@ def test_members_on_different_devices_propose_side_by_side():
     config = AdaFuseConfig()
     steps = Drafts(members).together({m: propose(m, config) for m in members}, config)
     asked = next(steps)
-    assert [each.name for each in asked] == ["a", "b"]
+    assert [member.name for member, _ in asked.queries] == ["a", "b"]
 
 
 @pytest.mark.quick
@@ -289,13 +289,12 @@ def test_without_its_drafts_a_question_still_asks_for_every_score():
     member = Member(fake, fake.codec.encode_prompt("Go:"), 2, 1.0)
     end = member.tree.grow(fake.codec.encode_prompt(" w1 w2"))
 
-    (asked,) = next(member.evaluate([member.tree.root], [end]))
-    assert isinstance(asked, MemberQuery)
+    ((_, asked),) = next(member.evaluate([member.tree.root], [end])).queries
     assert asked.may_draft
-    query = asked.with_drafts([end])
-    assert end in query.query.evaluate
-    assert end in query.query.score
-    plain = query.without_drafts()
-    assert plain.query.evaluate == (member.tree.root,)
-    assert plain.query.score == (end,)
-    assert plain.drafts == 0
+    query = member.with_drafts(asked, [end])
+    assert end in query.evaluate
+    assert end in query.score
+    assert query.plain is not None
+    assert query.plain.evaluate == (member.tree.root,)
+    assert query.plain.score == (end,)
+    assert query.plain.plain is None

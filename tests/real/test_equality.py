@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.strategies import Mixture
 from adafuse_llm.tree import TokenTree
@@ -189,9 +189,9 @@ def record(backend: Any, trees: dict[str, TokenTree], monkeypatch: pytest.Monkey
     """Keep the tree of the latest request at a member."""
     evaluate = backend.evaluate
 
-    def recorded(queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def recorded(queries: Sequence[Query]) -> list[QueryResult]:
         trees[backend.name] = queries[-1].tree
-        results: list[NodeResult] = evaluate(queries)
+        results: list[QueryResult] = evaluate(queries)
         return results
 
     monkeypatch.setattr(backend, "evaluate", recorded)

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
-from adafuse_llm.backends import NodeQuery, TokenTree
+from adafuse_llm.backends import Query, TokenTree
 from tests.real.reference import CachedMember, reference_of
 from tests.real.test_equality import FACTS, NAMES, PROMPTS, given
 from tests.real.test_grammar import FORMS, check_forms
@@ -160,7 +160,7 @@ def likeliest_after_each(
     """The likeliest tokens before each of some tokens that follow a prompt, each in a pass."""
     tree = TokenTree(ids)
     for token in tokens:
-        (result,) = member.evaluate([NodeQuery(tree, (tree.root,), (), 20)])
+        (result,) = member.evaluate([Query(tree, (tree.root,), (), 20)])
         yield result.next[0].tokens, result.next[0].logprobs
         tree.commit(tree.grow([token]))
     member.release(tree)
@@ -210,7 +210,7 @@ def test_a_kept_prefix_beyond_the_window_changes_no_number(real_gguf: dict[str, 
 
     def likeliest(ids: list[int]) -> list[tuple[int, float]]:
         tree = TokenTree(ids)
-        query = NodeQuery(tree, evaluate=(tree.root,), score=(), top=20)
+        query = Query(tree, evaluate=(tree.root,), score=(), top=20)
         found = member.evaluate([query])[0].next[0]
         member.release(tree)
         return list(zip(found.tokens, found.logprobs, strict=True))

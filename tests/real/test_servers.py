@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
-from adafuse_llm.backends import NodeQuery, TokenTree
+from adafuse_llm.backends import Query, TokenTree
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
 from tests.support.llama_server import llama_server
@@ -57,7 +57,7 @@ def test_numbers_equal_those_of_the_file_in_this_process(url: str, smollm: Path)
     for backend in (far, near):
         tree = TokenTree(ids)
         nodes = [tree.root, tree.grow([504, 3575]), tree.child(tree.root, 2)]
-        query = NodeQuery(tree, tuple(nodes), tuple(nodes[1:]), 10)
+        query = Query(tree, tuple(nodes), tuple(nodes[1:]), 10)
         (result,) = backend.evaluate([query])
         backend.release(tree)
         for summary in result.next:

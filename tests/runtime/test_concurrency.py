@@ -24,7 +24,7 @@ from adafuse_llm import (
     MemberOutOfMemoryError,
     Round,
 )
-from adafuse_llm.backends import Backend, FakeBackend, NodeQuery, NodeResult
+from adafuse_llm.backends import Backend, FakeBackend, Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, backend, engine, model, tokenizer
@@ -49,32 +49,18 @@ PROMPTS = [
 OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 10}
 
 
-class Wrapped:
+class Wrapped(Backend):
     """A backend that wraps another one and calls a function before every evaluation."""
 
-    def __init__(self, inner: Backend, before: Callable[[int, Sequence[NodeQuery]], None]) -> None:
+    def __init__(self, inner: Backend, before: Callable[[int, Sequence[Query]], None]) -> None:
+        self.name, self.codec, self.end_ids = inner.name, inner.codec, inner.end_ids
+        self.context_window, self.full = inner.context_window, inner.full
         self.inner = inner
         self.before = before
         self.calls = 0
         self.released = 0
 
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def codec(self) -> Any:
-        return self.inner.codec
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return self.inner.end_ids
-
-    @property
-    def context_window(self) -> int | None:
-        return self.inner.context_window
-
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         self.calls += 1
         self.before(self.calls, queries)
         return self.inner.evaluate(queries)
@@ -84,7 +70,7 @@ class Wrapped:
         self.inner.release(tree)
 
 
-def nothing(call: int, queries: Sequence[NodeQuery]) -> None:
+def nothing(call: int, queries: Sequence[Query]) -> None:
     pass
 
 
@@ -138,7 +124,7 @@ def one_round_of_passes() -> int:
     return member.calls
 
 
-def paced(call: int, queries: Sequence[NodeQuery]) -> None:
+def paced(call: int, queries: Sequence[Query]) -> None:
     time.sleep(0.002)
 
 
@@ -219,11 +205,11 @@ def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
 # Failures -------------------------------------------------------------------------------------
 
 
-def failing(error: BaseException, at: int) -> Callable[[int, Sequence[NodeQuery]], None]:
+def failing(error: BaseException, at: int) -> Callable[[int, Sequence[Query]], None]:
     """Fail from a call on, for the request of that call."""
     failed: list[Any] = []
 
-    def before(call: int, queries: Sequence[NodeQuery]) -> None:
+    def before(call: int, queries: Sequence[Query]) -> None:
         if call == at:
             failed.append(queries[0].tree)
         if any(query.tree is tree for query in queries for tree in failed):
@@ -265,7 +251,7 @@ def test_a_failing_request_does_not_affect_simultaneous_requests(
 ) -> None:
     """A member fails only on the long prompt, while seven other requests run."""
 
-    def before(call: int, queries: Sequence[NodeQuery]) -> None:
+    def before(call: int, queries: Sequence[Query]) -> None:
         if any(len(query.tree.ids) > 40 for query in queries):
             raise RuntimeError("too long for me")
 
@@ -318,7 +304,7 @@ def test_nan_is_computed_again_and_not_cached(arch: str) -> None:
 
 @pytest.mark.quick
 def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
-    def before(call: int, queries: Sequence[NodeQuery]) -> None:
+    def before(call: int, queries: Sequence[Query]) -> None:
         time.sleep(0.001)
         if any(len(query.tree.ids) > 40 for query in queries):
             raise RuntimeError("too long for me")

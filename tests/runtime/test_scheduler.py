@@ -28,10 +28,10 @@ from adafuse_llm import (
     RequestTimeoutError,
     RuntimeConfig,
 )
-from adafuse_llm.backends import FakeBackend, NodeQuery
+from adafuse_llm.backends import FakeBackend, Query
 from adafuse_llm.backends.fake import END
 from adafuse_llm.config import DecodeOptions
-from adafuse_llm.decoding.member import Member, MemberQuery
+from adafuse_llm.decoding.member import Ask, Member
 from adafuse_llm.request import Checked
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
@@ -62,7 +62,7 @@ class Watched(FakeBackend):
         for query in queries:
             if id(query.tree) not in self.live:
                 self.live.add(id(query.tree))
-                self.order.append(self._codec.decode(query.tree.ids))
+                self.order.append(self.codec.decode(query.tree.ids))
         self.before(queries)
         return super().evaluate(queries)
 
@@ -132,8 +132,7 @@ def waiting(*since_by_name):
     questions = []
     for name, since in since_by_name:
         member: Any = type("Asked", (), {"backend": backends[name.lower()]})()
-        query = MemberQuery(member, none)
-        questions.append(scheduler.PendingQuery(none, query, since, name.isupper()))
+        questions.append(scheduler.PendingQuery(none, member, none, since, name.isupper()))
     return questions
 
 
@@ -433,7 +432,7 @@ def test_members_with_threads_of_their_own_run_at_the_same_time():
     both = threading.Barrier(2)
 
     class Beside(Watched):
-        runs_beside = True
+        lane = property(lambda self: f"member {self.name}")
 
         def evaluate(self, queries):
             if not self.sizes:  # the pass that reads the prompt
@@ -446,7 +445,7 @@ def test_members_with_threads_of_their_own_run_at_the_same_time():
 
 def test_a_member_with_threads_of_its_own_proposes_in_turn_with_others_on_its_device():
     class Beside(Watched):
-        runs_beside = True
+        lane = property(lambda self: f"member {self.name}")
 
     def passes(*members):
         with AdaFuseEngine(members, strategy="adafuse") as engine:
@@ -494,8 +493,8 @@ def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes(
     b.release = lambda tree: happened.append("released")
     ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheBudget(None))
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
-    roots = [NodeQuery(each.tree, (each.tree.root,), (), 2) for each in members]
-    steps: list[Any] = [tuple(map(MemberQuery, members, roots))]
+    roots = [Query(each.tree, (each.tree.root,), (), 2) for each in members]
+    steps = [Ask(tuple(zip(members, roots, strict=True)))]
     job = Job(members, {}, (step for step in steps))
     errors = []
 
@@ -542,7 +541,7 @@ def test_threads_end_when_idle(monkeypatch):
 @pytest.mark.quick
 @pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cpu", "cuda:0")])
 def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch, devices):
-    def defect(backend, asking):
+    def defect(batch):
         raise ZeroDivisionError("a defect")
 
     members = [Watched(f"on {n}", device=device) for n, device in enumerate(devices)]
@@ -571,7 +570,7 @@ class Hanging(Watched):
     def hang(self, queries):
         self._running += 1
         self.most = max(self.most, self._running)
-        if any(self._codec.decode(query.tree.ids).startswith("hang") for query in queries):
+        if any(self.codec.decode(query.tree.ids).startswith("hang") for query in queries):
             self.inside.set()
             assert self.gate.wait(3 * PATIENCE)
         self._running -= 1

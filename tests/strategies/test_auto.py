@@ -60,8 +60,7 @@ def test_members_and_options_that_are_set_decide(options: dict[str, Any]) -> Non
 
 def test_a_member_of_which_only_likely_tokens_are_known_is_not_mixed() -> None:
     listing = member("m0", 100)
-    listing.listed_limit = 20  # type: ignore[attr-defined]  # as a member on a server has it
-    listing.tells_word_ends = lambda: False  # type: ignore[attr-defined]
+    listing.full = False
     with AdaFuseEngine([listing, member("m1", 300)]) as engine:
         assert engine.strategy.name == "adafuse"
 

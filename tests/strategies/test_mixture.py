@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError
-from adafuse_llm.backends import FakeBackend, NodeQuery, NodeResult
+from adafuse_llm.backends import FakeBackend, Query, QueryResult
 from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import Mixture
 from adafuse_llm.summary import asked as read_by
@@ -171,9 +171,9 @@ def check(recipes: Sequence[Recipe], **options: Any) -> list[int]:
 
 
 class Endless(FakeBackend):
-    """A backend that ignores `NodeQuery.word_ends`."""
+    """A backend that ignores `Query.word_ends`."""
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         return super().evaluate([replace(query, word_ends=False) for query in queries])
 
 

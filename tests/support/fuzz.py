@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from adafuse_llm import AdaFuseEngine, Generation, MemberError, RuntimeConfig
-from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.fake import END, FakeCodec, Rule
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.tree import Next
@@ -244,7 +244,7 @@ class FaultyFake(RecordedFake):
         finally:
             self._fault = self._faulty.fault = None
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         results = super().evaluate(queries)
         fault = self._fault
         if fault is None or fault.kind in ("encoding", "decoding") or not fault.happens():
@@ -258,7 +258,7 @@ class FaultyFake(RecordedFake):
         return [_spoiled(result, fault.kind) for result in results]
 
 
-def _spoiled(result: NodeResult, kind: str) -> NodeResult:
+def _spoiled(result: QueryResult, kind: str) -> QueryResult:
     if kind == "too few logprobs":
         return replace(result, logprobs=result.logprobs[:-1])
     if kind == "too few summaries":

@@ -14,7 +14,7 @@ from typing import Any
 
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.tree import TokenTree
 from tests.support.models import Recipe, model, tokenizer
@@ -104,7 +104,7 @@ class _Recording:
     reader: Reader
     records: dict[TokenTree, Record]
 
-    def note(self, queries: Sequence[NodeQuery]) -> None:
+    def note(self, queries: Sequence[Query]) -> None:
         for query in queries:
             tree = query.tree
             if tree not in self.records:
@@ -121,7 +121,7 @@ class RecordedFake(_Recording, FakeBackend):
         super().__init__(*args, **options)
         self.reader, self.records = FakeReader(self), {}
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         self.note(queries)
         return super().evaluate(queries)
 
@@ -134,7 +134,7 @@ class RecordedModel(_Recording, HuggingFaceBackend):
         known = tokenizer(recipe.kind, recipe.template)
         super().__init__(model(recipe), known, recipe.name)
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         self.note(queries)
         return super().evaluate(queries)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import torch
 
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.generation import advice, ignored_settings, own_adjustment
@@ -29,7 +29,6 @@ from adafuse_llm.backends.logits.rows import check_tokens
 from adafuse_llm.backends.prefixes import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
-from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ PATH_STATES = 8
 """Estimated number of states per request in the path form: one for the trunk and one per branch."""
 
 
-class HuggingFaceBackend:
+class HuggingFaceBackend(Backend):
     """A member that consists of a transformers model and its tokenizer.
 
     The constructor first runs the model on a few tokens. If tree attention gives the same numbers
@@ -71,7 +70,6 @@ class HuggingFaceBackend:
     Attributes:
         form: the form in use, ``"tree"`` or ``"path"``.
         shares_passes: whether requests share forward passes.
-        own_adjustment: the changes of distributions that the generation config asks for.
         ignored_settings: settings of the generation config that would change responses and that
             the member does not follow. The member logs a warning if there are any.
 
@@ -80,6 +78,8 @@ class HuggingFaceBackend:
             The message gives the reason.
         InvalidOptionError: an option is not valid, or options contradict each other.
     """
+
+    full = True
 
     def __init__(
         self,
@@ -111,18 +111,22 @@ class HuggingFaceBackend:
         self.parameters = int(model.num_parameters())
         self.tokenizer = tokenizer
         self._text = HuggingFaceText(tokenizer)
-        self._end_ids = end_ids(model, tokenizer)
-        self._context_window = context_window(model)
-        self.own_adjustment = own_adjustment(model, self._end_ids)
+        self.codec = self._text.codec
+        self.end_ids = end_ids(model, tokenizer)
+        self.context_window = context_window(model)
+        self.own_adjustment = own_adjustment(model, self.end_ids)
         self.ignored_settings = ignored_settings(model)
         self._decoder = Decoder(model)
         text, device = self._text, self._decoder.device
+        self.device = str(device)
+        is_quantized = bool(getattr(model, "is_quantized", False))
+        self.drafts_sparingly = is_quantized and device.type == "cpu"
         self._tokens = TokenTable(
-            self._end_ids, lambda: text.token_texts, self.vocabulary_size, device
+            self.end_ids, lambda: text.token_texts, self.vocabulary_size, device
         )
         after_fork(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        trial = Trial(name, self._decoder, self._context_window)
+        trial = Trial(name, self._decoder, self.context_window)
         self._executor = trial.choose(form)
         self._row_bytes, self._shares = trial.row_bytes, trial.shares
         self.form = self._executor.form
@@ -139,22 +143,6 @@ class HuggingFaceBackend:
         self._lock = threading.Lock()  # several engines may share this member
         self._running: weakref.WeakSet[RequestState] = weakref.WeakSet()
 
-    @property
-    def codec(self) -> TokenizerCodec:
-        return self._text.codec
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return self._end_ids
-
-    @property
-    def context_window(self) -> int | None:
-        return self._context_window
-
-    @property
-    def device(self) -> str:
-        return str(self._decoder.device)
-
     def cache_bytes(self, tokens: int) -> int:
         """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens.
 
@@ -169,11 +157,6 @@ class HuggingFaceBackend:
         If its layers are on several devices, the device that fills up first determines the result.
         """
         return min(int(_free_bytes(device) / share) for device, share in self._shares.items())
-
-    @property
-    def drafts_sparingly(self) -> bool:
-        is_quantized = bool(getattr(self.model, "is_quantized", False))
-        return is_quantized and self._decoder.device.type == "cpu"
 
     def draft_limit(self, length: int) -> int:
         if self.form == "path":
@@ -193,7 +176,7 @@ class HuggingFaceBackend:
         return self._text.follows_grammars
 
     def grammar_tokenizer(self) -> Any:
-        return self._text.grammar_tokenizer(self.vocabulary_size, self._end_ids)
+        return self._text.grammar_tokenizer(self.vocabulary_size, self.end_ids)
 
     @property
     def vocabulary_size(self) -> int:
@@ -201,7 +184,7 @@ class HuggingFaceBackend:
         return self._decoder.vocabulary
 
     @torch.inference_mode()
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         trees = [query.tree for query in queries]
         with self._lock:
             return self._try(trees, partial(in_turn, queries, self._read, self._evaluate_once))
@@ -283,7 +266,7 @@ class HuggingFaceBackend:
         """Return the new requests that should wait, because they can copy rows of another one."""
         return self._prefixes.late(new, self._sources()) if self.form == "tree" else set()
 
-    def _evaluate_once(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def _evaluate_once(self, queries: Sequence[Query]) -> list[QueryResult]:
         states = [self._state_of(query.tree) for query in queries]
         missing = []
         for query, state in zip(queries, states, strict=True):
@@ -300,7 +283,7 @@ class HuggingFaceBackend:
                 self._forget(query.tree)
         return results
 
-    def _cross(self, query: NodeQuery, state: RequestState, edge: int) -> list[Node]:
+    def _cross(self, query: Query, state: RequestState, edge: int) -> list[Node]:
         """Prepare a query that has nodes beyond `edge`.
 
         The rotary frequencies change beyond this length. If there are more than `edge` committed

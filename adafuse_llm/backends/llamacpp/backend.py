@@ -14,8 +14,7 @@ import numpy as np
 import psutil
 import torch
 
-from adafuse_llm.adjustment import NOTHING
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.gguf.header import CACHE_TYPES, GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
 from adafuse_llm.backends.llamacpp.context import (
@@ -73,7 +72,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """Types of weights that are not quantized."""
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(Backend):
     """A member that consists of a GGUF model, which llama.cpp runs.
 
     One call of llama.cpp evaluates all nodes that requests wait for. The cache has a fixed number
@@ -112,8 +111,7 @@ class LlamaCppBackend:
         MissingDependencyError: llama.cpp is not installed.
     """
 
-    own_adjustment = NOTHING
-    runs_beside = True
+    full = True
 
     def __init__(
         self,
@@ -147,9 +145,11 @@ class LlamaCppBackend:
         if repeatable:
             flash_attention = self._check_repeatable(flash_attention)
         self._text, ends = _text_of(self._model, tokenizer)
-        self._end_ids = ends | self._ids_of(end_tokens)
+        self.codec: TextCodec = self._text.codec
+        self.end_ids = ends | self._ids_of(end_tokens)
+        self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
         tokens = self._cache_tokens(facts, context, cache_type)
-        self._window = min(facts.context_window or tokens, tokens)
+        self.context_window = min(facts.context_window or tokens, tokens)
         self._context = Context(
             self._model,
             cells=tokens + SPARE_CELLS,
@@ -160,11 +160,12 @@ class LlamaCppBackend:
         )
         self._free = FreeSequences(self._context, self._context.sequences)
         text = self._text
-        self._tokens = TokenTable(self._end_ids, lambda: text.token_texts, self.vocabulary_size)
+        self._tokens = TokenTable(self.end_ids, lambda: text.token_texts, self.vocabulary_size)
         self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
         self._kept_tokens = 0
         after_fork(self._renew)
         self._cell_bytes = cell_bytes or measure(self._model, settings)
+        self.cache_limit = self._context.cells * self._cell_bytes
         limit = PREFIX_CACHE_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
         self._kept_tokens = limit // self._cell_bytes
 
@@ -173,28 +174,12 @@ class LlamaCppBackend:
         self._running: weakref.WeakSet[LlamaState] = weakref.WeakSet()
 
     @property
-    def codec(self) -> TextCodec:
-        return self._text.codec
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return self._end_ids
-
-    @property
-    def context_window(self) -> int | None:
-        return self._window
-
-    @property
-    def device(self) -> str:
-        return "GPU of llama.cpp" if self._model.on_gpu else "cpu"
+    def lane(self) -> str:
+        return f"member {self.name}"  # its passes release the interpreter
 
     def cache_bytes(self, tokens: int) -> int:
         """Return the size, in bytes, of the cells of a request with up to `tokens` tokens."""
         return tokens * self._cell_bytes
-
-    @property
-    def cache_limit(self) -> int:
-        return self._context.cells * self._cell_bytes
 
     def free_bytes(self) -> int:
         return int(psutil.virtual_memory().available)
@@ -216,10 +201,10 @@ class LlamaCppBackend:
         return self._text.follows_grammars
 
     def grammar_tokenizer(self) -> Any:
-        return self._text.grammar_tokenizer(self.vocabulary_size, self._end_ids)
+        return self._text.grammar_tokenizer(self.vocabulary_size, self.end_ids)
 
     @torch.inference_mode()
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         with self._lock:
             try:
                 return in_turn(queries, self._read, self._evaluate_once)
@@ -301,8 +286,8 @@ class LlamaCppBackend:
         self._run(batch)
 
     def _evaluate_once(
-        self, queries: Sequence[NodeQuery], *, in_parts: bool = False
-    ) -> list[NodeResult]:
+        self, queries: Sequence[Query], *, in_parts: bool = False
+    ) -> list[QueryResult]:
         """Evaluate queries together.
 
         Args:

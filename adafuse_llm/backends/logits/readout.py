@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.logits.adjust import adjusted
 from adafuse_llm.backends.logits.draw import drawn, likeliest, signed
 from adafuse_llm.backends.logits.rows import RequestLogits, to_device
@@ -28,7 +28,7 @@ class TokenTable:
 
     Args:
         end_ids: ids of the end-of-sequence tokens.
-        texts: function that returns the text of each token (`RestrictsTokens.token_texts`), which
+        texts: function that returns the text of each token (`Backend.token_texts`), which
             can take seconds.
         size: number of tokens in a distribution.
         device: device of the tensors.
@@ -67,10 +67,10 @@ class TokenTable:
 
 
 def read(
-    queries: Sequence[NodeQuery],
+    queries: Sequence[Query],
     states: Sequence[RequestLogits],
     tokens: TokenTable,
-) -> list[NodeResult]:
+) -> list[QueryResult]:
     """Return the results of queries whose nodes are evaluated.
 
     Args:
@@ -93,7 +93,7 @@ def read(
     rows = iter(numbers[:size].view(len(evaluated), -1).tolist() if evaluated else ())
     logprobs = iter(numbers[size:].tolist())
     return [
-        NodeResult(
+        QueryResult(
             tuple(_next(next(rows), query, node.allowed is not None) for node in query.evaluate),
             tuple(islice(logprobs, len(query.score))),
             *state.costs(),
@@ -121,7 +121,7 @@ def _summaries(
     return torch.cat([logprobs, drew, ids], -1)
 
 
-def _next(row: Sequence[float], query: NodeQuery, is_restricted: bool) -> Next:
+def _next(row: Sequence[float], query: Query, is_restricted: bool) -> Next:
     """Return a summary from a row of `_summaries`."""
     ends, mass, words, *logprobs = row[: len(row) // 2 + 1]
     drew, *ids = row[len(row) // 2 + 1 :]

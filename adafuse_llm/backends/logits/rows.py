@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from adafuse_llm.backends.base import NodeQuery
+from adafuse_llm.backends.base import Query
 from adafuse_llm.tree import Node, TokenTree
 
 
@@ -55,7 +55,7 @@ class RequestLogits:
         self.rows = {node: self.rows[node] for node in self.tree.nodes() if node in self.rows}
         return True
 
-    def missing(self, query: NodeQuery) -> list[Node]:
+    def missing(self, query: Query) -> list[Node]:
         """Return the nodes that must be evaluated for a query, parents before children.
 
         These are the nodes of ``query.evaluate``, the parents of the nodes of ``query.score``, and

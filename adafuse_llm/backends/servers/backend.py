@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.servers.api import Known, Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
-from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """Errors from reading an answer that has not the expected form."""
 
 
-class ServerBackend:
+class ServerBackend(Backend):
     """A member that vLLM, SGLang or llama-server runs.
 
     Every node is a prompt of its own, which the server continues by one token. All prompts of all
@@ -67,6 +66,8 @@ class ServerBackend:
         MemberError: the server cannot be used.
     """
 
+    is_remote = True
+
     def __init__(
         self,
         name: str,
@@ -80,7 +81,12 @@ class ServerBackend:
         self.name = name
         self.facts = facts
         self._text = text
-        self._end_ids = end_ids
+        self.codec = text.codec
+        self.end_ids = end_ids
+        self.context_window = facts.window
+        self.listed_limit = facts.listed_limit
+        self.parameters = facts.parameters
+        self.device = f"server {server.url}"
         self._server = server
         self._api = api
         limit = facts.listed_limit
@@ -97,39 +103,16 @@ class ServerBackend:
         self._losses = server.losses
 
     @property
-    def codec(self) -> TextCodec:
-        return self._text.codec
+    def lane(self) -> str:
+        return f"member {self.name}"
 
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return self._end_ids
-
-    @property
-    def context_window(self) -> int | None:
-        return self.facts.window
-
-    @property
-    def host(self) -> str:
-        """Where the member computes, for messages."""
-        return f"server {self._server.url}"
-
-    @property
-    def parameters(self) -> int | None:
-        """As in `TellsSize`."""
-        return self.facts.parameters
-
-    @property
-    def listed_limit(self) -> int:
-        """As in `ListsFewTokens`."""
-        return self.facts.listed_limit
-
-    def tells_word_ends(self) -> bool:
-        """As in `ListsFewTokens`. Calls ask the server until it has answered."""
+    def has_word_ends(self) -> bool:
+        """Ask the server once; after an error, the next call asks again."""
         if self._tells_word_ends is None:
             self._tells_word_ends = self.facts.limits_tokens and self._find_word_ends()
         return bool(self._tells_word_ends)
 
-    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
         prompts: dict[tuple[int, ...], Prompt] = {}
         asked = [self._ask(query, prompts) for query in queries]
         new = [query.tree for query in queries if query.tree.state is None and any(asked)]
@@ -162,13 +145,13 @@ class ServerBackend:
         """Close the connections. A call that waits for the server fails."""
         self._server.close()
 
-    def _ask(self, query: NodeQuery, prompts: dict[tuple[int, ...], Prompt]) -> int:
+    def _ask(self, query: Query, prompts: dict[tuple[int, ...], Prompt]) -> int:
         """Add what a query asks to the prompts. Return the number of its prompts."""
         mine = set()
         for node in query.evaluate:
             prompt = _prompt_of(query.tree, node, prompts)
-            prompt.top = max(prompt.top, min(query.top, self.listed_limit))
-            prompt.given |= self._end_ids
+            prompt.top = max(prompt.top, min(query.top, self.facts.listed_limit))
+            prompt.given |= self.end_ids
             if query.word_ends:
                 prompt.word_end = True
                 prompt.given |= self._word_ends
@@ -180,15 +163,13 @@ class ServerBackend:
             mine.add(prompt.ids)
         return len(mine)
 
-    def _result(
-        self, query: NodeQuery, known: dict[tuple[int, ...], Known], count: int
-    ) -> NodeResult:
+    def _result(self, query: Query, known: dict[tuple[int, ...], Known], count: int) -> QueryResult:
         summaries = []
         for node in query.evaluate:
             found = known[_ids(query.tree, node)]
             likely = sorted(found.listed.items(), key=lambda item: (-item[1], item[0]))[: query.top]
             tokens, logprobs = zip(*likely, strict=True)
-            ends = [found.given[token] for token in self._end_ids]
+            ends = [found.given[token] for token in self.end_ids]
             word_end = self._word_end(found) if query.word_ends else None
             summaries.append(Next(tokens, logprobs, _log_total(ends), word_end_logprob=word_end))
         scores = []
@@ -196,7 +177,7 @@ class ServerBackend:
             assert node.parent is not None, "the root has no log-probability"
             scores.append(known[_ids(query.tree, node.parent)].given[node.token])
         read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
-        return NodeResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
+        return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
 
     def _known(self, prompts: Sequence[Prompt]) -> list[Known]:
         """Return what the server tells about prompts.
@@ -239,7 +220,7 @@ class ServerBackend:
         others = [token for token, text in enumerate(texts) if text and token not in spaces]
         if not permitted:
             return False
-        self._word_ends = self._end_ids | spaces.difference(permitted) | {permitted[0]}
+        self._word_ends = self.end_ids | spaces.difference(permitted) | {permitted[0]}
         sample = {*_spread(permitted), *_spread(others), *self._fingerprint.listed}
         prompt = replace(self._probe, given=sample | self._word_ends, word_end=True)
         answer = None

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from adafuse_llm import UnsupportedModelError
-from adafuse_llm.backends import NodeQuery
+from adafuse_llm.backends import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, executor
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree import TokenTree
@@ -20,9 +20,9 @@ def test_what_was_evaluated_of_a_winner_is_kept_where_its_last_token_was_only_sc
     member = backend(Recipe("llama"), form)
     tree = TokenTree(member.codec.encode_prompt("The ferry to Orrin"))
     line = tree.path(tree.grow([5, 6, 7, 8]))
-    member.evaluate([NodeQuery(tree, (tree.root, *line[:3]), (line[3],), top=2)])
+    member.evaluate([Query(tree, (tree.root, *line[:3]), (line[3],), top=2)])
     tree.commit(line[3])
-    (answer,) = member.evaluate([NodeQuery(tree, (tree.root,), (), top=2)])
+    (answer,) = member.evaluate([Query(tree, (tree.root,), (), top=2)])
     assert answer.tokens == 1
     plain = member._decoder.plain(tree.ids).flatten().log_softmax(-1)
     assert answer.next[0].logprobs == pytest.approx(plain.topk(2).values.tolist(), abs=1e-10)
@@ -91,7 +91,7 @@ def test_longrope_positions_change_over_for_all_tokens_at_once(arch, form, monke
     assert not member.shares_passes
 
     def check(tree, nodes):
-        (answer,) = member.evaluate([NodeQuery(tree, tuple(nodes), (), 2)])
+        (answer,) = member.evaluate([Query(tree, tuple(nodes), (), 2)])
         for node, summary in zip(nodes, answer.next, strict=True):
             with torch.inference_mode():
                 plain = member._decoder.plain([*tree.ids, *tree.tokens(node)]).log_softmax(-1)
@@ -114,8 +114,8 @@ def test_an_ask_that_failed_halfway_can_be_asked_again(monkeypatch):
     member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m")
     prompt = member.codec.encode_prompt("The ferry to Orrin")
     tree = TokenTree(prompt)
-    member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
-    ask = NodeQuery(tree, tuple(tree.path(tree.grow([5, 6]))), (), 2)
+    member.evaluate([Query(tree, (tree.root,), (), 2)])
+    ask = Query(tree, tuple(tree.path(tree.grow([5, 6]))), (), 2)
     layer = member.model.model.layers[1]
 
     def fail(*args, **kwargs):
@@ -156,4 +156,4 @@ def test_a_token_outside_the_embeddings_is_an_error_before_the_model_sees_it():
     member = backend(Recipe("llama"))
     tree = TokenTree([1, 2, 10**6])
     with pytest.raises(ValueError, match="token 1000000 is outside the model's"):
-        member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+        member.evaluate([Query(tree, (tree.root,), (), 2)])

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from adafuse_llm.backends.base import NodeQuery
+from adafuse_llm.backends.base import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, few_rows
 from adafuse_llm.backends.huggingface.few_rows import FewRows
 from adafuse_llm.tree import TokenTree
@@ -101,10 +101,10 @@ def test_passes_of_a_member_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
         made = copy.deepcopy(model(recipe)).float()
         member = HuggingFaceBackend(made, tokenizer("bytelevel"), "one")
         tree = TokenTree(list(range(20, 40)))
-        first = member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+        first = member.evaluate([Query(tree, (tree.root,), (), 2)])
         nodes = [tree.child(tree.root, token) for token in (30, 31, 32)]
         shapes.clear()
-        found = member.evaluate([NodeQuery(tree, tuple(nodes), (), 2)])
+        found = member.evaluate([Query(tree, tuple(nodes), (), 2)])
         assert not shapes
         assert all("forward" not in layer.__dict__ for layer in made.modules())
         plain = made(torch.tensor([[*range(20, 40), 31]])).logits[0, -1].log_softmax(-1)

@@ -17,7 +17,7 @@ import transformers
 from accelerate import dispatch_model
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberOutOfMemoryError, RuntimeConfig
-from adafuse_llm.backends import NodeQuery
+from adafuse_llm.backends import Query
 from adafuse_llm.backends.huggingface import (
     HuggingFaceBackend,
     attention,
@@ -136,7 +136,7 @@ def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
     def evaluate(*lengths: int) -> list[list[int]]:
         passes.clear()
         trees = [TokenTree(range(3 + 20 * i, 3 + 20 * i + n)) for i, n in enumerate(lengths)]
-        asks = [NodeQuery(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
+        asks = [Query(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
         made.evaluate(asks)
         return list(passes)
 
@@ -196,9 +196,9 @@ def test_trees_that_grow_and_are_cut_at_random_have_the_same_numbers_alone() -> 
                 made.release(tree)
 
 
-def _query(tree: TokenTree, paths: Sequence[Sequence[int]]) -> NodeQuery:
+def _query(tree: TokenTree, paths: Sequence[Sequence[int]]) -> Query:
     below = [node for path in paths for node in tree.path(tree.grow(path))]
-    return NodeQuery(tree, tuple(dict.fromkeys([tree.root, *below])), (), 3)
+    return Query(tree, tuple(dict.fromkeys([tree.root, *below])), (), 3)
 
 
 def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
@@ -248,7 +248,7 @@ def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
 
     def evaluate() -> float:
         trees = [TokenTree([5, 6, 7, 8]), TokenTree([9, 10])]
-        answers = made.evaluate([NodeQuery(tree, (tree.root,), (), 1) for tree in trees])
+        answers = made.evaluate([Query(tree, (tree.root,), (), 1) for tree in trees])
         return answers[0].next[0].logprobs[0]
 
     with monkeypatch.context() as patch:
@@ -293,7 +293,7 @@ def test_requests_share_no_passes_if_the_model_has_an_attention_of_its_own(kind:
     made = HuggingFaceBackend(kind(config).double().eval(), tokenizer("bytelevel"), "own")
     assert (made.form, made.shares_passes) == ("tree", False)
     tree = TokenTree(range(20))
-    (answer,) = made.evaluate([NodeQuery(tree, (tree.root,), (), 1)])
+    (answer,) = made.evaluate([Query(tree, (tree.root,), (), 1)])
     with torch.inference_mode():
         plain = made._decoder.plain(tree.ids).log_softmax(-1)
     assert answer.next[0].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
@@ -329,16 +329,14 @@ def test_a_conversation_goes_on_from_the_rows_of_its_last_reply() -> None:
     """Rows of a finished response are in order, whatever was tried and dropped on the way."""
     kept = member(Recipe("llama", seed=12))
     tree = TokenTree(range(5, 25))
-    kept.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+    kept.evaluate([Query(tree, (tree.root,), (), 2)])
     for step in range(12):
         tips = [tree.grow([30 + step, token]) for token in range(40 + step, 45 + step)]
-        kept.evaluate(
-            [NodeQuery(tree, tuple(node for tip in tips for node in tree.path(tip)), (), 2)]
-        )
+        kept.evaluate([Query(tree, tuple(node for tip in tips for node in tree.path(tip)), (), 2)])
         tree.commit(tips[step % 5])
     kept.release(tree)
     longer = TokenTree([*tree.ids, 7, 8, 9])
-    (answer,) = kept.evaluate([NodeQuery(longer, (longer.root,), (), 2)])
+    (answer,) = kept.evaluate([Query(longer, (longer.root,), (), 2)])
     assert answer.reused == len(tree.ids)
     assert answer.tokens == 3
     with torch.inference_mode():
@@ -509,7 +507,7 @@ def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() 
 
     def check(tree: TokenTree, tokens: Sequence[int]) -> None:
         tip = tree.grow(tokens)
-        (answer,) = kept.evaluate([NodeQuery(tree, (tree.root, *tree.path(tip)), (), 2)])
+        (answer,) = kept.evaluate([Query(tree, (tree.root, *tree.path(tip)), (), 2)])
         with torch.inference_mode():
             plain = kept._decoder.plain([*tree.ids, *tokens]).log_softmax(-1)
         assert answer.next[-1].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)

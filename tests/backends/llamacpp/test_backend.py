@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, RuntimeConfig
-from adafuse_llm.backends import Backend, NodeQuery, TokenTree
+from adafuse_llm.backends import Backend, Query, TokenTree
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
 from adafuse_llm.embedded import member_paths
@@ -247,7 +247,7 @@ def test_r10_repeatable_numbers_depend_on_the_tokens_before_only(
             for number, got in zip(nodes, mine.next, strict=True):
                 plain = TokenTree([*pair[1].ids, *pair[1].tokens(known[number])])
                 other.clear_prefix_cache()
-                (result,) = other.evaluate([NodeQuery(plain, (plain.root,), (), 5)])
+                (result,) = other.evaluate([Query(plain, (plain.root,), (), 5)])
                 assert got.logprobs == result.next[0].logprobs
                 other.release(plain)
         if rng.random() < 0.3:
@@ -274,10 +274,10 @@ def _pick(tree: TokenTree, rng: random.Random) -> tuple[list[int], list[int]]:
     return evaluate, [i for i in range(1, count) if rng.random() < 0.3]
 
 
-def _query(tree: TokenTree, pick: tuple[list[int], list[int]]) -> NodeQuery:
+def _query(tree: TokenTree, pick: tuple[list[int], list[int]]) -> Query:
     nodes = list(tree.nodes())
     evaluate, score = (tuple(nodes[i] for i in part) for part in pick)
-    return NodeQuery(tree, evaluate, score, 5)
+    return Query(tree, evaluate, score, 5)
 
 
 def _differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
@@ -335,16 +335,16 @@ def test_a_tiny_cache_works(tokens: int) -> None:
     member = gguf("wren", context=tokens)
     assert member.context_window == tokens
     tree = TokenTree([5])
-    assert member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])[0].next
+    assert member.evaluate([Query(tree, (tree.root,), (), 2)])[0].next
 
 
 def test_a_full_cache_is_an_error_that_leaves_the_member_usable() -> None:
     member = gguf("wren", context=256)
     tree = TokenTree([5] * 1000)
     with pytest.raises(MemoryError, match=r"MemberSpec\(context=\.\.\.\)"):
-        member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+        member.evaluate([Query(tree, (tree.root,), (), 2)])
     short = TokenTree([5] * 200)
-    assert member.evaluate([NodeQuery(short, (short.root,), (), 2)])[0].next
+    assert member.evaluate([Query(short, (short.root,), (), 2)])[0].next
 
 
 def test_a_cache_that_does_not_fit_the_memory_is_refused_at_once() -> None:
@@ -364,7 +364,7 @@ def test_a_closed_member_says_so() -> None:
 def test_a_request_that_outlives_its_member_is_released() -> None:
     member = gguf("wren")
     tree = TokenTree(member.codec.encode_prompt("The mill"))
-    member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+    member.evaluate([Query(tree, (tree.root,), (), 2)])
     member.close()
     member.release(tree)
     assert tree.state is None
@@ -408,7 +408,7 @@ def test_r11_end_tokens_are_added_to_those_of_the_file(own: bool) -> None:
     plain = gguf("wren", own=own)
     assert AdaFuseEngine([plain]).generate(PROMPTS[0], max_new_tokens=4).text
     tree = TokenTree(plain.codec.encode_prompt(PROMPTS[0]))
-    (first,) = plain.evaluate([NodeQuery(tree, (tree.root,), (), 1)])[0].next[0].tokens
+    (first,) = plain.evaluate([Query(tree, (tree.root,), (), 1)])[0].next[0].tokens
     spelling = tokenizer("wren").convert_ids_to_tokens(first)
     member = gguf("wren", own=own, end_tokens=[spelling])
     assert member.end_ids == plain.end_ids | {first}
@@ -427,7 +427,7 @@ def test_a_file_that_is_not_gguf_is_an_error_that_names_it(tmp_path: Any) -> Non
 def test_small_cache_types_change_numbers_little(cache_type: str) -> None:
     ids = tokenizer("wren").encode(PROMPTS[0])
     exact, small = (
-        member.evaluate([NodeQuery(tree, (tree.root,), (), 5)])[0].next[0]
+        member.evaluate([Query(tree, (tree.root,), (), 5)])[0].next[0]
         for member, tree in (
             (gguf("wren"), TokenTree(ids)),
             (gguf("wren", kind="q8_0", cache_type=cache_type), TokenTree(ids)),
@@ -440,6 +440,8 @@ def test_small_cache_types_change_numbers_little(cache_type: str) -> None:
 
 def test_memory_is_reckoned() -> None:
     small, large = gguf("wren", context=1024), gguf("wren", context=2048)
+    assert small.cache_limit is not None
+    assert large.cache_limit is not None
     assert large.cache_limit - small.cache_limit == small.cache_bytes(1024)
     rows = 2 * 5 * 6 * 32 * 4  # keys and values, layers, heads, size of a head, bytes
     assert rows <= small.cache_bytes(1) <= rows + 64

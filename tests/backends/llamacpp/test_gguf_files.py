@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from adafuse_llm.backends import NodeQuery, TokenTree
+from adafuse_llm.backends import Query, TokenTree
 from adafuse_llm.backends.llamacpp import LlamaCppBackend
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.embedded import member_paths
@@ -54,7 +54,7 @@ def test_r12_a_member_can_have_the_numbers_of_either_attention(flash: bool) -> N
     settings: dict[str, Any] = {"context": 256, "threads": 1, "cache_type": "f32"}
     member = LlamaCppBackend(path, "wren", flash_attention=flash, **settings)
     tree = TokenTree(ids)
-    (result,) = member.evaluate([NodeQuery(tree, (tree.root,), (), 5)])
+    (result,) = member.evaluate([Query(tree, (tree.root,), (), 5)])
     tokens, logprobs = list(result.next[0].tokens), torch.tensor(result.next[0].logprobs)
     same, other = (llama_cpp_logprobs(path, ids, flash=f)[-1, tokens] for f in (flash, not flash))
     assert (logprobs - same).abs().max() < 1e-6 < (same - other).abs().max()

@@ -36,9 +36,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import (
     Backend,
-    ListsFewTokens,
-    NodeQuery,
-    RunsElsewhere,
+    Query,
     TokenTree,
 )
 from adafuse_llm.backends.servers import connection
@@ -88,7 +86,7 @@ def member(url: str, folder: Path, **settings: Any) -> ServerBackend:
 def ask(loaded: ServerBackend, text: str = PROMPT) -> Any:
     tree = TokenTree(loaded.codec.encode_prompt(text))
     try:
-        return loaded.evaluate([NodeQuery(tree, (tree.root,), (), 2)])[0]
+        return loaded.evaluate([Query(tree, (tree.root,), (), 2)])[0]
     finally:
         loaded.release(tree)
 
@@ -147,9 +145,9 @@ def test_the_api_of_a_server_is_detected_and_its_only_model_is_used(
     url = running(InferenceServer(api, source=str(folder)))
     (loaded,), weights = load_members([MemberSpec(url, weight=2.0)])
     assert isinstance(loaded, ServerBackend)
-    assert isinstance(loaded, RunsElsewhere)
-    assert isinstance(loaded, ListsFewTokens)
-    assert loaded.host == f"server {url}"
+    assert loaded.is_remote
+    assert not loaded.full
+    assert loaded.device == f"server {url}"
     assert loaded.facts.model == "tiny"
     assert loaded.context_window == 1023
     assert loaded.end_ids == backend(RECIPE).end_ids
@@ -169,7 +167,7 @@ def test_a_pass_is_one_round_trip_with_all_nodes_of_all_requests(
         before = server.counts.copy()
         for tree in trees:
             nodes = [tree.root, tree.child(tree.root, 20), tree.grow([30, 31])]
-            queries.append(NodeQuery(tree, tuple(nodes), tuple(nodes[1:]), 3))
+            queries.append(Query(tree, tuple(nodes), tuple(nodes[1:]), 3))
         results = loaded.evaluate(queries)
     made = server.counts - before
     assert [result.passes for result in results] == [1, 1]
@@ -187,7 +185,7 @@ def test_more_given_tokens_than_a_call_of_vllm_can_have_are_divided(
     loaded = member(running(server), folder)
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     nodes = [tree.child(tree.root, token) for token in range(300)]
-    result = loaded.evaluate([NodeQuery(tree, (tree.root,), tuple(nodes), 2)])[0]
+    result = loaded.evaluate([Query(tree, (tree.root,), tuple(nodes), 2)])[0]
     row = server.logprobs(tree.ids)
     assert list(result.logprobs) == pytest.approx(row[:300].tolist(), abs=1e-6)
     loaded.close()
@@ -271,12 +269,12 @@ def test_the_end_of_a_word_has_the_probability_of_all_tokens_that_can_follow_it(
     tokenizer(kind).save_pretrained(tmp_path)
     server = InferenceServer(api, recipe=recipe)
     loaded = member(running(server), tmp_path)
-    assert loaded.tells_word_ends()
+    assert loaded.has_word_ends()
     texts = backend(recipe).token_texts
     ends = {token for token, text in enumerate(texts) if text[:1].isspace()} | loaded.end_ids
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     nodes = [tree.root, tree.child(tree.root, 20), tree.grow([30, 31])]
-    (result,) = loaded.evaluate([NodeQuery(tree, tuple(nodes), (), 2, word_ends=True)])
+    (result,) = loaded.evaluate([Query(tree, tuple(nodes), (), 2, word_ends=True)])
     for node, summary in zip(nodes, result.next, strict=True):
         row = server.logprobs([*tree.ids, *tree.tokens(node)])
         want = row[sorted(ends)].logsumexp(-1).item()
@@ -294,7 +292,7 @@ def test_a_server_that_does_not_follow_regular_expressions_tells_no_ends_of_word
     loaded = member(running(InferenceServer(api, ignores_regex=True)), folder, name="far")
     with (
         AdaFuseEngine([loaded], strategy="mixture") as engine,
-        pytest.raises(InvalidInputError, match=r"how likely a word ends.*'far' does not tell it"),
+        pytest.raises(InvalidInputError, match=r"how likely a word ends.*'far'"),
     ):
         engine.generate(PROMPT)
     assert "do not permit those tokens that they should" in caplog.text
@@ -308,7 +306,7 @@ def test_ends_of_words_are_asked_for_again_after_an_error(
     server = InferenceServer(api)
     loaded = member(running(server), folder)
     server.faults.append(JSONResponse({"error": "CUDA error"}, 500))
-    assert [loaded.tells_word_ends() for _ in range(2)] == [False, True]
+    assert [loaded.has_word_ends() for _ in range(2)] == [False, True]
     loaded.close()
 
 
@@ -336,7 +334,7 @@ def test_the_members_of_a_program_on_one_vllm_server_take_turns(
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(ask, two)
         time.sleep(0.01)  # so that the next call begins while this one runs
-        assert one.tells_word_ends()
+        assert one.has_word_ends()
         assert asked.result().next
     want = AdaFuseEngine([backend(RECIPE)]).generate(PROMPT, max_new_tokens=6).text
     assert AdaFuseEngine([one, two]).generate(PROMPT, max_new_tokens=6).text == want
@@ -484,7 +482,7 @@ def test_another_model_behind_the_same_name_is_noticed(
     server = InferenceServer(api)
     loaded = member(running(server), folder, name="far")
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
-    query = NodeQuery(tree, (tree.root,), (), 2)
+    query = Query(tree, (tree.root,), (), 2)
     before = loaded.evaluate([query])
     server.recipe = replace(RECIPE, seed=72)
     with pytest.raises(MemberUnavailableError, match="runs another model under the name 'tiny'"):
@@ -631,7 +629,7 @@ def test_a_probability_of_zero_is_minus_infinity(
 
     monkeypatch.setattr(server, "logprobs", cut)
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
-    query = NodeQuery(tree, (), (tree.child(tree.root, 40),), 2)
+    query = Query(tree, (), (tree.child(tree.root, 40),), 2)
     assert loaded.evaluate([query])[0].logprobs == (-math.inf,)
     loaded.close()
 
@@ -660,7 +658,7 @@ def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     row = raised(server, tree, part, 8.0)
     before = server.counts["/completion"]
-    found = loaded.evaluate([NodeQuery(tree, (), (tree.child(tree.root, part),), 2)])[0]
+    found = loaded.evaluate([Query(tree, (), (tree.child(tree.root, part),), 2)])[0]
     assert found.logprobs == pytest.approx([float(row[part])], abs=1e-6)
     assert server.counts["/completion"] == before + 2  # no list of the whole vocabulary
     loaded.close()
@@ -676,7 +674,7 @@ def test_llama_servers_probabilities_that_float32_cannot_represent_are_not_used(
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     row = raised(server, tree, certain, 30.0)
     given = int(row.topk(20).indices[-1])
-    found = loaded.evaluate([NodeQuery(tree, (), (tree.child(tree.root, given),), 2)])[0]
+    found = loaded.evaluate([Query(tree, (), (tree.child(tree.root, given),), 2)])[0]
     assert found.logprobs == pytest.approx([float(row[given])], abs=1e-6)
     loaded.close()
 
