@@ -208,8 +208,8 @@ def test_r3_v12_a_request_costs_the_same_in_a_full_cache(
             batch()
         costs.append((counter.calls, counter.tokens))
         if number == 2:
-            assert len(member._prefixes._kept) <= 12, "it has room"
-    assert len(member._prefixes._kept) > 30
+            assert len(member._finished._kept) <= 12, "it has room"
+    assert len(member._finished._kept) > 30
     assert member._prefixes.size > limit - limit / 10
     (few_calls, few_tokens), (many_calls, many_tokens) = costs[2], costs[-1]
     assert many_calls < 1.1 * few_calls

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from adafuse_llm.backends.huggingface.grammar_tokens import follows_grammars
+from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.stored import stored_byte_tokens, stored_chat_template
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.text.codec import TokenizerCodec
@@ -23,7 +23,7 @@ KINDS: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram", "wordpiece")
 def loaded(folder: Path | str) -> tuple[bool, bool]:
     """What the loaded tokenizer tells of its chat template and its tokens."""
     known = AutoTokenizer.from_pretrained(folder)
-    return TokenizerCodec(known).has_chat_template, follows_grammars(known)
+    return TokenizerCodec(known).has_chat_template, HuggingFaceText(known).follows_grammars
 
 
 def stored(folder: Path | str) -> tuple[bool | None, bool | None]:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm.backends.huggingface.architecture import context_window
+from adafuse_llm.backends.huggingface.checkpoint import context_window
 from adafuse_llm.backends.windows import ENTRIES, stored_window
 from tests.support.gguf_files import embedded_gguf
 
 
-def model_of(config: dict[str, Any]) -> Any:
-    text = SimpleNamespace(**config.get("text_config", config))
-    return SimpleNamespace(config=SimpleNamespace(get_text_config=lambda decoder: text))
+def text_config(config: dict[str, Any]) -> Any:
+    return SimpleNamespace(**config.get("text_config", config))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def model_of(config: dict[str, Any]) -> Any:
 def test_c11_a_stored_window_is_the_window_of_the_loaded_model(tmp_path, config, window):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert stored_window(str(tmp_path)) == window
-    assert context_window(model_of(config)) == window
+    assert context_window(text_config(config)) == window
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"text_config": 3}', '{"n_positions": "12"}'])

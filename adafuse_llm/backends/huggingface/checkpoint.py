@@ -1,4 +1,4 @@
-"""Read what a checkpoint's generation config asks for."""
+"""Read what the configurations of a checkpoint say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment
+from adafuse_llm.backends.windows import window_in
 
 OF_SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p"),
@@ -85,6 +86,49 @@ def advice(settings: Mapping[str, Any]) -> str:
     if options.get("do_sample") and "temperature" not in options:
         passed.insert(0, "temperature=1.0")
     return f"To get the same, pass {', '.join(passed)}." if passed else "No option does the same."
+
+
+def context_window(config: Any) -> int | None:
+    """Return the maximum number of tokens in a sequence, prompt included; None for no limit.
+
+    Args:
+        config: the model's text configuration.
+    """
+    return window_in(lambda entry: getattr(config, entry, None))
+
+
+def rope_edge(config: Any) -> int | None:
+    """Return the length beyond which all rows of a sequence change; None if there is none.
+
+    In a longer sequence, a model with "longrope" positions (Phi-3) uses other rotary frequencies
+    for all tokens. Layers of different types may have different positions (Gemma 3). The
+    frequencies of "dynamic" positions change only beyond the context window, which no sequence
+    exceeds.
+
+    Args:
+        config: the model's text configuration.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
+    edges = [
+        layer.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for layer in layers
+        if layer.get("rope_type", layer.get("type")) == "longrope"
+    ]
+    return min(filter(None, edges), default=None)
+
+
+def eos_ids(sources: Iterable[Any]) -> set[int]:
+    """Return the end-of-sequence ids of configurations and tokenizers."""
+    ids: set[int] = set()
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        if isinstance(value, int):
+            ids.add(value)
+        elif isinstance(value, (list, tuple)):
+            ids.update(int(token) for token in value)
+    return ids
 
 
 def _tokens(ids: Iterable[int] | None) -> tuple[int, ...]:
