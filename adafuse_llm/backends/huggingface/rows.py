@@ -51,15 +51,16 @@ class Rows:
         Returns:
             The keys and values of all rows and of these tokens, [1, k, r, d] each.
         """
-        new = keys.shape[2]
-        end = self.count + new
-        old_keys, old_values = self.layers.get(layer, (keys[:, :, :0], values[:, :, :0]))
-        if end > old_keys.shape[2]:
-            old_keys, old_values = (self._grown(t, end) for t in (old_keys, old_values))
-            self.layers[layer] = old_keys, old_values
-        old_keys.narrow(2, self.count, new).copy_(keys)
-        old_values.narrow(2, self.count, new).copy_(values)
-        return old_keys.narrow(2, 0, end), old_values.narrow(2, 0, end)
+        start, new = self.count, keys.shape[2]
+        end = start + new
+        if layer not in self.layers:
+            self.layers[layer] = keys[:, :, :0], values[:, :, :0]
+        old = self.layers[layer]
+        if end > old[0].shape[2]:
+            old = self.layers[layer] = self._grown(old[0], end), self._grown(old[1], end)
+        old[0].narrow(2, start, new).copy_(keys)
+        old[1].narrow(2, start, new).copy_(values)
+        return old[0].narrow(2, 0, end), old[1].narrow(2, 0, end)
 
     def _grown(self, old: torch.Tensor, end: int) -> torch.Tensor:
         # Powers of two let the allocator reuse freed memory.

@@ -74,10 +74,10 @@ class RequestLogits:
     def learn(self, nodes: Sequence[Node], logits: Logits, start: int) -> None:
         """Store the logits of `nodes`, which are the rows of `logits` from index `start` on."""
         own = slice(start, start + len(nodes))
-        values, totals = logits.values[own], logits.total[own]
+        values = logits.values[own]
         if len(nodes) < len(logits.values):  # a part of the tensor would keep all of it in memory
-            values, totals = values.clone(), totals.clone()
-        self.rows.update(zip(nodes, zip(values, totals, strict=True), strict=True))
+            values = values.clone()
+        self.rows.update(zip(nodes, zip(values, logits.total[own], strict=True), strict=True))
 
     def costs(self) -> tuple[int, int, int]:
         """Return the numbers of passes, tokens and reused tokens since the last call."""
