@@ -210,7 +210,7 @@ def test_r3_v12_a_request_costs_the_same_in_a_full_cache(
         if number == 2:
             assert len(member._finished._kept) <= 12, "it has room"
     assert len(member._finished._kept) > 30
-    assert member._prefixes.size > limit - limit / 10
+    assert member._finished.size > limit - limit / 10
     (few_calls, few_tokens), (many_calls, many_tokens) = costs[2], costs[-1]
     assert many_calls < 1.1 * few_calls
     assert many_tokens < 1.3 * few_tokens + 200

@@ -124,9 +124,9 @@ class HuggingFaceBackend(Backend):
             self.end_ids, lambda: self.token_texts, self.vocabulary_size, device
         )
         after_fork(self._renew)
-        self._finished = FinishedRows(prefix_cache_bytes)
         self._passes = choose(name, self._decoder, form)
         self.form = self._passes.form
+        self._finished = FinishedRows(prefix_cache_bytes if self.form == "tree" else 0)
         if self.ignored_settings:
             logger.warning(
                 "member %r: its generation config sets %s, which members do not follow. %s",

@@ -8,32 +8,22 @@ from typing import Any
 from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment
 from adafuse_llm.backends.windows import window_in
 
-OF_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"),
-)
+OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 """Settings that have an effect only if ``do_sample`` is true."""
 
-OF_BEAMS = ("length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty")
-"""Settings that have an effect only if ``num_beams`` is above 1."""
-
-OTHERS: Mapping[str, tuple[Any, ...]] = {
-    "do_sample": (False,),
-    "num_beams": (1,),
-    "max_new_tokens": (),
-    "min_length": (0,),
-    "stop_strings": (),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "exponential_decay_length_penalty": (),
-    "guidance_scale": (1,),
-    "penalty_alpha": (0,),
-    "dola_layers": (),
-    "constraints": (),
-    "force_words_ids": (),
-    "watermarking_config": (),
+OTHERS: Mapping[str, Any] = {
+    "do_sample": False,
+    "num_beams": 1,
+    "max_new_tokens": None,
+    "min_length": 0,
+    "stop_strings": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": 1,
+    "watermarking_config": None,
 }
-"""Other settings that members do not follow, with the values that change nothing."""
+"""Other settings that members do not follow, with the values that change nothing, besides None."""
 
 INSTEAD = {"stop_strings": "stop"}
 OPTIONS = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop")
@@ -67,15 +57,10 @@ def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
 def ignored_settings(model: Any) -> dict[str, Any]:
     """Return the settings of a model's generation config that change texts and are not followed."""
     config = getattr(model, "generation_config", None)
-    found = {
-        name: value
-        for name, neutral in OTHERS.items()
-        if (value := getattr(config, name, None)) is not None and value not in neutral
-    }
-    for switch, names in (("do_sample", OF_SAMPLING), ("num_beams", OF_BEAMS)):
-        if switch in found:
-            values = {name: getattr(config, name, None) for name in names}
-            found |= {name: value for name, value in values.items() if value is not None}
+    values = {name: getattr(config, name, None) for name in (*OTHERS, *OF_SAMPLING)}
+    found = {n: value for n, value in values.items() if value not in (None, OTHERS.get(n))}
+    if "do_sample" not in found:
+        found = {name: value for name, value in found.items() if name not in OF_SAMPLING}
     return found
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -279,6 +279,23 @@ AttentionInterface.register(PACKED, attend)
 AttentionMaskInterface.register(PACKED, _mask)
 
 
+Attentions = Sequence[tuple[PreTrainedConfig, str | None]]
+"""Configurations of a model, and the name of the attention in each."""
+
+
+def attentions_of(model: torch.nn.Module) -> Attentions:
+    """Return the configurations in which the layers of a model look up their attention."""
+    found = (getattr(module, "config", None) for module in model.modules())
+    configs = {id(each): each for each in found if isinstance(each, PreTrainedConfig)}
+    return [(config, config._attn_implementation) for config in configs.values()]
+
+
+def set_attentions(attentions: Attentions) -> None:
+    """Set the attention of each configuration, as transformers does for a single one."""
+    for config, name in attentions:
+        config._attn_implementation_internal = name
+
+
 def use_packed_attention(model: Any) -> dict[int, int]:
     """Give a model the attention of packed passes.
 
@@ -286,7 +303,7 @@ def use_packed_attention(model: Any) -> dict[int, int]:
         The number of tokens that each sliding layer sees, by layer index.
 
     Raises:
-        UnsupportedModelError: the layers of the model have no such attention.
+        UnsupportedModelError: some layers of the model have no rows, or see other rows.
     """
     config = model.config.get_text_config(decoder=True)
     kinds = {"full_attention", *(getattr(config, "layer_types", None) or ())}
@@ -294,10 +311,8 @@ def use_packed_attention(model: Any) -> dict[int, int]:
     if kinds - {"full_attention", "sliding_attention"} or any(
         type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers
     ):
-        raise UnsupportedModelError("some layers keep no row of each token")
-    if not model._can_set_attn_implementation():
-        raise UnsupportedModelError("the attention layers do not use AttentionInterface")
-    model.set_attn_implementation(PACKED)
+        raise UnsupportedModelError("some layers have no row for each token")
+    set_attentions([(each, PACKED) for each, _ in attentions_of(model)])
     return {
         index: int(layer.sliding_window)
         for index, layer in enumerate(layers)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from adafuse_llm.backends.huggingface.model import Decoder
+from adafuse_llm.backends.huggingface.packing import attentions_of, set_attentions
 from adafuse_llm.backends.huggingface.passes import Passes, RequestState
 from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree import Node, TokenTree
@@ -44,14 +45,14 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
     Raises:
         UnsupportedModelError: no form gives correct numbers. The message gives the reasons.
     """
-    model, reasons = decoder.model, []
-    usual = model.config._attn_implementation
+    model, reasons = decoder.model, list[str]()
+    usual = attentions_of(model)
+    forms: Sequence[str] = ("tree", "path") if form == "auto" else (form,)
     try:
         expected, tolerance = _expected(decoder), _tolerance(decoder)
-        forms = ("tree", "path") if form == "auto" else (form,)
     except Exception as error:  # a model may raise any exception
-        reasons.append(f"{type(error).__name__}: {error}")
         forms = ()
+        reasons.append(f"{type(error).__name__}: {error}")
     for each in forms:
         try:
             passes = Passes(decoder, each)
@@ -61,8 +62,7 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
         if reason is None:
             return passes
         reasons.append(f"{each} form: {reason}")
-        if model.config._attn_implementation != usual:
-            model.set_attn_implementation(usual)
+        set_attentions(usual)
     raise UnsupportedModelError(
         f"member {name!r} ({model.config.model_type}) cannot be used in an ensemble: "
         f"{'; '.join(reasons)}"

@@ -79,7 +79,7 @@ def check_batch(
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "arch",
-    ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "gptj", "falcon", "mamba"],
+    ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "falcon", "mamba"],
 )
 def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
     kinds: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram")
@@ -121,31 +121,6 @@ def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatc
     with alone as engine, counted_calls(recipe) as calls:
         engine.generate_batch([HEADER * 3, HEADER * 5, "x", HEADER], max_new_tokens=2)
     assert max(calls) <= 32
-
-
-def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(passes, "PIECE_TOKENS", (128, 128))
-    made = member(Recipe("llama", seed=10), prefix_cache_bytes=0)
-    run, sizes = made._passes._pass, list[list[int]]()
-
-    def watched(pieces: Any) -> Any:
-        sizes.append([len(piece.tokens) for piece in pieces])
-        return run(pieces)
-
-    monkeypatch.setattr(made._passes, "_pass", watched)
-
-    def evaluate(*lengths: int) -> list[list[int]]:
-        sizes.clear()
-        trees = [TokenTree(range(3 + 20 * i, 3 + 20 * i + n)) for i, n in enumerate(lengths)]
-        asks = [Query(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
-        made.evaluate(asks)
-        return list(sizes)
-
-    assert evaluate(148, 150) == [[64, 64], [64, 64], [21, 23]]
-    assert evaluate(66, 60, 66) == [[43, 42, 43], [24, 19, 24]]
-    assert evaluate(100, 60, 20) == [[54, 54], [21], [47, 7]]
 
 
 def test_requests_join_and_leave_while_others_run() -> None:
@@ -510,45 +485,6 @@ def test_kept_rows_make_room_for_a_pass_that_runs_out_of_memory(
     assert not any(sizes[1:])
     expected = decode([reference(recipe)], PROMPTS[0], Options(max_new_tokens=2))
     assert_same(generation, expected, TOLERANCE)
-
-
-def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() -> None:
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0, 5.0, 7.0, 9.0]}
-    config = Phi3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        original_max_position_embeddings=100,
-        rope_scaling={"type": "longrope", **factors},
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    torch.manual_seed(0)
-    made = Phi3ForCausalLM(config).double().eval()
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    kept = HuggingFaceBackend(made, tokenizer("bytelevel"), "phi", form="tree")
-    ids = [(5 * i + 1) % 60 for i in range(120)]
-
-    def check(tree: TokenTree, tokens: Sequence[int]) -> None:
-        tip = tree.grow(tokens)
-        (answer,) = kept.evaluate([Query(tree, (tree.root, *tree.path(tip)), (), 2)])
-        with torch.inference_mode():
-            plain = kept._decoder.plain([*tree.ids, *tokens]).log_softmax(-1)
-        assert answer.next[-1].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
-
-    long, short = TokenTree(ids), TokenTree([*ids[:60], 3])
-    check(long, [])
-    check(short, [])  # while the long one runs
-    kept.release(long)
-    check(TokenTree([*ids[:60], 4]), [])  # and after it
-    check(TokenTree(ids[:98]), [7, 8, 9, 10, 11])  # crosses over with a path of nodes
 
 
 # Several devices ------------------------------------------------------------------------------

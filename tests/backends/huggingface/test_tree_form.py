@@ -74,7 +74,7 @@ def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
             seen.append(self.rows.count)
 
     member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
-    member._passes.new_form = Watched  # type: ignore[method-assign, assignment]
+    member._passes.new_form = Watched  # type: ignore[method-assign]
     config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
     generation = AdaFuseEngine([member], config).generate("The ferry")
     assert len(seen) >= 20
