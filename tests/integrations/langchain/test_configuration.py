@@ -82,7 +82,7 @@ def test_other_names_of_options_are_fields(kind, obliging):
 def test_bound_options_stay_when_tools_or_a_schema_are_bound(chat):
     bound = chat.bind(use=["quill"], enforce=False)
     agent: Any = create_agent(bound, [City])
-    structured = bound.with_structured_output(City, include_raw=True, max_repairs=0)
+    structured = bound.with_structured_output(City, include_raw=True)
     for reply in (
         bound.bind_tools([City]).invoke("Hi"),
         bound.bind(tools=[], max_words=1).invoke("Hi"),
