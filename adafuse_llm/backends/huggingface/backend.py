@@ -120,8 +120,9 @@ class HuggingFaceBackend(Backend):
         self.device = str(device)
         is_quantized = bool(getattr(model, "is_quantized", False))
         self.drafts_sparingly = is_quantized and device.type == "cpu"
+        text = self._text  # without the member, which would keep itself in memory
         self._tokens = TokenTable(
-            self.end_ids, lambda: self.token_texts, self.vocabulary_size, device
+            self.end_ids, lambda: text.token_texts, self.vocabulary_size, device
         )
         after_fork(self._renew)
         self._passes = choose(name, self._decoder, form)
