@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment
-from adafuse_llm.backends.windows import window_in
+from adafuse_llm.backends.file_facts import window_in
 
 OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 """Settings that have an effect only if ``do_sample`` is true."""

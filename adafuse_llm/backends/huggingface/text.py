@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from adafuse_llm.backends.stored import decoders, has_byte_tokens
 from adafuse_llm.text.codec import TokenizerCodec
+
+BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
+"""Decoders of tokenizers whose tokens have known bytes."""
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -32,7 +34,7 @@ class HuggingFaceText:
     @property
     def follows_grammars(self) -> bool:
         """Whether the bytes of the tokens are known."""
-        return has_byte_tokens(_decoder(self.tokenizer))
+        return not BYTE_DECODERS.isdisjoint(each["type"] for each in _decoders(self.tokenizer))
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
         """Return an ``llguidance.LLTokenizer`` with the tokens.
@@ -59,7 +61,7 @@ def grammar_tokenizer(tokenizer: Any, size: int, end_ids: Collection[int]) -> An
     from llguidance.hf import from_tokenizer
 
     ends = sorted(end_ids)
-    spaces = [d["replacement"] for d in decoders(_decoder(tokenizer)) if d["type"] == "Metaspace"]
+    spaces = [d["replacement"] for d in _decoders(tokenizer) if d["type"] == "Metaspace"]
     if not spaces:
         return from_tokenizer(tokenizer, n_vocab=size, eos_token=ends)
     # llguidance does not read the pieces of Unigram vocabularies as their decoder does
@@ -67,11 +69,15 @@ def grammar_tokenizer(tokenizer: Any, size: int, end_ids: Collection[int]) -> An
     return LLTokenizer(tokens, n_vocab=size, eos_token=ends)
 
 
-def _decoder(tokenizer: Any) -> Mapping[str, Any] | None:
-    """Return the decoder of a fast tokenizer as a dict; None if there is none."""
+def _decoders(tokenizer: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the decoder of a fast tokenizer and all decoders in it, as dicts."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.backend_tokenizer.decoder is None:
-        return None
-    return dict(json.loads(tokenizer.backend_tokenizer.decoder.__getstate__()))
+        return
+    pending = [json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())]
+    while pending:
+        each = pending.pop()
+        yield each
+        pending += each.get("decoders", ())
 
 
 class _Pieces:

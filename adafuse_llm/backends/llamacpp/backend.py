@@ -495,7 +495,7 @@ class LlamaCppBackend(Backend):
             raise LoadError(
                 f"{self._model.label} cannot be loaded: a cache of type {cache_type} for "
                 f"{context:,} tokens takes {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of "
-                "memory are free. Lower MemberSpec(context=...), or choose another cache_type."
+                "memory are free. Lower GGUFMember(context=...), or choose another cache_type."
             )
         return context
 

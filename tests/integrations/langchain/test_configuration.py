@@ -23,8 +23,8 @@ from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     InvalidOptionError,
-    MemberSpec,
     RuntimeConfig,
+    TransformersMember,
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.text.matchers import is_available
@@ -113,7 +113,7 @@ def test_a_call_replaces_the_form_of_the_response(kind, obliging):
 def test_copies_pickles_and_dumps_are_the_same_model(kind, obliging):
     members = [
         "a/b",
-        MemberSpec(path="c", weight=2.0, quantization_config={"bits": 4}),
+        TransformersMember(path="c", weight=2.0, quantization_config={"bits": 4}),
         {"path": "d.gguf", "end_tokens": ["<|eom_id|>"]},
     ]
     model = kind(
