@@ -28,7 +28,7 @@ from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
 from adafuse_llm.backends.llamacpp.trial import Settings, measure, try_file
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
-from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
+from adafuse_llm.backends.logits.rows import Logits, check_tokens
 from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, late, longest
 from adafuse_llm.backends.reading import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
@@ -301,7 +301,6 @@ class LlamaCppBackend(Backend):
                     state.sequences.drop_tips()
                 self._plan(state, missing[start : start + PART_NODES], batch)
             states.append(state)
-        separate(states)
         self._run(batch)
         results = read(queries, states, self._tokens)
         for state, result in zip(states, results, strict=True):

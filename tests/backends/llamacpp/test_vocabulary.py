@@ -19,7 +19,7 @@ import pytest
 from gguf import TokenType
 from transformers import AutoTokenizer
 
-from adafuse_llm.backends.huggingface.grammar_tokens import grammar_tokenizer
+from adafuse_llm.backends.huggingface.text import grammar_tokenizer
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText, LlamaTokenizer
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
