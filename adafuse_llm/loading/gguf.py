@@ -15,10 +15,9 @@ from adafuse_llm.backends.gguf.files import (
     is_gguf,
     listed,
     ollama_files,
-    part_names,
     stored_folder,
 )
-from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
+from adafuse_llm.backends.gguf.header import GGUFFacts, part_names, read_facts, read_tokens
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.problems import check_hub_id, describe, hub_problem, label_of

@@ -168,15 +168,6 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     )
 
 
-def part_names(name: str) -> list[str]:
-    """Return the names of all parts of a model, by the name of its first part."""
-    part = PART.search(name)
-    if part is None:
-        return [name]
-    base, count = name[: part.start()], int(part[2])
-    return [f"{base}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)]
-
-
 def _is_whole(name: str) -> bool:
     """Return whether a file is a model or the first part of one, by its name."""
     part, lower = PART.search(name), name.lower()
