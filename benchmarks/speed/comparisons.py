@@ -81,8 +81,7 @@ class LlamaCpp:
     """The greedy decoding of llama.cpp, with its default settings and one thread."""
 
     def __init__(self, backend: Any) -> None:
-        from adafuse_llm.backends.llamacpp.library import load_library
-        from adafuse_llm.backends.llamacpp.model import Model
+        from adafuse_llm.backends.llamacpp.library import Model, load_library
 
         self._backend, self._library = backend, load_library()
         self._model = Model(backend.path, backend.name, gpu_layers=0)

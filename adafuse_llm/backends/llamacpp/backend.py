@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
-from adafuse_llm.backends.gguf.header import CACHE_TYPES, GGUFFacts, read_facts
+from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
 from adafuse_llm.backends.llamacpp.context import (
     PIECE_TOKENS,
@@ -23,10 +23,10 @@ from adafuse_llm.backends.llamacpp.context import (
     Context,
     Entry,
 )
-from adafuse_llm.backends.llamacpp.model import Model
+from adafuse_llm.backends.llamacpp.library import Model
 from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
-from adafuse_llm.backends.llamacpp.trial import Settings, measure, try_file
-from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+from adafuse_llm.backends.llamacpp.trial import Settings, check, try_file
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaText, LlamaTokenizer
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
 from adafuse_llm.backends.prefixes import (
@@ -129,21 +129,26 @@ class LlamaCppBackend(Backend):
         tokenizer: Any = None,
     ) -> None:
         cache_type = cache_type or "f16"
-        _check_options(context, threads, flash_attention, cache_type)
         self.name = name
         self.path = Path(path)
         label = f"member {name!r} ({path})"
         facts = read_facts(self.path)  # this also checks the file before llama.cpp reads it
         self.parameters = facts.parameters
-        flash = True if repeatable else flash_attention
-        settings, cell_bytes = try_file(
-            facts, label, Settings(not repeatable, gpu_layers, flash, cache_type)
+        flash_attention = True if repeatable else flash_attention
+        wanted = Settings(not repeatable, gpu_layers, flash_attention, cache_type)
+        tried = try_file(facts, label, wanted)
+        self._model = Model(
+            self.path, label, gpu_layers=gpu_layers, reorder=(tried or wanted).reorder
         )
-        self._model = Model(self.path, label, gpu_layers=gpu_layers, reorder=settings.reorder)
+        if tried is None:
+            check(self._model, wanted)
         self.drafts_sparingly = facts.file_type not in FLOATS and not self._model.on_gpu
         self._repeatable = repeatable
-        if repeatable:
-            flash_attention = self._check_repeatable(flash_attention)
+        if repeatable and self._model.on_gpu:
+            raise InvalidOptionError(
+                f"{label}: repeatable=True needs all layers on the CPU. Pass gpu_layers=0, or "
+                "leave out repeatable"
+            )
         self._text, ends = _text_of(self._model, tokenizer)
         self.codec: TextCodec = self._text.codec
         self.end_ids = ends | self._ids_of(end_tokens)
@@ -162,9 +167,8 @@ class LlamaCppBackend(Backend):
         text = self._text
         self._tokens = TokenTable(self.end_ids, lambda: text.token_texts, self.vocabulary_size)
         self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
-        self._kept_tokens = 0
         after_fork(self._renew)
-        self._cell_bytes = cell_bytes or measure(self._model, settings)
+        self._cell_bytes = max(1, facts.cache_bytes(1, cache_type))
         self.cache_limit = self._context.cells * self._cell_bytes
         limit = PREFIX_CACHE_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
         self._kept_tokens = limit // self._cell_bytes
@@ -347,7 +351,7 @@ class LlamaCppBackend(Backend):
         """Run tokens. If the cache is full, drop cells that the requests do not need."""
         while True:
             try:
-                return self._context.run(entries)
+                return torch.from_numpy(self._context.run(entries))
             except CacheFullError:
                 if self._repeatable or not self._shed(states):
                     raise
@@ -456,19 +460,6 @@ class LlamaCppBackend(Backend):
         self._drop_kept()
         self._context.clear()
 
-    def _check_repeatable(self, flash_attention: bool | None) -> bool:
-        """Check that results can be repeatable. Return whether to use flash attention."""
-        reason = None
-        if flash_attention is False:
-            reason = "flash attention. Remove flash_attention=False"
-        elif self._model.on_gpu:
-            reason = "all layers on the CPU. Pass gpu_layers=0"
-        if reason is not None:
-            raise InvalidOptionError(
-                f"{self._model.label}: repeatable=True needs {reason}, or leave out repeatable"
-            )
-        return True
-
     def _ids_of(self, end_tokens: Sequence[str]) -> set[int]:
         """Return the ids of tokens by their spellings."""
         vocabulary = self._text.tokenizer.get_vocab() if end_tokens else {}
@@ -525,7 +516,7 @@ def _text_of(model: Model, tokenizer: Any) -> tuple[LlamaText | HuggingFaceText,
     from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
     try:
-        ends = LlamaText(model).end_ids
+        ends = LlamaTokenizer(model).end_ids
     except UnsupportedModelError:
         ends = frozenset({tokenizer.eos_token_id} - {None})
     return HuggingFaceText(tokenizer), ends
@@ -535,23 +526,3 @@ def _cores() -> int:
     """Return the number of physical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or allowed or 1))
-
-
-def _check_options(
-    context: int | None,
-    threads: int | None,
-    flash_attention: bool | None,
-    cache_type: str,
-) -> None:
-    for name, value in (("context", context), ("threads", threads)):
-        if value is not None and value < 1:
-            raise InvalidOptionError(f"{name} must be 1 or more; got {value}")
-    if cache_type not in CACHE_TYPES:
-        raise InvalidOptionError(
-            f"cache_type must be one of {', '.join(CACHE_TYPES)}; got {cache_type!r}"
-        )
-    if cache_type.startswith("q") and flash_attention is False:
-        raise InvalidOptionError(
-            f"cache_type={cache_type!r} needs flash attention. Remove flash_attention=False, or "
-            "choose f16, bf16 or f32"
-        )

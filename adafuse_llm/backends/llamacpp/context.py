@@ -12,14 +12,15 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from adafuse_llm.backends.llamacpp.library import collect_errors, load_library
-from adafuse_llm.backends.llamacpp.model import Model
+from adafuse_llm.backends.llamacpp.library import Model, collect_errors, load_library
 from adafuse_llm.errors import LoadError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_SEQUENCES = 256
 """Number of sequences of a context. llama.cpp does not support more."""
@@ -144,7 +145,7 @@ class Context:
         """Free the cache. More calls have no effect."""
         self._free()
 
-    def run(self, entries: Sequence[Entry]) -> torch.Tensor:
+    def run(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
         """Evaluate up to `batch_tokens` tokens in one call.
 
         Args:
@@ -159,24 +160,22 @@ class Context:
         """
         padding = range(self._least - len(entries))
         entries = [*entries, *(Entry(0, position, [self._padding], False) for position in padding)]
-        count = len(entries)
-        tokens = np.array([entry.token for entry in entries], dtype=np.int32)
-        positions = np.array([entry.position for entry in entries], dtype=np.int32)
         sizes = np.array([len(entry.sequences) for entry in entries], dtype=np.int32)
-        keep = np.array([entry.keep for entry in entries], dtype=np.int8)
         sequences = np.array([s for entry in entries for s in entry.sequences], dtype=np.int32)
-        starts = np.cumsum(sizes, dtype=np.uint64) - sizes.astype(np.uint64)
-        pointers = sequences.ctypes.data + starts * np.uint64(sequences.itemsize)
+        starts = (np.cumsum(sizes) - sizes) * sequences.itemsize
+        keep = np.array([entry.keep for entry in entries], dtype=np.int8)
+        arrays = {  # they must stay alive during the call
+            "token": np.array([entry.token for entry in entries], dtype=np.int32),
+            "pos": np.array([entry.position for entry in entries], dtype=np.int32),
+            "n_seq_id": sizes,
+            "seq_id": (sequences.ctypes.data + starts).astype(np.uintp),
+            "logits": keep,
+        }
         batch = self._library.llama_batch()
-        batch.n_tokens = count
-        for name, values in (
-            ("token", tokens),
-            ("pos", positions),
-            ("n_seq_id", sizes),
-            ("seq_id", pointers.astype(np.uintp)),
-            ("logits", keep),
-        ):
-            self._set(batch, name, values)
+        batch.n_tokens = len(entries)
+        for name, kind in batch._fields_:
+            if name in arrays:
+                setattr(batch, name, ctypes.cast(arrays[name].ctypes.data, kind))
         code = self._library.llama_decode(self._pointer, batch)
         if code == NO_ROOM:
             raise CacheFullError(
@@ -187,18 +186,11 @@ class Context:
             raise RuntimeError(f"llama.cpp failed to evaluate a batch (code {code})")
         if padding:
             self.cut(self._padding)
-        kept = int(keep.sum())
-        if not kept:
-            return torch.empty(0, self._model.vocabulary)
+        shape = int(keep.sum()), self._model.vocabulary
+        if not shape[0]:
+            return np.empty(shape, dtype=np.float32)
         logits = self._library.llama_get_logits(self._pointer)
-        table = np.ctypeslib.as_array(logits, shape=(kept, self._model.vocabulary))
-        return torch.from_numpy(table.copy())
-
-    def _set(self, batch: Any, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Let a field of a batch point to an array. The batch keeps the array alive."""
-        field = dict(self._library.llama_batch._fields_)[name]
-        setattr(batch, name, ctypes.cast(values.ctypes.data, field))
-        setattr(batch, f"_{name}", values)
+        return np.ctypeslib.as_array(logits, shape).copy()
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Add the tokens of a sequence from position `start` up to `end` to another sequence."""
@@ -214,7 +206,3 @@ class Context:
     def clear(self) -> None:
         """Remove all tokens of all sequences."""
         self._library.llama_memory_clear(self._memory, False)
-
-    def state_bytes(self, sequence: int) -> int:
-        """Return the size of a sequence's cells, and of what describes them, in bytes."""
-        return int(self._library.llama_state_seq_get_size(self._pointer, sequence))
