@@ -15,9 +15,10 @@ from adafuse_llm.backends.gguf.files import (
     is_gguf,
     listed,
     ollama_files,
+    part_names,
     stored_folder,
 )
-from adafuse_llm.backends.gguf.header import GGUFFacts, part_names, read_facts, read_tokens
+from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.problems import check_hub_id, describe, hub_problem, label_of
@@ -115,8 +116,13 @@ def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:
         prefix_cache_bytes=spec.prefix_cache_bytes,
         repeatable=bool(spec.repeatable),
         end_tokens=spec.end_tokens or (),
-        tokenizer=find_tokenizer(plan),
     )
+    if plan.facts.tokenizer == "gpt2" and plan.facts.pre_tokenizer is None:
+        _warn(
+            plan,
+            "does not say how texts are split into words (tokenizer.ggml.pre)",
+            "its tokens can be wrong; use a newer file",
+        )
     if plan.facts.context_window is None:
         _warn(plan, "has no usable context window", f"it holds {member.context_window:,} tokens")
     if not member.end_ids:
@@ -148,12 +154,6 @@ def find_tokenizer(plan: GGUFPlan) -> Any:
     """
     path, facts = plan.path, plan.facts
     if not any((path.parent / each).is_file() for each in TOKENIZER_FILES):
-        if facts.tokenizer == "gpt2" and facts.pre_tokenizer is None:
-            _warn(
-                plan,
-                "does not say how texts are split into words (tokenizer.ggml.pre)",
-                "its tokens can be wrong; use a newer file, or put tokenizer.json into its folder",
-            )
         return None
     from transformers import AutoTokenizer
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from adafuse_llm.backends.gguf.header import MAGIC, PART
+from adafuse_llm.backends.gguf.header import MAGIC, part_names
 from adafuse_llm.errors import LoadError
 
 SUFFIX: Final = ".gguf"
@@ -170,9 +170,9 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
 
 def _is_whole(name: str) -> bool:
     """Return whether a file is a model or the first part of one, by its name."""
-    part, lower = PART.search(name), name.lower()
+    lower = name.lower()
     is_model = "mmproj" not in lower and not lower.endswith(f"imatrix{SUFFIX}")
-    return is_model and (part is None or int(part[1]) == 1)
+    return is_model and name == part_names(name)[0]
 
 
 def _is_ollama(folder: Path) -> bool:

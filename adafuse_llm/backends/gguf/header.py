@@ -7,12 +7,10 @@ that nobody asks for.
 
 from __future__ import annotations
 
-import functools
 import math
 import mmap
 import re
 import struct
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +42,8 @@ CACHE_TYPES: Final[Mapping[str, float]] = {
 }
 """Bytes of a number in a cache, by type of the cache."""
 
-NO_MODELS: Final = {
-    "mmproj": "the vision or audio part of a model, not a language model. Pass the GGUF file of "
-    "the language model, which reads text only. It stands in the same folder or hub repository, "
-    "without 'mmproj' in its name",
-    "adapter": "an adapter, not a whole model. Pass the GGUF file of a model with the adapter "
-    "merged into it",
-    "imatrix": "an importance matrix, which is used to quantize a model. Pass the GGUF file of "
-    "the model",
-}
-"""What files that hold no model are, and what to use instead, by ``general.type``."""
+NO_MODELS: Final = frozenset({"mmproj", "adapter", "imatrix"})
+"""Values of ``general.type`` for vision parts, adapters and importance matrices."""
 
 TEMPLATE: Final = "tokenizer.chat_template"
 TOKENS: Final = "tokenizer.ggml.tokens"
@@ -79,8 +69,7 @@ class GGUFFacts:
         end_ids: token ids that the header names as ends of a response or of a turn.
         cache_elements: number of elements of the keys and values of a token, in all layers.
         parameters: number of weights.
-        tensor_types: number of tensors by type, such as ``{"Q8_0": 36, "F32": 21}``.
-        file_type: how most weights are quantized, such as ``"Q4_K_M"``.
+        file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
         weight_bytes: size of the weights in bytes.
     """
 
@@ -94,14 +83,8 @@ class GGUFFacts:
     end_ids: frozenset[int]
     cache_elements: int
     parameters: int
-    tensor_types: Mapping[str, int]
     file_type: str
     weight_bytes: int
-
-    @property
-    def parts(self) -> int:
-        """Number of files."""
-        return len(self.files)
 
     def cache_bytes(self, tokens: int, cache_type: str = "f16") -> int:
         """Return the size of the keys and values of some tokens, in bytes.
@@ -116,7 +99,7 @@ class GGUFFacts:
 
 
 def read_facts(path: str | Path) -> GGUFFacts:
-    """Read the headers of a model's files. Load no weights.
+    """Read the headers of a model's files.
 
     Args:
         path: the file, or the first file of a model in several parts.
@@ -129,8 +112,8 @@ def read_facts(path: str | Path) -> GGUFFacts:
     header = _read_header(path)
     files = _part_paths(path, header.integer("split.count") or 1)
     headers = [header, *map(_read_header, files[1:])]
-    tensors = [tensor for each in headers for tensor in each.tensors]
-    architecture = _check_purpose(header, has_tensors=bool(tensors))
+    parameters = sum(each.parameters for each in headers)
+    architecture = _check_purpose(header, has_weights=parameters > 0)
     window = header.integer(f"{architecture}.context_length") or 0
     tokens = header.entries.get(TOKENS)
     ends = (header.integer(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
@@ -146,9 +129,8 @@ def read_facts(path: str | Path) -> GGUFFacts:
         chat_template=chat_templates(header.entries),
         end_ids=frozenset(end for end in ends if end is not None),
         cache_elements=_cache_elements(header, architecture),
-        parameters=sum(tensor.weights for tensor in tensors),
-        tensor_types=dict(Counter(tensor.type_name for tensor in tensors).most_common()),
-        file_type=_file_type(header, tensors),
+        parameters=parameters,
+        file_type=_file_type(header.integer("general.file_type")),
         weight_bytes=sum(each.weight_bytes for each in headers),
     )
 
@@ -209,36 +191,36 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
     if count <= 1:
         return (path,)
     names = part_names(path.name)
-    if len(names) != count:
+    if len(names) != count or path.name != names[0]:
         raise LoadError(
-            f"{path} is one of {count} parts of a model, so its name must end with "
-            f"-00001-of-{count:05}.gguf. Give all parts their original names."
+            f"{path} is not the first of {count} parts of a model. Pass the file whose name ends "
+            f"with -00001-of-{count:05}.gguf, and give all parts their original names."
         )
-    if path.name != names[0]:
-        number = names.index(path.name) + 1
-        raise LoadError(f"{path} is part {number} of {count}. Pass part 1: {names[0]}.")
-    paths = tuple(path.with_name(name) for name in names)
-    if missing := [each.name for each in paths if not each.is_file()]:
+    if missing := [name for name in names if not path.with_name(name).is_file()]:
         raise LoadError(
             f"{path} is the first of {count} parts; missing in its folder: {', '.join(missing)}. "
             "Download all parts into the same folder."
         )
-    return paths
+    return tuple(map(path.with_name, names))
 
 
-def _check_purpose(header: _Header, *, has_tensors: bool) -> str:
+def _check_purpose(header: _Header, *, has_weights: bool) -> str:
     """Return the architecture of a causal language model, and refuse all other files."""
     architecture, kind = header.text("general.architecture"), header.text("general.type")
-    if instead := NO_MODELS.get("mmproj" if architecture == "clip" else kind or ""):
-        raise UnsupportedModelError(f"{header.path} is {instead}.")
+    if architecture == "clip" or kind in NO_MODELS:
+        raise UnsupportedModelError(
+            f"{header.path} holds no language model ({kind or architecture}). Pass the GGUF file "
+            "of the model itself. Beside the vision part of a model, it is the file without "
+            "'mmproj' in its name."
+        )
     if architecture is None:
         raise LoadError(f"{header.path} has no entry general.architecture. Download it again.")
     if header.entries.get(f"{architecture}.attention.causal") is False:
         raise UnsupportedModelError(
-            f"{header.path} has the architecture {architecture!r}, and its tokens depend on later "
-            "tokens; members must be causal (decoder-only) language models"
+            f"{header.path} has the architecture {architecture!r}, which is not causal; members "
+            "must be causal (decoder-only) language models"
         )
-    if not has_tensors:
+    if not has_weights:
         raise LoadError(
             f"{header.path} holds a vocabulary only, without weights. Pass the file of a model."
         )
@@ -260,18 +242,14 @@ def _cache_elements(header: _Header, architecture: str) -> int:
     return int(total * sum(size if each is None else each for each in sizes))
 
 
-def _file_type(header: _Header, tensors: list[_Tensor]) -> str:
-    """Return the name of the type of a file, or of most of its weights."""
-    weights: Counter[str] = Counter()
-    for tensor in tensors:
-        weights[tensor.type_name] += tensor.weights
+def _file_type(number: int | None) -> str:
+    """Return the name of a type of files."""
     try:
         from gguf.constants import LlamaFileType
 
-        name = LlamaFileType(header.integer("general.file_type")).name
-        return name.removeprefix("ALL_").removeprefix("MOSTLY_")
+        return LlamaFileType(number).name.removeprefix("ALL_").removeprefix("MOSTLY_")
     except (ImportError, ValueError):
-        return weights.most_common(1)[0][0]
+        return "unknown"
 
 
 class _Skipped(NamedTuple):
@@ -281,43 +259,13 @@ class _Skipped(NamedTuple):
     position: int
 
 
-class _Tensor(NamedTuple):
-    """An entry of the list of tensors."""
-
-    weights: int
-    type_number: int
-    offset: int
-
-    @property
-    def type_name(self) -> str:
-        return _tensor_type(self.type_number)[0]
-
-    @property
-    def end(self) -> int:
-        """End of the tensor in the data of the file; its start if the type is unknown."""
-        _, block, size = _tensor_type(self.type_number)
-        return self.offset + math.ceil(self.weights / block) * size
-
-
-@functools.cache
-def _tensor_type(number: int) -> tuple[str, int, int]:
-    """Return the name of a type of tensors, and the weights and bytes of one of its blocks."""
-    try:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        kind = GGMLQuantizationType(number)
-        return kind.name, *GGML_QUANT_SIZES[kind]
-    except (ImportError, ValueError, KeyError):
-        return f"type {number}", 1, 0
-
-
 @dataclass(frozen=True)
 class _Header:
     """The header of one file. Long arrays among the entries are `_Skipped`."""
 
     path: Path
     entries: Mapping[str, Any]
-    tensors: list[_Tensor]
+    parameters: int
     weight_bytes: int
 
     def text(self, key: str) -> str | None:
@@ -389,12 +337,12 @@ class _Reader:
             return self.scalars(kind, count)
         return skipped
 
-    def tensor(self) -> _Tensor:
+    def tensor(self) -> tuple[int, int]:
+        """Read the number of weights of a tensor, and its place among the weights."""
         self.string()  # the name
-        if (count := self.number(UINT32)) > 4:
-            raise _NotGGUFError(f"a tensor has {count} dimensions; at most 4 are allowed")
-        weights = math.prod(self.scalars(UINT64, count))
-        return _Tensor(weights, self.number(UINT32), self.number())
+        weights = math.prod(self.scalars(UINT64, self.number(UINT32)))
+        self.number(UINT32)  # the type
+        return weights, self.number()
 
 
 class _NotGGUFError(Exception):
@@ -428,21 +376,16 @@ def _parse(path: Path, data: mmap.mmap) -> _Header:
         )
     reader = _Reader(data, 4)
     if (version := reader.number(UINT32)) not in VERSIONS:
-        if version & 0xFFFF == 0:
-            raise _NotGGUFError("its numbers are big-endian; convert it for little-endian machines")
-        allowed = " and ".join(map(str, VERSIONS))
         raise _NotGGUFError(
-            f"it has version {version} of the format; llama.cpp reads versions {allowed}"
+            f"it has version {version:#x} of the format; llama.cpp reads versions "
+            f"{' and '.join(map(str, VERSIONS))}, with little-endian numbers"
         )
     tensor_count, entry_count = reader.number(), reader.number()
     entries = {reader.string(): reader.value() for _ in range(entry_count)}
     tensors = [reader.tensor() for _ in range(tensor_count)]
-    if not tensors:
-        return _Header(path, entries, tensors, 0)
-    alignment = entries.get("general.alignment", ALIGNMENT)
-    if not isinstance(alignment, int) or alignment <= 0:
-        raise _NotGGUFError(f"its alignment is {short_repr(alignment)}")
+    alignment = entries.get("general.alignment")
+    alignment = alignment if isinstance(alignment, int) and alignment > 0 else ALIGNMENT
     start = -(-reader.position // alignment) * alignment
-    if start + max(tensor.end for tensor in tensors) > len(data):
+    if tensors and start + max(place for _, place in tensors) >= len(data):
         raise struct.error("the file ends before the weights do")
-    return _Header(path, entries, tensors, len(data) - start)
+    return _Header(path, entries, sum(weights for weights, _ in tensors), max(0, len(data) - start))

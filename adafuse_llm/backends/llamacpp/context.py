@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,7 @@ class Context:
 
     Attributes:
         cells: number of cells.
-        sequences: number of sequences, from 0, which callers may use.
+        free: the sequences that callers may use, and do not use.
         fills_gaps: whether cells of removed tokens can hold other tokens at once. With
             ``repeatable``, it may be True only while no other tokens come after a gap.
         batch_tokens: maximum number of tokens in one call of llama.cpp.
@@ -105,7 +105,7 @@ class Context:
         repeatable: bool = False,
     ) -> None:
         self.fills_gaps = not repeatable
-        self.sequences = MAX_SEQUENCES - (2 if repeatable else 0)
+        self.free = list(range(MAX_SEQUENCES - (2 if repeatable else 0)))
         self._garbage, self._padding = MAX_SEQUENCES - 2, MAX_SEQUENCES - 1
         self._least = REPEATABLE_TOKENS[0] if repeatable else 0
         self._library = library = load_library()
@@ -202,6 +202,12 @@ class Context:
             self.copy(sequence, self._garbage, length, -1)
         if not self._library.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise RuntimeError("llama.cpp cannot remove tokens from the cache of this model")
+
+    def give_back(self, sequences: Iterable[int]) -> None:
+        """Empty sequences, so that they are free again."""
+        for sequence in sequences:
+            self.cut(sequence)
+            self.free.append(sequence)
 
     def clear(self) -> None:
         """Remove all tokens of all sequences."""

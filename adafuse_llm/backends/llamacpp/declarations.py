@@ -20,13 +20,7 @@ from adafuse_llm.errors import MissingDependencyError
 
 
 class Package(NamedTuple):
-    """A package that holds llama.cpp as a library.
-
-    Attributes:
-        name: name of the package.
-        version: the version of the package whose llama.cpp this module declares.
-        library: the library in the package.
-    """
+    """A package in exactly this version, and its file that is the library llama.cpp."""
 
     name: str
     version: str

@@ -3,8 +3,8 @@
 Native code can end its process: on a processor whose instructions it needs and does not find, by a
 defect of one of its kernels, or because of what a file holds. A chat template can run without end
 or fill the memory. So a child process renders the template, loads the file with the settings of the
-member, and checks its numbers. What it survives is remembered in the user's cache folder, for each
-library, machine, settings and file.
+member, and evaluates a few tokens. That it survives is remembered in the user's cache folder, for
+each library, machine, settings and file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import psutil
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.context import Context, Entry
 from adafuse_llm.backends.llamacpp.library import Model, find_library, load_library
-from adafuse_llm.backends.llamacpp.vocabulary import LlamaTokenizer
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 from adafuse_llm.text.isolation import MARK, interpreter
 
@@ -41,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 SECONDS, SECONDS_PER_GIB = 120, 30
 """CPU time of a child process, and what is added for a GiB of weights."""
-
-PATIENCE: Final = 5
-"""A child process may take so many times its CPU time, because it waits for disks and others."""
 
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 3, 2**30
 """CPU time and memory to render a chat template a few times. Usual ones take milliseconds."""
@@ -67,9 +64,8 @@ BOOTSTRAP: Final = (
 )
 """What a child process runs."""
 
-OUT_OF_TIME, OUT_OF_MEMORY, REFUSED, UNSUPPORTED = -getattr(signal, "SIGXCPU", 24), 91, 92, 93
-"""Exit codes of a child process. The last two are for `LoadError` and `UnsupportedModelError`. The
-last line that the process prints is the error, or what it did last."""
+OUT_OF_TIME, OUT_OF_MEMORY = -getattr(signal, "SIGXCPU", 24), 91
+"""Exit codes of a child process. The last line that it prints is what it did last."""
 
 WINDOWS_CRASH: Final = 0xC0000000
 """The smallest exit code of crashes on Windows."""
@@ -77,15 +73,7 @@ WINDOWS_CRASH: Final = 0xC0000000
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a member that decide which native code runs.
-
-    Attributes:
-        reorder: as for `Model`.
-        gpu_layers: as for `Model`.
-        flash_attention: as for `LlamaCppBackend`.
-        cache_type: as for `LlamaCppBackend`.
-        vocabulary_only: as for `Model`.
-    """
+    """The settings, of `Model` and `Context`, that decide which native code runs."""
 
     reorder: bool = False
     gpu_layers: int | None = None
@@ -93,13 +81,26 @@ class Settings:
     cache_type: str = "f16"
     vocabulary_only: bool = False
 
+    def load(self, path: Path, label: str) -> tuple[Model, LlamaText]:
+        """Load a file and check its numbers."""
+        model = Model(
+            path,
+            label,
+            gpu_layers=self.gpu_layers,
+            reorder=self.reorder,
+            vocabulary_only=self.vocabulary_only,
+        )
+        text = LlamaText(model)
+        if not self.vocabulary_only:
+            check(model, self)
+        return model, text
 
-def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings | None:
+
+def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
     """Return settings with which a file does not end or block the process that loads it.
 
     These are the wanted ones. If a child process crashes with them, and not with weights in the
-    order of the file, they are the latter, and a warning says so. The result is None if no child
-    process can be started.
+    order of the file, they are the latter, and a warning says so.
 
     Args:
         facts: what the header of the file says.
@@ -107,27 +108,21 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings | None:
         wanted: the settings of a member.
 
     Raises:
-        LoadError: the file ends the process with all settings, or takes too much time or memory;
-            or the model computes NaN.
-        UnsupportedModelError: the model cannot be a member.
+        LoadError: the file ends the process with all settings, or takes too much time or memory.
         MissingDependencyError: llama.cpp is not installed.
     """
     verdict = _verdict(facts, wanted)
-    try:
+    with suppress(OSError):
         return replace(wanted, reorder=verdict.read_text() == str(True))
-    except OSError:
-        pass
     settings = wanted
     try:
-        problem = _problem(facts, label, wanted)
+        problem = _problem(facts, wanted)
         if problem is not None and wanted.reorder:
             settings, first = replace(wanted, reorder=False), problem
-            problem = _problem(facts, label, settings)
-    except LoadError:
-        raise
+            problem = _problem(facts, settings)
     except OSError as error:
         logger.debug("%s is loaded without a trial: %s", label, error)
-        return None
+        return wanted
     if problem is not None:
         raise LoadError(
             f"{label} cannot be loaded: {problem}. Download the file again, or use another GGUF "
@@ -146,43 +141,40 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings | None:
     return settings
 
 
-def _problem(facts: GGUFFacts, label: str, settings: Settings) -> str | None:
-    """Load a file in a child process. Return how it failed, or None.
+def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
+    """Load a file in a child process. Return how it ended the process, or None.
 
     Raises:
-        LoadError: the error of the child.
         OSError: no child process can be started.
     """
     seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
-    task = {"path": str(facts.files[0]), "label": label, "weights": facts.weight_bytes}
-    task |= {"seconds": seconds, "settings": asdict(settings)}
+    task = {"path": str(facts.files[0]), "weights": facts.weight_bytes, "seconds": seconds}
+    start = json.dumps([[*map(str, sys.path)], task | {"settings": asdict(settings)}])
     try:
         child = subprocess.run(  # noqa: S603  # this interpreter, and our own code
-            [interpreter(), "-I", "-c", BOOTSTRAP, json.dumps([[*map(str, sys.path)], task])],
+            [interpreter(), "-I", "-c", BOOTSTRAP, start],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE * seconds,
+            timeout=5 * seconds,  # it waits for disks and other processes
             env={**os.environ, "GGML_NO_BACKTRACE": "1", MARK: "1"},
             check=False,
         )
     except subprocess.TimeoutExpired:
         return "loading it takes too much time"
     code, cause = child.returncode, child.stderr.strip().partition("\n")[0]
-    last = child.stdout.strip().rpartition("\n")[2]
-    if code in (REFUSED, UNSUPPORTED):
-        raise (LoadError if code == REFUSED else UnsupportedModelError)(last)
-    if code in (OUT_OF_MEMORY, OUT_OF_TIME):
+    if code in (OUT_OF_TIME, OUT_OF_MEMORY):
+        last = child.stdout.strip().rpartition("\n")[2]
         return f"{last} takes too much {'memory' if code == OUT_OF_MEMORY else 'CPU time'}"
-    if code < 0 or code >= WINDOWS_CRASH:
-        names = {-each.value: f"signal {each.name}" for each in signal.Signals}
-        return (
-            f"llama.cpp ({' '.join(find_library())}) ended a trial process by "
-            f"{names.get(code, f'exit code {code:#x}')}{cause and f' ({cause})'}"
-        )
-    if code:
+    if 0 < code < WINDOWS_CRASH:
         raise OSError(f"exit code {code}: {cause}")
-    return None
+    if not code:
+        return None
+    names = {-each.value: f"signal {each.name}" for each in signal.Signals}
+    return (
+        f"llama.cpp ({' '.join(find_library())}) ended a trial process by "
+        f"{names.get(code, f'exit code {code:#x}')}{cause and f' ({cause})'}"
+    )
 
 
 def _verdict(facts: GGUFFacts, settings: Settings) -> Path:
@@ -249,15 +241,10 @@ def check(model: Model, settings: Settings) -> None:
 # In the child process -------------------------------------------------------------------------
 
 
-def load(path: str, label: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
-    """Render the chat template of a file, load the file, check its numbers, and exit.
+def load(path: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
+    """Render the chat template of a file, load the file, and evaluate a few tokens.
 
-    Args:
-        path: the file.
-        label: text that names the member in errors.
-        weights: bytes of the weights.
-        seconds: CPU time for loading the file.
-        settings: the fields of `Settings`.
+    The file has `weights` bytes of weights, and loading it may take some seconds of CPU time.
     """
     try:
         _say("rendering its chat template")
@@ -266,23 +253,10 @@ def load(path: str, label: str, weights: int, seconds: float, settings: dict[str
         _say("loading it")
         has_gpu = load_library().llama_supports_gpu_offload()  # which reserves any address space
         _limit(seconds, 2**50 if has_gpu else 3 * weights + SPARE_BYTES)
-        wanted = Settings(**settings)
-        model = Model(
-            Path(path),
-            label,
-            gpu_layers=wanted.gpu_layers,
-            reorder=wanted.reorder,
-            vocabulary_only=wanted.vocabulary_only,
-        )
-        with suppress(UnsupportedModelError):  # a member may have another tokenizer
-            LlamaTokenizer(model)
-        if not wanted.vocabulary_only:
-            check(model, wanted)
+        with suppress(LoadError):  # which the parent process raises, too
+            Settings(**settings).load(Path(path), path)
     except MemoryError:
         sys.exit(OUT_OF_MEMORY)
-    except LoadError as error:
-        _say(str(error))
-        sys.exit(UNSUPPORTED if isinstance(error, UnsupportedModelError) else REFUSED)
 
 
 def _say(line: str) -> None:

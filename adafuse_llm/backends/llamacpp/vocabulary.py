@@ -71,7 +71,7 @@ class LlamaTokenizer:
         special_tokens_map: spellings of special tokens by the names that chat templates use.
 
     Raises:
-        UnsupportedModelError: the file has no vocabulary, or one without bytes that needs them.
+        UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
     """
 
     keeps_settings = False
@@ -85,7 +85,7 @@ class LlamaTokenizer:
         if self.kind not in KINDS:
             raise UnsupportedModelError(
                 f"{self.name_or_path!r} has no vocabulary that llama.cpp can encode text with. "
-                "Pass a GGUF file with a vocabulary, or the Hugging Face tokenizer of the model."
+                "Pass a GGUF file with a vocabulary, or the transformers model."
             )
         self._entries = read_entries(model.path)
         ids = range(model.vocabulary)
@@ -135,11 +135,11 @@ class LlamaTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> list[int]:
-        """Return the tokens of a text.
+        """Return the tokens of a text, with those with which the file begins and ends texts.
 
         Args:
             text: the text.
-            add_special_tokens: whether to add the tokens with which the file begins or ends texts.
+            add_special_tokens: whether to add these tokens.
             split_special_tokens: whether control tokens that the text spells out stay text.
 
         Raises:
@@ -165,8 +165,7 @@ class LlamaTokenizer:
 
         U+FFFD stands for an incomplete character. If the vocabulary adds a space to the start of
         every text, a space at the start of the tokens' text is removed. The options are those of
-        Hugging Face tokenizers for text without control tokens or with other spaces. They must be
-        False.
+        Hugging Face tokenizers, which must be False.
         """
         data = b"".join([self.pieces[token] for token in tokens])
         if self._adds_space:
@@ -182,15 +181,7 @@ class LlamaTokenizer:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> str:
-        """Render a conversation with the chat template, as transformers does.
-
-        Args:
-            messages: the messages.
-            tools: tools, for templates that support them.
-            tokenize: must be False.
-            add_generation_prompt: whether the text ends where the reply begins.
-            **variables: variables for the template.
-        """
+        """Render a conversation with the chat template, as transformers does."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         assert not tokenize, "the codec encodes the text"
@@ -241,8 +232,8 @@ class LlamaTokenizer:
         if missing or (self.kind == UNIGRAM and has_prefix):
             raise UnsupportedModelError(
                 f"the vocabulary of {self.name_or_path!r} has no token for some bytes, or a space "
-                "before each text, so llama.cpp cannot encode every text. Put the Hugging Face "
-                "tokenizer of the model into the folder of the file."
+                "before each text, so llama.cpp cannot encode every text. Pass the transformers "
+                "model."
             )
 
     def _read_added_tokens(self) -> dict[int, Any]:
@@ -321,19 +312,13 @@ class LlamaTokenizer:
 
 
 class LlamaText:
-    """All that a member needs of the vocabulary of a GGUF file. It is thread-safe.
+    """All that a member needs of the vocabulary of a GGUF file, as `HuggingFaceText`.
 
     Args:
         model: the loaded file, which must stay open until `close`.
 
-    Attributes:
-        tokenizer: the vocabulary.
-        codec: the codec.
-        end_ids: ids of the tokens that end a response.
-        follows_grammars: whether the bytes of the tokens are known.
-
     Raises:
-        UnsupportedModelError: the file has no vocabulary, or one without bytes that needs them.
+        UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
     """
 
     def __init__(self, model: Model) -> None:
@@ -381,13 +366,7 @@ class LlamaText:
 
 
 class _GrammarTokens:
-    """The tokens of a vocabulary, as llguidance reads them.
-
-    Args:
-        tokenizer: the vocabulary.
-        size: number of the model's logits.
-        ends: ids of the tokens that end a response.
-    """
+    """The tokens of a vocabulary, as llguidance reads them. Logits without a token are empty."""
 
     bos_token_id = None
 

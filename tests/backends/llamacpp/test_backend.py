@@ -47,17 +47,15 @@ def _path(name: str) -> Any:
     return next(path for path in member_paths() if path.name == name)
 
 
-def gguf(name: str, *, own: bool = False, kind: str = "f32", **options: Any) -> LlamaCppBackend:
-    """An embedded member as a GGUF member, with its own vocabulary or its tokenizer."""
+def gguf(name: str, *, kind: str = "f32", **options: Any) -> LlamaCppBackend:
+    """An embedded member as a GGUF member."""
     settings = {"context": 4096, **(EXACT if kind == "f32" else {"threads": 1}), **options}
-    return LlamaCppBackend(
-        embedded_gguf(name, kind), name, tokenizer=None if own else tokenizer(name), **settings
-    )
+    return LlamaCppBackend(embedded_gguf(name, kind), name, **settings)
 
 
 @functools.cache
-def members(*, own: bool = False) -> tuple[LlamaCppBackend, ...]:
-    return tuple(gguf(name, own=own) for name in NAMES)
+def members() -> tuple[LlamaCppBackend, ...]:
+    return tuple(map(gguf, NAMES))
 
 
 @functools.cache
@@ -94,22 +92,12 @@ class TestRules(BackendTests):
         return plain_logits("wren")(ids)
 
 
-class TestRulesWithTheVocabularyOfTheFile(BackendTests):
-    steps = 20
-
-    def member(self) -> Any:
-        return gguf("heron", own=True)
-
-    def logits(self, ids: Sequence[int]) -> Any:
-        return plain_logits("heron")(ids)
-
-
 class TestRulesOfQuantizedMembers(BackendTests):
     tolerance = 0.2
     steps = 20
 
     def member(self) -> Any:
-        return gguf("heron", own=True, kind="q8_0")
+        return gguf("heron", kind="q8_0")
 
 
 PROMPTS = (
@@ -155,7 +143,7 @@ def test_messages_and_tools_are_read_as_by_the_transformers_members() -> None:
 def test_every_kind_of_member_mixes_with_every_other() -> None:
     """Eight requests in a batch get the text that each gets alone."""
     mixed = AdaFuseEngine(
-        [HuggingFaceBackend(model("wren"), tokenizer("wren"), "wren"), *members(own=True)[1:]]
+        [HuggingFaceBackend(model("wren"), tokenizer("wren"), "wren"), *members()[1:]]
     )
     prompts = [f"{PROMPTS[0]} {number}" for number in range(8)]
     alone = [mixed.generate(prompt, max_new_tokens=16).text for prompt in prompts]
@@ -211,7 +199,7 @@ def test_random_requests_get_the_numbers_of_transformers(
     for tree, _ in pairs:
         ours.release(tree)
     ours.clear_prefix_cache()
-    assert len(ours._free) == sequences - 2 * repeatable  # no request keeps a sequence
+    assert len(ours._context.free) == sequences - 2 * repeatable  # no request keeps a sequence
     ours.close()
 
 
@@ -370,7 +358,7 @@ def test_a_request_that_outlives_its_member_is_released() -> None:
 
 
 def test_eight_threads_share_a_member() -> None:
-    ensemble = AdaFuseEngine(members(own=True)[:2])
+    ensemble = AdaFuseEngine(members()[:2])
     prompts = [f"Guest {number} pays" for number in range(8)]
     expected = [ensemble.generate(prompt, max_new_tokens=8).text for prompt in prompts]
     got: dict[int, str] = {}
@@ -391,14 +379,13 @@ def test_unknown_end_tokens_are_an_error() -> None:
         gguf("wren", end_tokens=["<|no|>"])
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_r11_end_tokens_are_added_to_those_of_the_file(own: bool) -> None:
-    plain = gguf("wren", own=own)
+def test_end_tokens_are_added_to_those_of_the_file() -> None:
+    plain = gguf("wren")
     assert AdaFuseEngine([plain]).generate(PROMPTS[0], max_new_tokens=4).text
     tree = TokenTree(plain.codec.encode_prompt(PROMPTS[0]))
     (first,) = plain.evaluate([Query(tree, (tree.root,), (), 1)])[0].next[0].tokens
     spelling = tokenizer("wren").convert_ids_to_tokens(first)
-    member = gguf("wren", own=own, end_tokens=[spelling])
+    member = gguf("wren", end_tokens=[spelling])
     assert member.end_ids == plain.end_ids | {first}
     ended = AdaFuseEngine([member]).generate(PROMPTS[0], max_new_tokens=4)
     assert (ended.text, ended.finish_reason) == ("", "stop")
@@ -436,15 +423,10 @@ def test_memory_is_reckoned() -> None:
     assert gguf("wren", context=1024, cache_type="f16").cache_bytes(1) < 0.6 * rows
 
 
-def test_a_file_without_a_vocabulary_needs_a_tokenizer(tmp_path: Any) -> None:
+def test_a_file_without_a_vocabulary_is_refused(tmp_path: Any) -> None:
     folder = tmp_path / "wren"
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_bytes((_path("wren") / name).read_bytes())
-    path = write_gguf(folder, tmp_path / "wren.gguf")
     with pytest.raises(UnsupportedModelError, match="vocabulary"):
-        LlamaCppBackend(path, "wren")
-    bare = LlamaCppBackend(path, "wren", tokenizer=tokenizer("wren"), **EXACT)
-    assert bare.end_ids == {tokenizer("wren").eos_token_id}
-    whole = AdaFuseEngine([gguf("wren")]).generate(PROMPTS[1], max_new_tokens=8)
-    assert AdaFuseEngine([bare]).generate(PROMPTS[1], max_new_tokens=8).text == whole.text
+        LlamaCppBackend(write_gguf(folder, tmp_path / "wren.gguf"), "wren")

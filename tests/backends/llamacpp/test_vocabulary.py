@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import itertools
 import random
 import tempfile
@@ -24,7 +23,7 @@ from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
 from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.codec import TextCodec, TokenizerCodec
+from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import check_conversation
 from tests.support.gguf_vocabularies import write_pieces, write_vocabulary
 from tests.support.models import CHATML, STRICT, tokenizer
@@ -128,10 +127,6 @@ def test_word_pieces_say_that_they_lose_text_and_follow_no_grammar() -> None:
     text = llama_of("wordpiece")
     assert not text.codec.encode_continuation(text.codec.encode_prompt("the"), " Light\n")[1]
     assert not text.follows_grammars
-
-
-def test_the_codec_is_a_text_codec() -> None:
-    assert isinstance(llama_of("bytelevel").codec, TextCodec)
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "finch"])
@@ -333,12 +328,6 @@ def test_a_closed_vocabulary_refuses_texts_and_still_decodes_tokens() -> None:
     with pytest.raises(EngineClosedError, match="is closed"):
         text.codec.encode_prompt("The light")
     assert text.tokenizer.decode(tokens) == "The light"
-
-
-def test_a_codec_keeps_its_file_loaded() -> None:
-    codec = llama(tokenizer("bytelevel")).codec
-    gc.collect()
-    assert codec.decode_continuation((), codec.encode_prompt("The light")) == "The light"
 
 
 def test_closing_waits_for_calls_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
