@@ -23,7 +23,7 @@ PACKAGES = {
 FORBIDDEN = {"benchmarks", "suite", "tests", "training"}
 """Names of folders, and of files without their suffix, that no wheel holds at any depth."""
 
-DEMO = ["ask", "What is the entry price of the Jalith Museum?", "--max-words", "1"]
+DEMO = ["ask", "What is the entry price of the Jalith Museum?", "-o", "max_words=1"]
 
 CALLS = {
     "langchain_adafuse": """

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
-from adafuse_llm.decoding.member import GrammarStart, Member
+from adafuse_llm.decoding.member import Member, naming_member
+from adafuse_llm.decoding.permits import Form
 from adafuse_llm.errors import (
     ContextWindowError,
     GrammarError,
     InvalidInputError,
     InvalidOptionError,
-    MemberError,
     short_repr,
 )
 from adafuse_llm.request import Checked
@@ -101,7 +100,7 @@ class Encoder:
                 form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
             start = starts.get(backend.name)
             ids = _encode(backend, checked, start, bare=bool(space_tokens))
-            with _naming_member(backend):
+            with naming_member(backend.name):
                 if conversation is not None:
                     self._warnings.check_conversation(
                         backend.name, backend.codec, ids, conversation
@@ -173,7 +172,7 @@ class Encoder:
         response: GrammarText,
         opening: Opening,
         space_tokens: SpaceTokens | None,
-    ) -> tuple[GrammarStart, SpaceTokens | None]:
+    ) -> tuple[Form, SpaceTokens | None]:
         """Return the form of a response, and the member's tokens for the spaces of the prompt.
 
         If no token of the member begins with these spaces as the grammar requires, the tokens are
@@ -183,15 +182,15 @@ class Encoder:
         if opening.spaces and space_tokens is not None:
             state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
             if not vocabulary.mask(state).is_empty:
-                return GrammarStart(response, vocabulary, state), space_tokens
+                return Form(response, vocabulary, state), space_tokens
         lead = ONE_SPACE if opening.is_reply else NO_LEAD
         state = vocabulary.matcher(grammar, lead, response.begun)
-        return GrammarStart(response, vocabulary, state), None
+        return Form(response, vocabulary, state), None
 
 
 def text_tokens(backend: Backend, text: str) -> list[int]:
     """Return a member's tokens of a text behind other text."""
-    with _naming_member(backend):
+    with naming_member(backend.name):
         return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)[0]
 
 
@@ -219,13 +218,11 @@ def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
             f"option 'choices': a reply to messages cannot begin with whitespace; got "
             f"{short_repr(spaced[0])}"
         )
-    sizes = []
+    sizes: list[int] = []
     for member in members:
         for text in choices:
             forms = (text, f" {text}") if member.opening.is_reply else (text,)
-            for form in forms:
-                owed = 0 if member.holds_spaces else member.opening.spaces
-                sizes.append(member.size(" " * owed + form))
+            sizes += map(member.size, forms)
     _check_minimum(members, config, max(sizes), "the longest of the choices")
     return sum(sizes)
 
@@ -238,10 +235,7 @@ def check_closing(members: Sequence[Member], config: AdaFuseConfig) -> None:
     closing = grammar.closing()
     if closing is None:
         raise GrammarError("no short text that fits the grammar was found. Simplify the grammar.")
-    sizes = []
-    for member in members:
-        owed = 0 if member.holds_spaces else member.opening.spaces
-        sizes.append(member.size(" " * owed + closing))
+    sizes = [member.size(closing) for member in members]
     _check_minimum(members, config, max(sizes), "a short response of the required form")
 
 
@@ -284,25 +278,13 @@ def _encode(
         bare: whether to leave out the spaces at the end of the text that the response continues.
     """
     prompt, conversation, _ = checked
-    with _naming_member(backend):
+    with naming_member(backend.name):
         if conversation is not None and start is not None:
             if bare:
                 conversation = conversation.with_last(lambda text: text.rstrip(" "))
             return encode_conversation(backend.codec, conversation, start)
         prompt = prompt or ""
         return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
-
-
-@contextmanager
-def _naming_member(backend: Backend) -> Iterator[None]:
-    """Name the member in errors of its tokenizer."""
-    try:
-        yield
-    except InvalidInputError as error:
-        raise InvalidInputError(f"member {backend.name!r}: {error}") from error
-    except Exception as error:
-        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
-        raise MemberError(backend.name, reason) from error
 
 
 def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
@@ -339,7 +321,7 @@ def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
 
 def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
     """Return a member's tokens for a text in the middle of a text."""
-    with _naming_member(backend):
+    with naming_member(backend.name):
         context = backend.codec.encode_prompt(BEFORE)
         ids, exact = backend.codec.encode_continuation(context, text)
     if not exact or not ids:

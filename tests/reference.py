@@ -397,7 +397,7 @@ class Opening:
 
     def form(self, member: ReferenceMember, text: str, first: str) -> str:
         """The text as a member writes it, whose own likeliest span is `first`."""
-        if self.free and has_ink(first):
+        if self.free and has_ink(first) and has_ink(text):
             return leading_whitespace(first) + text.lstrip()
         return text[self.spaces :] if member.name in self.held else text
 
@@ -850,9 +850,8 @@ class WordMixture:
     ) -> tuple[list[str], ReferenceCandidate] | None:
         """The word of the member with the highest weight, and who read it, this member first.
 
-        None if the word may lose against another one. The members with the highest weights read
-        the word; its score counts the probability of the others as 0, and that of another word
-        is 1 for them.
+        None if it has no more than one half. The members with the highest weights read the word;
+        its score counts the probability of the others as 0.
         """
         if not self.early or opening.free or opening.spaces:
             return None
@@ -860,54 +859,17 @@ class WordMixture:
         lead = members[order[0]].name
         own = {member.name: proposals[lead] if member.name == lead else [] for member in members}
         candidate = pool(members, ids, own, opening)[0]
-        sure = others = 0.0
-        left = sum(weights)
+        sure = 0.0
         for read, place in enumerate(order, start=1):
             member = members[place]
             nll = self.nll(member, ids[member.name], candidate, options, form)
             if math.isfinite(nll):
                 candidate.nll[member.name] = nll
             sure += weights[place] * math.exp(-nll)
-            left -= weights[place]
-            if form is None and math.isfinite(nll) and not candidate.stops:
-                other = self.most(member, ids[member.name], candidate, options)
-            else:
-                other = 1 - math.exp(-nll)
-            others += weights[place] * other
-            if sure > others + left:
+            if sure > 0.5 * sum(weights):
                 candidate.score = -math.log(sure / sum(weights))
                 return [members[each].name for each in order[:read]], candidate
         return None
-
-    def most(
-        self,
-        member: ReferenceMember,
-        ids: Sequence[int],
-        candidate: ReferenceCandidate,
-        options: Options,
-    ) -> float:
-        """A limit of the probability of every other word: each leaves this one at some token."""
-        tokens = candidate.tokens[member.name]
-        limits = [math.exp(log_sum([member.logprobs(ids)[end] for end in member.end_ids]))]
-        for at in range(len(tokens) + 1):
-            here = [*ids, *tokens[:at]]
-            reached = math.exp(-sum(terms_of(member, ids, tokens[:at], stops=False)))
-            chances = np.exp(member.logprobs(here))
-            text = member.text(ids, tokens[:at])
-            has_end = not text[-1:].isspace() and not any(unspaced(letter) for letter in text)
-            end = math.exp(member.word_end(here))
-            if at == len(tokens):
-                few = member.likeliest(here, 8)
-                blank = [chances[token] for token in few if member.text(here, [token]).isspace()]
-                rest = min(chances[few[-1]], 1 - sum(chances[few]))
-                inside = min(chances[few[0]], 1 - end if has_end else 1.0)
-                limits.append(reached * max(inside, rest, *blank))
-            else:
-                limits.append(reached * np.delete(chances, tokens[at]).max())
-                if at:
-                    is_counted = has_end and len(text.encode()) < options.max_word_tokens
-                    limits.append(reached * (end if is_counted else 1.0))
-        return float(max(limits))
 
     def nll(
         self,

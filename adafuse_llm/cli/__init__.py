@@ -136,16 +136,14 @@ def _tune() -> Callable[..., None]:
     from adafuse_llm.cli import tune
     from adafuse_llm.cli.common import command
 
-    return command(tune.tune, refused=tune.REFUSED, **tune.OPEN)
+    return command(tune.tune, refused=tune.REFUSED)
 
 
 def _serve() -> Callable[..., None]:
     from adafuse_llm.cli import serve
     from adafuse_llm.cli.common import command
 
-    return command(
-        serve.serve, refused=serve.REFUSED, sections=("serving", "runtime"), **serve.DEFAULTS
-    )
+    return command(serve.serve, flags=serve.FLAGS, refused=serve.REFUSED, **serve.DEFAULTS)
 
 
 def _info() -> Callable[..., None]:

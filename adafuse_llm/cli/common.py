@@ -8,13 +8,12 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, Optional, TypeVar, get_args, get_origin
 
 import typer
 from rich.markup import escape
@@ -38,16 +37,11 @@ from adafuse_llm.cli.terminal import (
     stderr_console,
     stdout_console,
 )
-from adafuse_llm.cli.values import PARSERS
+from adafuse_llm.cli.values import FIELDS, PARSERS, parse_option
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
-from adafuse_llm.loading.config_file import (
-    LOADING,
-    SECTIONS,
-    ConfigFile,
-    read_config,
-)
+from adafuse_llm.loading.config_file import LOADING, SECTIONS, ConfigFile, read_config
 from adafuse_llm.loading.specs import MemberSpec, as_spec
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.serving_config import ServerConfig
@@ -62,6 +56,12 @@ RESUMABLE = "interrupted: run the same command again to resume"
 
 FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "readable": True}
 """Typer settings for flags that name a file to read."""
+
+DECODING = (
+    *("max_new_tokens", "temperature", "seed", "n", "stop", "use", "weights"),
+    *("json_schema", "regex", "grammar", "choices"),
+)
+"""Options of `AdaFuseConfig` that have a flag. All others are set with ``-o``."""
 
 SMALL = 100_000_000
 """Number of parameters below which a member counts as small. With one thread, a small member loses
@@ -83,9 +83,8 @@ class Setup:
         threads: number of CPU threads for the members. None for one thread if all members are
             small (`SMALL`), and otherwise for PyTorch's default. Members always load with one
             thread then. The variable OMP_NUM_THREADS has precedence over None.
-        options: options of `AdaFuseConfig` that have a value. The value comes from the flag,
-            otherwise from the file of --config, otherwise from the command's default. Options
-            without a value are absent, and so are options that the command refuses.
+        options: options of `AdaFuseConfig` that are set: by a flag, otherwise by the file of
+            --config, otherwise by the command. Options that the command refuses are absent.
         config: `options`, completed with the defaults of `AdaFuseConfig`.
         runtime: how the engine runs requests.
         serving: how the server runs.
@@ -215,9 +214,8 @@ def command(
     function: Callable[..., int],
     *,
     decoding: bool = True,
-    hidden: Container[str] = (),
+    flags: Sequence[str] = (),
     refused: Mapping[str, str] = MappingProxyType({}),
-    sections: Sequence[str] = (),
     **defaults: Any,
 ) -> Callable[..., None]:
     """Turn a function that takes a `Setup` and returns an exit code into a Typer command.
@@ -228,15 +226,12 @@ def command(
     Args:
         function: the function. Its other parameters become the flags of this command only. A
             parameter with the name of a shared flag takes its place.
-        decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``,
-            and ``--config``.
-        hidden: names of shared flags that the help does not list, because the command allows only
-            their default.
+        decoding: whether the command takes options of `AdaFuseConfig`, and ``--model``, and
+            ``--config``.
+        flags: options of `RuntimeConfig` and `ServerConfig` that have a flag.
         refused: options of `AdaFuseConfig` that the command allows only with their default, by name
-            with the reason. The help does not list their flags.
-        sections: sections of configuration files (`SECTIONS`) whose options are flags.
-        **defaults: options with a different default in this command. None means that the command
-            chooses a value if the flag is absent.
+            with the reason.
+        **defaults: options with a different default in this command.
     """
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -244,33 +239,29 @@ def command(
         if parameter.name != "setup"
     ]
     names = {parameter.name for parameter in own}
+    shared = [*_member_flags(model=decoding)]
+    if decoding:
+        shared += (_option_flag(each) for each in DECODING if each not in {*names, *refused})
     parameters = [
         *own,
-        *(flag for name in sections for flag in _section_flags(name, defaults)),
-        *_member_flags(model=decoding),
-        *(flag for flag in _config_flags(defaults) if decoding and flag.name not in names),
+        *map(_option_flag, flags),
+        *shared,
+        _flag("options", list[str], [], OPTIONS_HELP, metavar="NAME=VALUE", flags=("-o",)),
         _CONTEXT,
         _flag("debug", bool, False, "Show tracebacks, and the warnings and logs of libraries."),
     ]
     for parameter in parameters:
         for option in getattr(parameter.annotation, "__metadata__", ()):
-            option.hidden = parameter.name in hidden or (
-                parameter.name in refused and parameter.name not in names
-            )
             if option.metavar is None:
                 option.metavar = _metavar(parameter.annotation)
 
-    def call(context: typer.Context, **values: Any) -> None:
+    def call(context: typer.Context, **values: Any) -> None:  # noqa: ARG001
         debug = values["debug"]
         try:
-            options = [name for name in AdaFuseConfig.model_fields if name not in names]
-            setup = _setup(
-                values,
-                options if decoding else (),
-                refused,
-                partial(_is_typed, context),
-                dict.fromkeys(sections, defaults),
-            )
+            typed = {name: values.pop(name) for name in [each.name for each in shared]}
+            typed |= {name: values.pop(name) for name in (*flags, "options", "debug")}
+            sections = ("runtime", "serving") if flags else ("runtime",)
+            setup = _setup(typed, sections if decoding else (), refused, defaults)
             code = function(setup, **values)
             sys.stdout.flush()
         except KeyboardInterrupt:
@@ -293,15 +284,12 @@ def command(
     return call
 
 
-SINGULAR = {
-    "allowed_hosts": "allowed-host",
-    "allowed_strategies": "allowed-strategy",
-    "cors_origins": "cors-origin",
-    "trusted_proxies": "trusted-proxy",
-}
-"""Flags of options with several values. A flag is repeated for each value."""
-
 _METAVARS = {bool: "", int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
+
+OPTIONS_HELP = (
+    "Any other option, with its value as in a configuration file, such as max_words=2 or "
+    "'choices=[yes, no]'. Repeatable."
+)
 
 
 def _metavar(kind: Any) -> str:
@@ -312,74 +300,49 @@ def _metavar(kind: Any) -> str:
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
-def _is_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and not source.name.startswith("DEFAULT")
-
-
-def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
-    """Yield a flag for the strategy and for every option that `AdaFuseConfig` declares."""
-    names = AUTO, *NAMED
-    text = (
-        f"Strategy that chooses the next piece of text: {', '.join(names)}, or the place of your "
-        "own, such as mypackage.mymodule:MyStrategy."
-    )
-    yield _flag("strategy", str, AUTO, text, panel="Decoding", metavar="NAME", values=names)
-    for name, field in AdaFuseConfig.model_fields.items():
-        default = defaults.get(name, field.default)
-        text = field.description or ""
-        if name in PARSERS:
-            parser = PARSERS[name]
-            yield _flag(
-                name,
-                parser.kind,
-                list(default or ()) if parser.kind == list[str] else default,
-                f"{text} {parser.hint}",
-                panel="Decoding",
-                metavar=parser.metavar,
-                flag=parser.flag,
-            )
-        else:
-            yield _flag(name, field.annotation, default, text, panel="Decoding")
-
-
 def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     if model:
         text = (
             "Folder, GGUF file or Hub ID of a member, or the address of a server that runs it, "
             "such as vllm+http://host:8000/NAME. Repeatable. Default: the embedded members."
         )
-        yield _flag("model", list[str], [], text, panel="Members", metavar="PATH_OR_ID")
+        yield _flag("model", list[str], [], text, metavar="PATH_OR_ID")
         text = "YAML or JSON file with models, loading settings and options. Flags override it."
-        yield _flag("config", Path | None, None, text, panel="Members", metavar="FILE")
-    text = "Data type of the weights, such as bfloat16. auto uses the type in the checkpoint."
-    yield _flag("dtype", str, "auto", text, panel="Members", metavar="NAME")
+        yield _flag("config", Path | None, None, text)
+        names = AUTO, *NAMED
+        text = (
+            f"Strategy that chooses the next piece of text: {', '.join(names)}, or the place of "
+            "your own, such as mypackage.mymodule:MyStrategy."
+        )
+        yield _flag("strategy", str | None, None, text, metavar="NAME", values=names)
+    text = "Data type of the weights, such as bfloat16. Default: the type in the checkpoint."
+    yield _flag("dtype", str | None, None, text, metavar="NAME")
     text = "Where Accelerate places the weights, such as auto, cpu or cuda."
-    yield _flag("device_map", str | None, None, text, panel="Members", metavar="NAME")
-    text = "Revision of models from the Hub."
-    yield _flag("revision", str | None, None, text, panel="Members", metavar="NAME")
+    yield _flag("device_map", str | None, None, text, metavar="NAME")
     text = (
         "Number of CPU threads for the members. Default: 1 if every member has fewer than "
         f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."
     )
-    yield _flag("threads", int | None, None, text, panel="Members", min=1)
+    yield _flag("threads", int | None, None, text, min=1)
     text = "Allow custom code that comes with a model to run."
-    yield _flag("trust_remote_code", bool, False, text, panel="Members")
+    yield _flag("trust_remote_code", bool, False, text)
 
 
-def _section_flags(section: str, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
-    """Yield a flag for every option of a section of configuration files."""
-    for name, field in SECTIONS[section].model_fields.items():
-        kind, flag = field.annotation, name.replace("_", "-")
-        default, text = defaults.get(name, field.default), field.description or ""
-        if get_origin(kind) is tuple:
-            kind, default, flag = list[str], list(default), SINGULAR[name]
-            text += " Repeatable."
-        elif get_origin(kind) is Literal:
-            kind = str
-        elif kind is bool and default:
-            flag = f"{flag}/--no-{flag}"
-        yield _flag(name, kind, default, text, panel=section.capitalize(), flag=flag)
+def _option_flag(name: str) -> inspect.Parameter:
+    """Return the flag of an option, whose default is None or an empty list."""
+    field = FIELDS[name]
+    text, kind = field.description or "", field.annotation
+    if field.default not in (None, (), False) and "Default" not in text:
+        text += f" Default: {field.default}."
+    if name in PARSERS:
+        parser = PARSERS[name]
+        default: list[str] | None = [] if parser.kind == list[str] else None
+        flag = parser.flag or f"--{name.replace('_', '-')}"
+        text = f"{text} {parser.hint}"
+        return _flag(name, parser.kind, default, text, metavar=parser.metavar, flags=(flag,))
+    if get_origin(kind) is Literal:
+        kind = str
+    return _flag(name, Optional[kind], None, text)  # noqa: UP045  # computed
 
 
 def _flag(
@@ -388,101 +351,83 @@ def _flag(
     default: Any,
     text: str,
     *,
-    panel: str | None = None,
     metavar: str | None = None,
     min: int | None = None,  # noqa: A002  # the name that Typer uses
-    flag: str | None = None,
+    flags: Sequence[str] = (),
     values: Iterable[str] = (),
 ) -> inspect.Parameter:
-    flag = f"--{(flag or name).replace('_', '-')}"
-
     def completed(incomplete: str) -> list[str]:
         return [value for value in values if value.startswith(incomplete)]
 
     option = typer.Option(
-        flag,
+        *(flags or (f"--{name.replace('_', '-')}",)),
         help=text,
-        rich_help_panel=panel,
         metavar=metavar,
         min=min,
         autocompletion=completed if values else None,
     )
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, option],
-    )
+    annotation = Annotated[kind, option]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _setup(
     values: dict[str, Any],
-    names: Sequence[str],
+    sections: Sequence[str],
     refused: Mapping[str, str],
-    is_typed: Callable[[str], bool],
-    sections: Mapping[str, Mapping[str, Any]],
+    defaults: Mapping[str, Any],
 ) -> Setup:
-    """Remove the shared flags from `values` and return them as a `Setup`.
+    """Return the values of the shared flags as a `Setup`.
 
     A flag overrides the file of --config, which overrides the command's defaults. A flag for the
     form of the response (`CONSTRAINTS`) also overrides the other options of this kind in the file.
 
     Args:
-        values: values of all flags.
-        names: options of `AdaFuseConfig` that are shared flags of this command.
-        refused: reasons for the options that the command refuses, as for `command`.
-        is_typed: function that returns whether the user typed a flag.
-        sections: the command's defaults by section, for the sections whose options are flags.
+        values: values of the flags; None or an empty list if the flag is not given.
+        sections: sections of configuration files whose options can be set.
+        refused: as for `command`.
+        defaults: the command's defaults.
     """
     path = values.pop("config", None)
     file = ConfigFile() if path is None else read_config(path)
-    overridden = CONSTRAINTS if any(map(is_typed, CONSTRAINTS)) else ()
-    options: dict[str, Any] = {}
-    for name in names:
+    kinds: list[type[Options]] = [AdaFuseConfig, *map(SECTIONS.__getitem__, sections)]
+    fields = [name for kind in kinds if sections for name in kind.model_fields]
+    allowed = [*LOADING, *fields]
+    typed = dict(parse_option(text, allowed) for text in values.pop("options"))
+    for name in [name for name in values if name in allowed]:
         given = values.pop(name)
-        if name in file.options and not is_typed(name) and name not in overridden:
-            options[name] = file.options[name]
-        elif given is not None and given != []:
-            options[name] = PARSERS[name].parse(given) if name in PARSERS else given
+        if given is None or given == []:
+            continue
+        if name in typed:
+            raise InvalidOptionError(f"option {name!r} is given twice, as a flag and with -o")
+        typed[name] = PARSERS[name].parse(given) if name in PARSERS else given
+    overridden = CONSTRAINTS if any(name in typed for name in CONSTRAINTS) else ()
+    given = {name: each for name, each in file.options.items() if name not in overridden}
+    options = {
+        name: each
+        for name, each in {**defaults, **given, **typed}.items()
+        if name in AdaFuseConfig.model_fields
+    }
     for name, reason in refused.items():
-        given = options.pop(name, file.options.get(name))
-        if given is not None and given != AdaFuseConfig.model_fields[name].default:
-            raise InvalidOptionError(f"option {name!r}: {reason}; got {short_repr(given)}")
-    models = tuple(values.pop("model", None) or ())
-    loading = {}
-    for name in LOADING:
-        given = values.pop(name, None)
-        loading[name] = given if is_typed(name) else getattr(file, name)
+        found = options.pop(name, None)
+        if found is not None and found != AdaFuseConfig.model_fields[name].default:
+            raise InvalidOptionError(f"option {name!r}: {reason}; got {short_repr(found)}")
+
+    def section(name: str, kind: type[Section]) -> Section:
+        own: Section = getattr(file, name)
+        known = {n: each for n, each in {**defaults, **typed}.items() if n in kind.model_fields}
+        set_in_file = own.model_dump(include=own.model_fields_set)
+        return kind(**{**known, **set_in_file, **{n: typed[n] for n in known if n in typed}})
+
     return Setup(
-        models=models or file.models,
-        **loading,
-        threads=values.pop("threads", None),
-        trust_remote_code=values.pop("trust_remote_code", False),
-        debug=values.pop("debug"),
+        models=tuple(values.pop("model", ())) or file.models,
+        **{name: typed.get(name, getattr(file, name)) for name in LOADING},
         options=options,
         config=AdaFuseConfig(**options),
-        runtime=_section("runtime", file.runtime, values, is_typed, sections),
-        serving=_section("serving", file.serving, values, is_typed, sections),
+        runtime=section("runtime", RuntimeConfig),
+        serving=section("serving", ServerConfig),
+        **values,
     )
-
-
-def _section(
-    name: str,
-    given: Section,
-    values: dict[str, Any],
-    is_typed: Callable[[str], bool],
-    sections: Mapping[str, Mapping[str, Any]],
-) -> Section:
-    """Return a section of the file of --config, with the flags of its options.
-
-    Flags are removed from `values`. They override the file, which overrides the command's defaults.
-    """
-    if name not in sections:
-        return given
-    flags = {option: values.pop(option) for option in type(given).model_fields}
-    defaults = {option: each for option, each in sections[name].items() if option in flags}
-    typed = {option: value for option, value in flags.items() if is_typed(option)}
-    return type(given)(**{**defaults, **given.model_dump(include=given.model_fields_set), **typed})
 
 
 def _report(error: Exception, debug: bool) -> int:

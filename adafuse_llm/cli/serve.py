@@ -20,6 +20,12 @@ from adafuse_llm.serving_config import ServerConfig
 REFUSED = settings.REFUSED
 """Options that this command refuses, with the reason."""
 
+FLAGS = (
+    *("host", "port", "api_key_file", "served_model_name"),
+    *("max_requests", "strict", "log_level"),
+)
+"""Options of the server and the engine that have a flag."""
+
 DEFAULTS: dict[str, Any] = {**settings.RUNTIME}
 """Default options that differ from those of other commands."""
 
@@ -45,7 +51,7 @@ def serve(setup: Setup) -> int:
 
     The flags for decoding are the defaults of requests. The server listens at once, and answers
     requests when the members are loaded. Ctrl-C or the signal SIGTERM stops it: running requests
-    may take --drain-seconds more, and then end with the text so far. A second Ctrl-C stops it
+    may take drain_seconds more, and then end with the text so far. A second Ctrl-C stops it
     immediately.
     """
     try:

@@ -38,11 +38,6 @@ from adafuse_llm import (
 from adafuse_llm.evaluation.files import naming
 from adafuse_llm.report.styles import printable
 
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None  # type: ignore[assignment]
-
 PASTE_SECONDS = 0.02
 """Maximum seconds between two pasted lines. Nobody types a line so fast."""
 
@@ -52,40 +47,11 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def _has_terminal() -> bool:
-    """Return whether this process has a terminal for itself.
-
-    A job in the background that changes the terminal is stopped, and in a pipe, a pager may use it.
-    """
-    if termios is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return False
-    try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except OSError:  # the terminal is closed, or that of another session
-        return False
-
-
-@contextmanager
-def _without_echo() -> Iterator[None]:
-    """Keep what is typed meanwhile out of the output of a terminal. It is the next input."""
-    if not _has_terminal():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    flags = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
-    try:
-        yield
-    finally:
-        if _has_terminal():
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
-
-
 @contextmanager
 def cancel_on_interrupt() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C sets, for the engine's `cancel`.
 
-    What is typed meanwhile stays out of the output. A second Ctrl-C interrupts immediately.
+    A second Ctrl-C interrupts immediately.
     """
     cancel = threading.Event()
 
@@ -98,8 +64,7 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
     if previous is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, on_signal)
     try:
-        with _without_echo():
-            yield cancel
+        yield cancel
     finally:
         signal.signal(signal.SIGINT, previous)
 
@@ -123,7 +88,7 @@ def interruptible() -> Iterator[None]:
 
 def pasted_more() -> bool:
     """Return whether a terminal has more input, which nobody can have typed so fast."""
-    if termios is None or not sys.stdin.isatty():
+    if os.name == "nt" or not sys.stdin.isatty():
         return False
     return bool(select.select([sys.stdin], [], [], PASTE_SECONDS)[0])
 

@@ -49,11 +49,6 @@ from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
-OPEN: dict[str, Any] = dict.fromkeys(
-    (*tuning.CHOICES, "weights", "max_word_tokens", "max_word_letters", "max_new_tokens", "stop")
-)
-"""Options that the search sets unless a flag sets them. The file then leaves them out."""
-
 STOP = ("\nQuestion:",)
 """Where answers stop unless a flag sets it. Base models write a question after their answer."""
 

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adafuse_llm import (
-    InvalidInputError,
-    InvalidOptionError,
-)
+from adafuse_llm import AdaFuseConfig, InvalidInputError, InvalidOptionError, RuntimeConfig
 from adafuse_llm.errors import short_repr
 from adafuse_llm.evaluation.files import read_text
-from adafuse_llm.loading.config_file import (
-    read_schema,
-)
+from adafuse_llm.loading.config_file import read_schema
+from adafuse_llm.option_errors import hint
+from adafuse_llm.serving_config import ServerConfig
+
+FIELDS = {**AdaFuseConfig.model_fields, **RuntimeConfig.model_fields, **ServerConfig.model_fields}
+"""The options that commands can set, by name."""
+
+
+def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
+    """Return the name and the value of ``NAME=VALUE``. The value is YAML, unless it must be text.
+
+    Raises:
+        InvalidOptionError: the text has another form, or the name is not allowed.
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals:
+        raise InvalidOptionError(
+            f"-o takes NAME=VALUE, such as max_words=2; got {short_repr(text)}"
+        )
+    if name not in allowed:
+        raise InvalidOptionError(
+            f"unknown option {name!r}.{hint(name, allowed)} The options are: {', '.join(allowed)}."
+        )
+    kind = FIELDS[name].annotation if name in FIELDS else str
+    if kind in (str, str | None):
+        return name, value
+    import yaml
+
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        return name, value
 
 
 def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
@@ -26,24 +52,6 @@ def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], value) for value in values if value
     )
-
-
-def parse_biases(values: Sequence[str]) -> dict[str, float]:
-    """Return the numbers of ``TEXT=NUMBER`` by text.
-
-    Raises:
-        InvalidOptionError: a value has another form.
-    """
-    biases = {}
-    for value in values:
-        text, _, number = value.rpartition("=")
-        try:
-            biases[text] = float(number)
-        except ValueError:
-            raise InvalidOptionError(
-                f"option 'logit_bias' must be TEXT=NUMBER; got {short_repr(value)}"
-            ) from None
-    return biases
 
 
 def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...] | None:
@@ -76,22 +84,6 @@ def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
     Return None, which means all members, if no names are given.
     """
     return tuple(name.strip() for value in values for name in value.split(",")) or None
-
-
-def parse_variables(text: str) -> dict[str, Any]:
-    """Parse the JSON object of ``--chat-template-kwargs``."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        value, problem = None, f"is not JSON ({error})"
-    else:
-        problem = "is not a JSON object"
-    if not isinstance(value, dict):
-        raise InvalidOptionError(
-            f"--chat-template-kwargs {problem}. Pass a JSON object, such as "
-            f"'{{\"enable_thinking\": false}}'; got {short_repr(text)}"
-        )
-    return value
 
 
 def parse_schema(path: Path) -> dict[str, Any]:
@@ -144,13 +136,6 @@ PARSERS = {
     "use": Parser(parse_members, "NAME", "Repeatable, or separated by commas."),
     "json_schema": Parser(parse_schema, "FILE", "A JSON file.", Path | None),
     "grammar": Parser(parse_grammar, "FILE", "A text file.", Path | None),
-    "chat_template_kwargs": Parser(
-        parse_variables,
-        "JSON",
-        """A JSON object, such as '{"enable_thinking": false}'.""",
-        str | None,
-    ),
-    "logit_bias": Parser(parse_biases, "TEXT=NUMBER", "Repeatable."),
-    "choices": Parser(tuple, "TEXT", "Repeatable: pass one text at a time.", flag="choice"),
+    "choices": Parser(tuple, "TEXT", "Repeatable: pass one text at a time.", flag="--choice"),
 }
-"""The options that need their own parser."""
+"""The options whose flags need their own parser."""

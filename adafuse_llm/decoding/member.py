@@ -7,18 +7,18 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, Query, QueryResult
-from adafuse_llm.errors import GrammarError, MemberError
+from adafuse_llm.decoding.draws import Draws
+from adafuse_llm.decoding.permits import Form, Permits
+from adafuse_llm.errors import InvalidInputError, MemberError
 from adafuse_llm.results import TokenLogprob, TopToken
-from adafuse_llm.sampling import Draw, ResponseDraws, Sampling
-from adafuse_llm.text.codec import TextCodec
-from adafuse_llm.text.grammar import GrammarFollower, GrammarText, GrammarVocabulary
+from adafuse_llm.sampling import Sampling
+from adafuse_llm.text.grammar import GrammarText
 from adafuse_llm.text.opening import Opening, SpaceTokens
-from adafuse_llm.text.words import REPLACEMENT, added
+from adafuse_llm.text.words import added
 from adafuse_llm.tree import Next, Node, TokenTree
 
 T = TypeVar("T")
@@ -39,44 +39,21 @@ Steps = Generator[Ask, None, T]
 """A computation that asks members, and returns a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarStart:
-    """The form that a response must have.
+@contextmanager
+def naming_member(name: str) -> Iterator[None]:
+    """Name the member in errors of its tokenizer.
 
-    Attributes:
-        text: the response so far. All members of a request share this object.
-        vocabulary: the member's tokens.
-        state: the grammar's state at the start of the member's response.
+    Raises:
+        InvalidInputError: the tokenizer refused its input.
+        MemberError: the tokenizer failed in another way.
     """
-
-    text: GrammarText
-    vocabulary: GrammarVocabulary
-    state: Any
-
-    def of(self, text: GrammarText) -> GrammarStart:
-        """Return the same form of another response."""
-        return GrammarStart(text, self.vocabulary, self.state.deep_copy())
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerErrors:
-    """Context that converts any error of a member's tokenizer to a `MemberError`.
-
-    Attributes:
-        name: the member's name.
-    """
-
-    name: str
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception):
-            reason = f"its tokenizer failed ({type(error).__name__}: {error})"
-            raise MemberError(self.name, reason) from error
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"member {name!r}: {error}") from error
+    except Exception as error:
+        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
+        raise MemberError(name, reason) from error
 
 
 class Member:
@@ -89,7 +66,7 @@ class Member:
         weight: the member's weight w in the fused score.
         prompt_text: the prompt as plain text, the same for all members.
         limit: maximum number of tokens in the response (``max_new_tokens``).
-        opening: the beginning of the response, the same for all members.
+        opening: the beginning of the response.
         space_tokens: the member's tokens that continue the spaces of `opening`. None if `prompt`
             already contains these spaces.
         form: the form that the response must have, or None. It includes the spaces of `opening`.
@@ -98,8 +75,7 @@ class Member:
         adjustment: how to change the member's distributions; None to leave them as they are.
 
     Attributes:
-        grammar: the response as its grammar reads it, the same for all members. None if the
-            response may have any form.
+        permits: the tokens that may follow.
         prompt_tokens: number of committed tokens of the prompt, which include tokens that consist
             of spaces of `opening`.
         passes: number of forward passes for the request so far.
@@ -120,53 +96,43 @@ class Member:
         limit: int = sys.maxsize,
         opening: Opening | None = None,
         space_tokens: SpaceTokens | None = None,
-        form: GrammarStart | None = None,
+        form: Form | None = None,
         reply_prefix: str = "",
         sampling: Sampling | None = None,
         adjustment: Adjustment | None = None,
     ) -> None:
-        self.name: str = backend.name
-        self.codec: TextCodec = backend.codec
-        self.end_ids: frozenset[int] = backend.end_ids
-        self.window: int | None = backend.context_window
+        self.name = backend.name
+        self.codec = backend.codec
+        self.end_ids = backend.end_ids
+        self.window = backend.context_window
         self.backend = backend
         self.weight = weight
         self.prompt_text = prompt_text
         self.limit = limit
-        self.opening = opening or Opening()
+        self.opening = replace(opening or Opening(), is_held=space_tokens is None)
         self.reply_prefix = reply_prefix
+        self.sampling = sampling
         self.tree = TokenTree(prompt, adjustment)
         self.prompt_tokens = len(self.tree.ids)
         self.passes = 0
         self.tokens = 0
         self.reused = 0
         self.word_ends = False
-        self._tokenizer_errors = TokenizerErrors(self.name)
-        self._space_tokens = space_tokens
+        self.permits = Permits(self.name, self.tree, self.text, form, space_tokens)
+        self._draws = None if sampling is None else Draws(sampling, self.tree.root)
         self._top = top
         self._texts: dict[Node, str] = {}
         self._encoded: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
-        self.sampling = sampling
-        self._draws = None if sampling is None else ResponseDraws(sampling)
-        self._unfinished = ""  # the end of the committed response inside a character
-        self._standings: dict[Node, tuple[str, int]] = {}
-        if sampling is not None:
-            self._standings[self.tree.root] = "", 0
-        self.grammar: GrammarText | None = None
-        self._follower: GrammarFollower | None = None
-        if form is not None:
-            self.grammar = form.text
-            self._follower = GrammarFollower(form.vocabulary, form.state, self.tree, self.text)
+
+    @property
+    def grammar(self) -> GrammarText | None:
+        """The response as its grammar reads it, the same for all members. None without one."""
+        return self.permits.grammar
 
     @property
     def response_tokens(self) -> int:
         """Number of committed tokens after the prompt."""
         return len(self.tree.ids) - self.prompt_tokens
-
-    @property
-    def holds_spaces(self) -> bool:
-        """Whether the member's prompt already contains the spaces of `opening`."""
-        return self._space_tokens is None
 
     def room(self, node: Node) -> int:
         """Return how many tokens the response may have after `node`. It may be negative."""
@@ -174,15 +140,13 @@ class Member:
 
     def _new_tokens(self, node: Node) -> int:
         """Return the number of tokens up to `node` that hold more than spaces of the prompt."""
-        spaces = self.opening.spaces
-        if not spaces or self.holds_spaces:
+        if not self.opening.spaces or self.opening.is_held:
             return node.length - self.tree.root.length
-        return sum(len(self.text(step)) > spaces for step in self.tree.path(node))
+        return sum(len(self.text(step)) > self.opening.spaces for step in self.tree.path(node))
 
     def shown(self, node: Node) -> str:
         """Return the part of the text from the root to `node` that belongs to the response."""
-        held = self.opening.spaces if self.holds_spaces else 0
-        return self.opening.shown(" " * held + self.text(node))
+        return self.opening.shown(self.opening.from_member(self.text(node)))
 
     def is_full(self, node: Node) -> bool:
         """Return whether the context window has no room for a token after `node`."""
@@ -195,7 +159,7 @@ class Member:
         text = self._texts.get(node)
         if text is None:
             tokens = self.tree.tokens(node)
-            with self._tokenizer_errors:
+            with naming_member(self.name):
                 text = self.codec.decode_continuation(self.tree.ids, tokens)
             self._texts[node] = text
         return text
@@ -216,9 +180,10 @@ class Member:
             self._encoded[start, text] = self._encode(start, text)
         return self._encoded[start, text]
 
-    def size(self, text: str) -> int:
-        """Return the number of tokens of `text` that count as tokens of the response."""
-        with self._tokenizer_errors:
+    def size(self, response: str) -> int:
+        """Return the number of the response's tokens if it begins with `response`."""
+        text = self.opening.to_member(self.opening.begin(response))
+        with naming_member(self.name):
             tokens, _ = self.codec.encode_continuation(self.tree.ids, text)
         node = self.tree.grow(tokens)
         return self._new_tokens(node)
@@ -226,7 +191,7 @@ class Member:
     def _encode(self, start: Node, text: str) -> tuple[Node, bool] | None:
         before = self.tree.tokens(start)
         context = [*self.tree.ids, *before] if before else self.tree.ids
-        with self._tokenizer_errors:
+        with naming_member(self.name):
             tokens, exact = self.codec.encode_continuation(context, text)
         if self.window is not None and start.length + len(tokens) > self.window:
             return None
@@ -253,7 +218,7 @@ class Member:
             query: a query of this member.
             nodes: the drafts, which it does not evaluate. Parents come first.
         """
-        if not (drafts := self.permitted(nodes)):
+        if not (drafts := self.permits.permitted(nodes)):
             return query
         drafted = self._query((*query.evaluate, *drafts), query.score)
         return replace(drafted, plain=replace(query, may_draft=False))
@@ -264,8 +229,8 @@ class Member:
         The query also gets those log-probabilities of `nodes` that the tree does not hold yet.
         """
         for node in nodes:
-            node.allowed = self._allowed(node)
-            node.draw = self._draw(node)
+            node.allowed = self.permits.mask(node, self.opening)
+            node.draw = self._draws.draw(node, self.shown) if self._draws else None
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
         )
@@ -285,79 +250,6 @@ class Member:
         self.passes += result.passes
         self.tokens += result.tokens
         self.reused += result.reused
-
-    def permitted(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return the nodes after which the grammar permits a token. Parents come first."""
-        if self._follower is None:
-            return list(nodes)
-        permitted = []
-        dropped: set[Node | None] = set()
-        for node in nodes:
-            allowed = self._follower.allowed(node)
-            if node.parent in dropped or allowed is None or allowed.is_empty:
-                dropped.add(node)
-            else:
-                permitted.append(node)
-        return permitted
-
-    def _allowed(self, node: Node) -> bytes | None:
-        """Return the tokens that the grammar permits after `node`.
-
-        Without a grammar, return the tokens that may follow while spaces of the prompt are missing.
-        """
-        if self._follower is not None:
-            allowed = self._follower.allowed(node)
-            if allowed is not None and allowed.is_empty:
-                if node.children:  # another member wrote the text, so only its score matters
-                    return None
-                raise MemberError(
-                    self.name,
-                    f"none of its tokens continues {self.text(node)!r:.80} as the grammar requires."
-                    " Leave it out with use=[...], or change the grammar",
-                )
-            return None if allowed is None else allowed.mask
-        if self._space_tokens is None or not self.opening.spaces:
-            return None
-        text = self.text(node)
-        missing = self.opening.spaces - len(text)
-        if missing <= 0 or text.strip(" ") or not self._space_tokens.can_write(missing):
-            return None
-        return self._space_tokens.mask(missing)
-
-    def _draw(self, node: Node) -> Draw | None:
-        """Return how to draw the token after `node`."""
-        return None if self._draws is None else self._draws.draw(*self._standing(node))
-
-    def _standing(self, node: Node) -> tuple[str, int]:
-        """Return the text that the path to `node` adds to the response, in whole characters.
-
-        The second value is the number of the last tokens that have not changed the response.
-        """
-        path: list[Node] = []
-        step = node
-        while step not in self._standings:
-            path.append(step)
-            assert step.parent is not None, "the standing of the root is known"
-            step = step.parent
-        for each in reversed(path):
-            assert each.parent is not None
-            before, silent = self._standings[each.parent]
-            text = (self._unfinished + self.shown(each)).rstrip(REPLACEMENT)
-            self._standings[each] = text, silent + 1 if text == before else 0
-        return self._standings[node]
-
-    def is_forced(self, node: Node) -> bool:
-        """Return whether the grammar leaves one alternative after `node`."""
-        allowed = None if self._follower is None else self._follower.allowed(node)
-        return allowed is not None and allowed.is_forced
-
-    def mass(self, node: Node) -> float:
-        """Return the natural log of the probability that the grammar permits after `node`."""
-        return 0.0 if self._follower is None else self.next(node).mass
-
-    def is_whole(self, node: Node) -> bool:
-        """Return whether the text up to `node` ends at the end of a character."""
-        return self._follower is None or self._follower.is_whole(node)
 
     def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
         """Return the tokens from the root to `node`, each with the `count` likeliest ones.
@@ -403,7 +295,7 @@ class Member:
 
     def added_text(self, node: Node, token: int) -> str:
         """Return the text that a token adds to the text of `node`."""
-        with self._tokenizer_errors:
+        with naming_member(self.name):
             tokens = [*self.tree.tokens(node), token]
             text = self.codec.decode_continuation(self.tree.ids, tokens)
         return added(self.text(node), text)
@@ -412,14 +304,6 @@ class Member:
         """Return the next-token distribution after an evaluated node."""
         assert node.next is not None, "the node is not evaluated"
         return node.next
-
-    @contextmanager
-    def _grammar_errors(self) -> Iterator[None]:
-        """Convert an error of the grammar to a `MemberError` of this member."""
-        try:
-            yield
-        except GrammarError as error:
-            raise MemberError(self.name, f"{error}") from error
 
     def commit(self, node: Node, text: str) -> None:
         """Commit the path to `node`, which becomes the root.
@@ -430,24 +314,10 @@ class Member:
         """
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
         if self._draws is not None:
-            self._commit_standing(self._draws, node, text)
-        if self._follower is not None:
-            with self._grammar_errors():
-                held = self.opening.spaces if self.holds_spaces else 0
-                self._follower.commit(node, text[held:])
+            self._draws.commit(node, self.opening.shown(text), self.shown)
+        self.permits.prepare_commit(node, self.opening.to_member(text))
         self.opening = self.opening.after(text)
         self.tree.commit(node)
-        if self._follower is not None:
-            self._follower.forget_dropped()
+        self.permits.forget_dropped()
         self._texts.clear()
         self._encoded.clear()
-
-    def _commit_standing(self, draws: ResponseDraws, node: Node, text: str) -> None:
-        """Add the part of `text` in whole characters to the response that draws are made of."""
-        before, silent = self._standing(node.parent or node)
-        new = self._unfinished + self.opening.shown(text)
-        whole = new.rstrip(REPLACEMENT)
-        is_new = node.parent is not None
-        self._standings = {node: ("", silent + is_new if whole == before else 0)}
-        self._unfinished = new[len(whole) :]
-        draws.commit(whole)

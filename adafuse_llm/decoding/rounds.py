@@ -15,8 +15,15 @@ from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Ask, Member, Steps
 from adafuse_llm.decoding.propose import Proposal, propose
-from adafuse_llm.decoding.score import Pool, PoolCandidate, fuse
-from adafuse_llm.errors import DecodingError
+from adafuse_llm.decoding.score import (
+    Pool,
+    PoolCandidate,
+    Scorer,
+    best_candidate,
+    fuse,
+    score,
+    to_result,
+)
 from adafuse_llm.results import (
     FinishReason,
     Generation,
@@ -66,16 +73,6 @@ rounds."""
 
 Proposer = Callable[[Member, AdaFuseConfig], Steps[Proposal]]
 """A function that returns a member's proposal in a round."""
-
-
-Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
-"""A function that scores a candidate after the members have read it."""
-
-
-def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
-    """Return a candidate with every member's NLL and the fused score."""
-    nll = [candidate.nll(member) for member in members]
-    return to_result(candidate, members, nll, fuse(nll, [member.weight for member in members]))
 
 
 def play_round(
@@ -185,7 +182,7 @@ def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | N
     if not text:
         return None
     pool = Pool(opening)
-    candidate = pool.suggest(" " * opening.spaces + text, stops=closes or grammar.ends_after(text))
+    candidate = pool.suggest(opening.begin(text), stops=closes or grammar.ends_after(text))
     for member in members:
         pool.encode(member, candidate)
     if not closes and not pool.fits(candidate):
@@ -263,7 +260,7 @@ def pool_texts(members: Sequence[Member], texts: Sequence[str], *, stops: bool) 
     opening = members[0].opening
     pool = Pool(opening)
     for text in texts:
-        candidate = PoolCandidate(" " * opening.spaces + text, text, stops)
+        candidate = PoolCandidate(opening.begin(text), text, stops)
         pool.candidates.append(candidate)
         for member in members:
             pool.encode(member, candidate)
@@ -323,7 +320,7 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
         for member in members:
             pool.expect(member)
     for text in choices:
-        pool.suggest(" " * opening.spaces + text, stops=True)
+        pool.suggest(opening.begin(text), stops=True)
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
     sums = [[c.nll(member) * c.terms(member) for c in pool.candidates] for member in members]
     sums = [row if all(map(isfinite, row)) else [inf] * len(row) for row in sums]
@@ -333,40 +330,6 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
         for candidate, *nll in zip(pool.candidates, *sums, strict=True)
     ]
     return choose_best(pool, scored, {member.name: () for member in members})
-
-
-def to_result(
-    candidate: PoolCandidate,
-    members: Sequence[Member],
-    nll: Sequence[float],
-    score: float | None,
-) -> results.Candidate:
-    """Return a candidate as a result model. Infinite NLLs are left out."""
-    return results.Candidate(
-        text=candidate.shown,
-        stops=candidate.stops,
-        proposers=tuple(member.name for member in candidate.proposers),
-        nll={m.name: value for m, value in zip(members, nll, strict=True) if isfinite(value)},
-        score=score,
-    )
-
-
-def best_candidate(scored: Sequence[results.Candidate]) -> int:
-    """Return the index of the candidate with the lowest score.
-
-    If several candidates have the lowest score, the first of them wins.
-
-    Raises:
-        DecodingError: no candidate has a score.
-    """
-    scores = [(c.score, index) for index, c in enumerate(scored) if c.score is not None]
-    if not scores:
-        raise DecodingError(
-            "no member with a weight above 0 can score any candidate of the round "
-            f"({', '.join(repr(c.text) for c in scored)}): every log-likelihood is infinite. "
-            "Check the members' logits, or give a weight above 0 to a member that can score."
-        )
-    return min(scores)[1]
 
 
 def summarize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from adafuse_llm import results
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
+from adafuse_llm.errors import DecodingError
 from adafuse_llm.text.exactness import difference
 from adafuse_llm.text.opening import Opening
 from adafuse_llm.text.words import leading_space
@@ -69,9 +71,9 @@ class PoolCandidate:
         """
         start = member.tree.root
         before = [start, *self.path(member)][: len(terms)]
-        masses = [member.mass(start), *(0.0 for _ in terms)]
+        masses = [member.next(start).mass, *(0.0 for _ in terms)]
         return [
-            0.0 if member.is_forced(node) else term - mass
+            0.0 if member.permits.is_forced(node) else term - mass
             for node, term, mass in zip(before, terms, masses, strict=False)
         ]
 
@@ -82,7 +84,7 @@ class Pool:
     Args:
         opening: the beginning of the response. At the start of a reply, texts that differ only in
             leading whitespace are one candidate. Each member reads this candidate with the leading
-            whitespace of the member's own proposal.
+            whitespace of the member's own proposal, and a candidate of only whitespace as it is.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -157,12 +159,12 @@ class Pool:
     def _has_room(self, member: Member, candidate: PoolCandidate, closing: str) -> bool:
         """Return whether a member has room for `closing` after a candidate."""
         end = candidate.ends.get(member)
-        if end is None or not member.is_whole(end):
+        if end is None or not member.permits.is_whole(end):
             return False
+        after = member.opening.after(candidate.text)
         if not closing:
             return True
-        owed = 0 if member.holds_spaces else self._opening.spaces - len(candidate.text)
-        encoded = member.encode(" " * owed + closing, end)
+        encoded = member.encode(after.to_member(after.begin(closing)), end)
         return encoded is not None and member.room(encoded[0]) >= 0
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
@@ -214,11 +216,7 @@ class Pool:
 
     def _text(self, member: Member, node: Node) -> str:
         """Return the text of a span that ends at `node`."""
-        return " " * self._held(member) + member.text(node)
-
-    def _held(self, member: Member) -> int:
-        """Return the number of spaces of the opening that a member's tree already holds."""
-        return self._opening.spaces if member.holds_spaces else 0
+        return member.opening.from_member(member.text(node))
 
     def _candidate(self, text: str, *, stops: bool = False) -> PoolCandidate:
         return PoolCandidate(text, self._opening.shown(text), stops)
@@ -228,9 +226,9 @@ class Pool:
 
     def written(self, member: Member, text: str) -> str:
         """Return the text that a member's tree gains if `text` is committed."""
-        if member in self._leading:
+        if member in self._leading and text.strip():
             return self._leading[member] + text.lstrip()
-        return text[self._held(member) :]
+        return member.opening.to_member(text)
 
     def _encode(self, member: Member, candidate: PoolCandidate) -> None:
         encoded = member.encode(self.written(member, candidate.text))
@@ -238,6 +236,16 @@ class Pool:
             candidate.ends[member], exact = encoded
             if exact:
                 candidate.exact.add(member)
+
+
+Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
+"""A function that scores a candidate after the members have read it."""
+
+
+def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
+    """Return a candidate with every member's NLL and the fused score."""
+    nll = [candidate.nll(member) for member in members]
+    return to_result(candidate, members, nll, fuse(nll, [member.weight for member in members]))
 
 
 def fuse(nll: Sequence[float], weights: Sequence[float]) -> float | None:
@@ -248,3 +256,37 @@ def fuse(nll: Sequence[float], weights: Sequence[float]) -> float | None:
     scored = [(w, value) for w, value in zip(weights, nll, strict=True) if math.isfinite(value)]
     total = math.fsum(w for w, _ in scored)
     return math.fsum(w * value for w, value in scored) / total if total > 0 else None
+
+
+def to_result(
+    candidate: PoolCandidate,
+    members: Sequence[Member],
+    nll: Sequence[float],
+    score: float | None,
+) -> results.Candidate:
+    """Return a candidate as a result model. Infinite NLLs are left out."""
+    return results.Candidate(
+        text=candidate.shown,
+        stops=candidate.stops,
+        proposers=tuple(member.name for member in candidate.proposers),
+        nll={m.name: value for m, value in zip(members, nll, strict=True) if math.isfinite(value)},
+        score=score,
+    )
+
+
+def best_candidate(scored: Sequence[results.Candidate]) -> int:
+    """Return the index of the candidate with the lowest score.
+
+    If several candidates have the lowest score, the first of them wins.
+
+    Raises:
+        DecodingError: no candidate has a score.
+    """
+    scores = [(c.score, index) for index, c in enumerate(scored) if c.score is not None]
+    if not scores:
+        raise DecodingError(
+            "no member with a weight above 0 can score any candidate of the round "
+            f"({', '.join(repr(c.text) for c in scored)}): every log-likelihood is infinite. "
+            "Check the members' logits, or give a weight above 0 to a member that can score."
+        )
+    return min(scores)[1]

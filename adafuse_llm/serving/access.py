@@ -359,7 +359,7 @@ class BodyLimit:
         return ApiError(
             413,
             f"the body of the request is too large: at most {self._limit:,} bytes are allowed "
-            "(max_body_bytes, --max-body-bytes). Send a shorter one.",
+            "(max_body_bytes). Send a shorter one.",
             code="request_too_large",
         )
 
@@ -367,7 +367,7 @@ class BodyLimit:
         return ApiError(
             408,
             f"the body of the request was not complete after {self._timeout:g} seconds "
-            "(body_timeout, --body-timeout). Send it faster, or send a shorter one.",
+            "(body_timeout). Send it faster, or send a shorter one.",
             type=LATE,
             code="body_timeout",
         )

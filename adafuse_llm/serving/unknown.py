@@ -33,7 +33,7 @@ def _not_found(path: str, addresses: list[str]) -> str:
     if (right := re.sub(r"^(/v\d+)*", "/v1", path)) in addresses:
         advice = f" It is {right!r}: OpenAI's clients need a base address that ends in /v1."
     elif prefix := next((path.removesuffix(a) for a in addresses if path.endswith(a)), ""):
-        advice = f" If a proxy adds {prefix[:100]!r} to addresses, set --root-path {prefix[:100]}."
+        advice = f" If a proxy adds {prefix[:100]!r} to addresses, set -o root_path={prefix[:100]}."
     has = f"The server has {', '.join(addresses)}."
     return f"there is no address {path[:200]!r} here.{advice} {has}"
 

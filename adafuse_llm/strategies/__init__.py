@@ -8,13 +8,10 @@ from adafuse_llm.decoding.rounds import (
     PlayRound,
     Proposer,
     RoundOutcome,
-    Scorer,
     choose_best,
     play_round,
-    score,
-    to_result,
 )
-from adafuse_llm.decoding.score import Pool, PoolCandidate, fuse
+from adafuse_llm.decoding.score import Pool, PoolCandidate, Scorer, fuse, score, to_result
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.fixed import FixedWords

@@ -8,7 +8,8 @@ from functools import partial
 from typing_extensions import override
 
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.rounds import PlayRound, Scorer, play_round, score
+from adafuse_llm.decoding.rounds import PlayRound, play_round
+from adafuse_llm.decoding.score import Scorer, score
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 OF_ROUNDS = (

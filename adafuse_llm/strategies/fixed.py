@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing_extensions import override
 
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.rounds import PlayRound, Scorer, score
+from adafuse_llm.decoding.rounds import PlayRound
+from adafuse_llm.decoding.score import Scorer, score
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens, rounds_of_words
 from adafuse_llm.strategies.base import Strategy, StrategyContext

@@ -14,21 +14,11 @@ from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import propose
-from adafuse_llm.decoding.rounds import (
-    PlayRound,
-    RoundOutcome,
-    choose_best,
-    play_round,
-    to_result,
-)
-from adafuse_llm.decoding.score import Pool, PoolCandidate
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
+from adafuse_llm.decoding.score import Pool, PoolCandidate, to_result
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext, check_word_ends
 from adafuse_llm.text.words import has_end
-from adafuse_llm.tree import Node
-
-LISTED = 8
-"""Number of likeliest tokens that limit the probabilities of other words."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +46,12 @@ class Mixture(Strategy):
     The score is -log of the pooled probability, and the NLL is -log of P_k, both in nats. Under a
     grammar, probabilities are relative to all that the grammar permits at the start of the word.
 
-    The member with the highest weight proposes first. Its word wins at once if no other word can
-    have a higher pooled probability. The distributions along the word limit what a member can give
-    to another word, which begins with another token, leaves the word at a later token, ends before
-    it or goes on after it. The other members read the word one after another, the one with the
-    highest weight first, until this is certain. Members that have not read it could give it a
-    probability of 0, and another word one of 1. A round that ends in this way has one candidate,
-    the NLL of the members that read it, and the score that it has if the other members give it a
-    probability of 0. Otherwise all members propose. They always do so for the first word of a reply
-    to messages, and for spaces at the end of a prompt.
+    The member with the highest weight proposes first, and the others read its word one after
+    another, the one with the highest weight first. The word wins as soon as its pooled probability
+    is above one half, because no other word can then have more. Such a round has one candidate, the
+    NLL of the members that read it, and the score that it has if the others give it a probability
+    of 0. Otherwise all members propose. They always do so for the first word of a reply to
+    messages, and for spaces at the end of a prompt.
 
     Cost: one pass per token for the member with the highest weight. Other members read only the
     words that it cannot decide, and propose their own if they cannot decide them together.
@@ -88,7 +75,7 @@ class Mixture(Strategy):
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
-        return max(LISTED, _one_word(config).branches)
+        return max(2, _one_word(config).branches)
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
@@ -125,34 +112,28 @@ class _Rounds:
         return (yield from play_round(self._members, self._config, self._drafts, self._score))
 
     def _majority(self) -> Steps[RoundOutcome | None]:
-        """Return the word of the member with the highest weight, if no other word can win.
-
-        Members read the word one after another, until no other word can have more.
-        """
+        """Return the word of the member with the highest weight if it has more than one half."""
         members = self._by_weight
         lead = members[0]
         proposal = yield from propose(lead, self._config)
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)
-        left = total = math.fsum(member.weight for member in members)
+        total = math.fsum(member.weight for member in members)
         logprobs: list[float] = []
-        pooled = rivals = 0.0
+        pooled = 0.0
         for member in members:
             yield from pool.read(member, lambda _: True)
             logprobs.append(self._logprob(candidate, member))
-            pooled += member.weight * math.exp(logprobs[-1])
-            rivals += member.weight * self._rival(candidate, member, logprobs[-1])
-            left -= member.weight
-            if pooled > rivals + max(left, 0.0):
+            pooled += member.weight / total * math.exp(logprobs[-1])
+            if pooled > 0.5:
                 break
         else:
             return None
         for member in members:
             pool.encode(member, candidate)
         asked = members[: len(logprobs)]
-        scored = to_result(
-            candidate, asked, [0.0 - each for each in logprobs], -math.log(pooled / total)
-        )
+        nll = [0.0 - each for each in logprobs]
+        scored = to_result(candidate, asked, nll, -math.log(pooled))
         margins = {each.name: proposal.margins if each is lead else () for each in asked}
         return choose_best(pool, [scored], margins)
 
@@ -169,63 +150,16 @@ class _Rounds:
         if word == -math.inf or candidate.stops or not has_end(candidate.text):
             return word
         end = candidate.ends[member]
-        if member.is_forced(end) or self._is_cut(candidate):
+        if member.permits.is_forced(end) or self._is_cut(candidate):
             return word
         known = member.next(end).word_end_logprob
         assert known is not None, "the query asks for it"
         return word + known
 
-    def _rival(self, candidate: PoolCandidate, member: Member, logprob: float) -> float:
-        """Return the highest probability that a member may give to any word but a candidate.
-
-        Under a grammar, and if the candidate ends the response, it is 1 - P(candidate). Otherwise
-        it follows from the distributions before, along and after the candidate.
-        """
-        if member not in candidate.exact or member.grammar is not None or candidate.stops:
-            return 1 - math.exp(logprob)
-        node = member.tree.root
-        reached, highest = 1.0, math.exp(member.next(node).end_logprob)
-        for step in candidate.path(member):
-            after = member.next(node)
-            if node is not member.tree.root:
-                highest = max(highest, reached * self._end(member, node))
-            others = zip(after.tokens, after.logprobs, strict=True)
-            other = max((p for token, p in others if token != step.token), default=-math.inf)
-            highest = max(highest, reached * math.exp(other))
-            assert step.logprob is not None, "the candidate is evaluated"
-            reached *= math.exp(step.logprob)
-            node = step
-        return max(highest, reached * _longer(member, node))
-
-    def _end(self, member: Member, node: Node) -> float:
-        """Return the highest probability of an end of the word up to a node."""
-        text = member.text(node)
-        if not has_end(text) or len(text.encode()) >= self._config.max_word_tokens:
-            return 1.0  # no end is counted
-        return math.exp(member.next(node).word_end_logprob or 0.0)
-
     def _is_cut(self, candidate: PoolCandidate) -> bool:
         """Return whether a word has ended at the limit of tokens."""
         proposer = candidate.proposers[0]
         return len(candidate.path(proposer)) >= self._config.max_word_tokens
-
-
-def _longer(member: Member, node: Node) -> float:
-    """Return the highest probability that a longer word goes on after a node.
-
-    If text stands before the node, a longer word goes on with a token that does not begin with
-    whitespace, or it ends with whitespace.
-    """
-    after, text = member.next(node), member.text(node)
-    chances = [math.exp(each) for each in after.logprobs[:LISTED]]
-    blank = [
-        chance
-        for token, chance in zip(after.tokens, chances, strict=False)
-        if member.added_text(node, token).isspace()
-    ]
-    end = math.exp(after.word_end_logprob or 0.0) if has_end(text) else 0.0
-    inside = min(chances[0], 1 - end)
-    return max(inside, *blank, min(chances[-1], 1 - math.fsum(chances)))
 
 
 def _pooled(weights: Sequence[float], logprobs: Sequence[float]) -> float | None:

@@ -23,10 +23,16 @@ class Opening:
             next text begins with them, or consists of some of them.
         is_reply: whether the response is a reply to messages that has no character other than
             whitespace yet.
+        is_held: whether the prompt in the member's tokens already contains the spaces.
     """
 
     spaces: int = 0
     is_reply: bool = False
+    is_held: bool = False
+
+    def begin(self, response: str) -> str:
+        """Return the next text that adds `response` to the response."""
+        return " " * self.spaces + response
 
     def shown(self, text: str) -> str:
         """Return the part of the next text that belongs to the response."""
@@ -36,9 +42,18 @@ class Opening:
         """Return the text by which candidates are compared."""
         return text.lstrip() if self.is_reply else text
 
+    def to_member(self, text: str) -> str:
+        """Return what the member's tree gains if `text` is the next text."""
+        return text[self.spaces :] if self.is_held else text
+
+    def from_member(self, text: str) -> str:
+        """Return the next text for what the member's tree gains."""
+        return self.begin(text) if self.is_held else text
+
     def after(self, text: str) -> Opening:
         """Return the opening after `text` has been committed."""
-        return Opening(max(0, self.spaces - len(text)), self.is_reply and not text.strip())
+        spaces = max(0, self.spaces - len(text))
+        return Opening(spaces, self.is_reply and not text.strip(), self.is_held)
 
 
 class SpaceTokens:

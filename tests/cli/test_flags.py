@@ -10,31 +10,19 @@ from adafuse_llm import (
     AdaFuseConfig,
     __version__,
 )
-from adafuse_llm.cli import ask, generate
 from adafuse_llm.cli.terminal import print_json
 from adafuse_llm.report.styles import printable
 
 pytestmark = pytest.mark.quick
 
 
-REFUSED = {"ask": ask.REFUSED, "generate": generate.REFUSED}
-
-
-@pytest.mark.parametrize("name", ["ask", "generate", "run"])
-def test_every_option_of_the_configuration_is_a_flag(adafuse, name):
-    shown = adafuse(name, "--help", env={"COLUMNS": "200"}).output
-    for option in AdaFuseConfig.model_fields:
-        flag = {"choices": "choice"}.get(option, option.replace("_", "-"))
-        assert bool(re.search(rf"--{flag}\s", shown)) == (option not in REFUSED.get(name, ()))
-
-
 def test_the_configuration_reaches_the_engine(adafuse, fakes):
     result = adafuse(
-        "generate", "x:", "--margin-threshold", "0.5", "--max-words", 2, "--stop", r"\nQ\\n",
+        "generate", "x:", "-o", "margin_threshold=0.5", "-o", "max-words=2", "--stop", r"\nQ\\n",
         "--stop", "end", "--weights", "wren=2,heron=0.5", "--use", "heron, wren",
         "--strategy", "adafuse",
-        "--dtype", "float64", "--revision", "v1",
-        "--device-map", "auto", "--trust-remote-code", "--model", "a", "--model", "b",
+        "--dtype", "float64", "-o", "revision=v1", "-o", "max_requests=3",
+        "-o", "device_map=auto", "--trust-remote-code", "--model", "a", "--model", "b",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     call = fakes[0]
@@ -46,6 +34,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
         use=("heron", "wren"),
     )
     assert call["strategy"] == "adafuse"
+    assert call["runtime"].max_requests == 3
     assert [spec.path for spec in call["paths"]] == ["a", "b"]
     assert call["dtype"] == "float64"
     assert call["revision"] == "v1"
@@ -53,13 +42,12 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
     assert call["trust_remote_code"] is True
 
 
-def test_biases_are_numbers_by_text(adafuse, fakes):
-    result = adafuse("generate", "x:", "--logit-bias", " a=b=-2.5", "--logit-bias", "c=1")
-    assert result.exit_code == 0, result.output
-    assert fakes[0]["config"] == AdaFuseConfig(logit_bias={" a=b": -2.5, "c": 1.0})
-    result = adafuse("generate", "x:", "--logit-bias", "c")
-    assert result.exit_code == 2
-    assert "option 'logit_bias' must be TEXT=NUMBER; got 'c'" in result.stderr
+def test_the_value_of_an_option_is_read_as_in_a_file_unless_it_must_be_text(adafuse, fakes):
+    given = """-o|logit_bias={" a=b": -2.5, c: 1}|-o|stop=[]|-o|regex=[a]"""
+    adafuse("generate", "x:", *given.split("|"))
+    assert fakes[0]["config"] == AdaFuseConfig(
+        logit_bias={" a=b": -2.5, "c": 1.0}, stop=(), regex="[a]"
+    )
 
 
 def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
@@ -76,14 +64,14 @@ def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "reason"),
     [
-        ("ask", ["--n", 2], "adafuse generate --n draws several"),
-        ("tune", ["--n", 2], "compares settings without sampling"),
-        ("tune", ["--temperature", 1], "compares settings without sampling"),
-        ("tune", ["--logprobs"], "records no log-probabilities"),
-        ("generate", ["--continue-final-message"], "--prefill TEXT"),
-        ("run", ["--top-logprobs", 2], "also pass --rounds"),
-        ("run", ["--continue-final-message"], "it needs messages"),
-        ("generate", ["--n", 2], "temperature"),
+        ("ask", ["-o", "n=2"], "adafuse generate --n draws several"),
+        ("tune", ["-o", "n=2"], "compares settings without sampling"),
+        ("tune", ["-o", "temperature=1"], "compares settings without sampling"),
+        ("tune", ["-o", "logprobs=true"], "records no log-probabilities"),
+        ("generate", ["-o", "continue_final_message=true"], "--prefill TEXT"),
+        ("run", ["-o", "top_logprobs=2"], "also pass --rounds"),
+        ("run", ["-o", "continue_final_message=true"], "it needs messages"),
+        ("generate", ["-o", "n=2"], "temperature"),
     ],
 )
 def test_options_that_a_command_cannot_use_are_refused(
@@ -96,8 +84,8 @@ def test_options_that_a_command_cannot_use_are_refused(
         "tune": [data, "--output", tmp_path / "out.yaml"],
     }.get(name, ["Who?"])
     config = tmp_path / "ensemble.yaml"
-    option = flags[0].removeprefix("--").replace("-", "_")
-    config.write_text(f"{option}: {json.dumps(flags[1] if len(flags) > 1 else True)}\n")
+    option, value = flags[1].split("=")
+    config.write_text(f"{option}: {value}\n")
     for given in (flags, ["--config", config]):
         result = adafuse(name, *rest, *given)
         assert result.exit_code == 2
@@ -165,7 +153,7 @@ def test_a_strategy_reaches_the_engine_and_refuses_what_it_does_not_use(adafuse,
     assert fakes[0]["strategy"] == "fixed-2"
     own = "benchmarks.peers.sweetspan:SweetSpan"
     assert adafuse("generate", "x:", "--strategy", own).exit_code == 0
-    refused = adafuse("generate", "x:", "--strategy", "fixed-2", "--max-words", 2)
+    refused = adafuse("generate", "x:", "--strategy", "fixed-2", "-o", "max_words=2")
     assert refused.exit_code == 2
     assert "option 'max_words': strategy 'fixed-2' does not use it" in refused.output
     unknown = adafuse("generate", "x:", "--strategy", "mixtur")
@@ -176,13 +164,14 @@ def test_a_strategy_reaches_the_engine_and_refuses_what_it_does_not_use(adafuse,
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--max-words", "0"], "option 'max_words': "),
-        (["--margin-threshold", "2"], "option 'margin_threshold': "),
+        (["-o", "max_words=0"], "option 'max_words': "),
+        (["-o", "max_words"], "NAME=VALUE"),
+        (["-o", "max_word=2"], "Did you mean 'max_words'"),
+        (["-o", "seed=2", "--seed", "1"], "'seed' is given twice"),
         (["--weights", "1,2,3"], "must have one value per member (2); got 3"),
         (["--weights", "a=x"], "--weights"),
         (["--threads", "0"], "threads"),
-        (["--max-word", "2"], "--max-words"),
-        (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
+        (["--temperatur", "2"], "--temperature"),
         (["--regex", "a", "--choice", "b"], "got regex and choices"),
         (
             ["--model", "/no/such/model"],
@@ -254,7 +243,7 @@ def test_the_help_shows_values_by_name_and_no_python_types(adafuse, name):
         assert lines["--json"][2] == "Print"
         assert lines["--html"][2] == "FILE"
         assert lines["--dtype"][2] == "NAME"
-        assert lines["--margin-threshold"][2] == "NUMBER"
+        assert lines["--temperature"][2] == "NUMBER"
 
 
 def test_ctrl_c_prints_the_same_in_all_commands(adafuse, fakes, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ def test_the_text_alone_goes_into_a_pipe(adafuse, fakes):
 
 
 def test_the_text_is_what_the_engine_says(adafuse, members, models):
-    flags = ["--max-new-tokens", 12, "--branching-factor", 2]
+    flags = ["--max-new-tokens", 12, "-o", "branching_factor=2"]
     result = adafuse("generate", "the mill", *members, *flags)
     assert result.exit_code == 0, result.output
     with AdaFuseEngine.from_pretrained(models) as engine:

@@ -179,7 +179,7 @@ def jobs(tmp_path):
 def test_a_second_process_with_the_same_output_is_refused_at_once(adafuse, fakes, hold, jobs):
     flags, output = jobs
     first = hold(output)
-    for other in ([], ["--overwrite", "--max-words", 1]):
+    for other in ([], ["--overwrite", "-o", "max_words=1"]):
         refused = adafuse(*flags, *other)
         assert refused.exit_code == 2
         assert f"{output} is in use: another process" in refused.stderr

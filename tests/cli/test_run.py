@@ -135,7 +135,7 @@ def test_another_run_is_not_resumed_and_nothing_of_it_is_touched(adafuse, job, t
         assert output.read_bytes() == before
         return result.stderr
 
-    assert "max_words 3, not 2" in refused("--max-words", 2)
+    assert "max_words 3, not 2" in refused("-o", "max_words=2")
     assert "rounds False, not True" in refused("--rounds")
     assert "chat None, not True" in refused("--chat")
     assert adafuse(*job, "--output", output, "--overwrite", "--model", tmp_path).exit_code == 2
@@ -246,7 +246,7 @@ def test_lines_can_have_messages_and_rounds_have_log_probabilities(
     lines = [{"messages": messages, "answer": "Ada Brook did"}, {"messages": "Who?", "answer": ""}]
     path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    job = ["run", "--test-set", path, "--output", output, "--rounds", "--top-logprobs", 1]
+    job = ["run", "--test-set", path, "--output", output, "--rounds", "-o", "top_logprobs=1"]
     assert adafuse(*job).exit_code == 1
     assert asked == [messages]
     first, other = records(output)

@@ -47,9 +47,10 @@ def test_flags_override_the_file_which_overrides_the_defaults(adafuse, runs, fak
         "serving: {port: 0, served_model_name: town, max_choices: 5, allowed_hosts: [a.example]}\n"
     )
     flags = (
-        "--max-choices", 7, "--cors-origin", "https://a.example", "--cors-origin", "http://b:1",
-        "--no-page", "--cache-bytes", 1000, "--max-requests", 4, "--margin-threshold", 0.5,
-        "--request-timeout", 0, "--log-level", "error", "--strict",
+        "-o", "max_choices=7", "-o", "cors_origins=[https://a.example, http://b:1]",
+        "-o", "page=false", "-o", "cache_bytes=1000", "--max-requests", 4,
+        "-o", "margin_threshold=0.5", "-o", "request_timeout=0",
+        "--log-level", "error", "--strict",
     )  # fmt: skip
     result = adafuse("serve", "--config", config, *flags)
     assert result.exit_code == 0, result.output
@@ -129,8 +130,8 @@ def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
     [
         (["--port", 70000], "option 'port': input should be less than or equal to 65535"),
         (["--host", "192.0.2.1"], "this machine does not have the address"),
-        (["--cors-origin", "b"], "option 'cors_origins': each origin must have a scheme"),
-        (["--n", 2, "--temperature", 1], "option 'n': a client asks"),
+        (["-o", "cors_origins=b"], "option 'cors_origins': each origin must have a scheme"),
+        (["-o", "n=2", "--temperature", 1], "option 'n': a client asks"),
         (["--served-model-name", "wren"], "a member has the name 'wren', too"),
     ],
 )
@@ -169,7 +170,7 @@ def listening(process):
 def test_a_server_from_its_start_to_its_end(start, members, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k1\nk2\n")
-    flags = ["--port", 0, "--api-key-file", keys, "--drain-seconds", 0.2]
+    flags = ["--port", 0, "--api-key-file", keys, "-o", "drain_seconds=0.2"]
     process = start("serve", *members, *flags)
     url = listening(process)
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer k2"}, timeout=60) as http:
@@ -211,7 +212,7 @@ def test_a_server_from_its_start_to_its_end(start, members, tmp_path):
 
 
 def test_a_second_signal_ends_the_server_at_once(start, members):
-    process = start("serve", *members, "--port", 0, "--drain-seconds", 300)
+    process = start("serve", *members, "--port", 0, "-o", "drain_seconds=300")
     url = listening(process)
     assert process.stdout.readline()
     with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as stream:

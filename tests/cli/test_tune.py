@@ -59,7 +59,7 @@ def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes
 def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path, monkeypatch):
     (tmp_path / "wren").mkdir()
     models = ["--model", tmp_path / "wren", "--model", "org/heron", "--dtype", "float64"]
-    result = adafuse(*job, *models, "--max-words", 2)
+    result = adafuse(*job, *models, "-o", "max_words=2")
     assert result.exit_code == 0, result.output
     said = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
     assert said == {
@@ -168,7 +168,7 @@ def test_a_configuration_file_says_what_flags_say(adafuse, config, fakes):
 
 @pytest.mark.quick
 def test_what_is_typed_comes_before_the_file(adafuse, config, fakes):
-    flags = ["--max-words", 3, "--dtype", "auto", "--model", "a", "--model", "b", "--stop", "!"]
+    flags = ["-o", "max_words=3", "--dtype", "auto", "--model", "a", "--model", "b", "--stop", "!"]
     result = adafuse("generate", "x:", "--config", config, *flags, "--weights", "wren=1,heron=1")
     assert result.exit_code == 0, result.output
     call = fakes[0]

@@ -300,7 +300,7 @@ def test_an_address_or_a_method_that_does_not_exist_is_told_what_does(plain):
     unknown = httpx.post(plain + "/v1/chat/completion", json={})
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "not_found")
     assert f"'{CHAT}'" in error_of(unknown)["message"]
-    for path, hint in (("/chat/completions", "ends in /v1"), (f"/a{CHAT}", "--root-path /a")):
+    for path, hint in (("/chat/completions", "ends in /v1"), (f"/a{CHAT}", "root_path=/a")):
         assert hint in error_of(httpx.post(plain + path, json={}))["message"]
     for method, path, allowed in (("GET", COMPLETE, {"POST"}), ("POST", "/", {"GET", "HEAD"})):
         wrong = httpx.request(method, plain + path)

@@ -244,7 +244,7 @@ def test_a_body_that_trickles_is_cut(caplog) -> None:
     assert b"connection: close" in head.lower()
     error = json.loads(body)["error"]
     assert error["code"] == "body_timeout"
-    assert "not complete after 0.5 seconds (body_timeout, --body-timeout)" in error["message"]
+    assert "not complete after 0.5 seconds (body_timeout)" in error["message"]
     assert caplog.messages[0].endswith("outcome=timeout")
 
 

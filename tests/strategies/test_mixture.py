@@ -99,26 +99,6 @@ def test_a_word_with_more_than_half_of_the_weight_wins_without_the_others() -> N
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    ("start", "after", "asked"),
-    [
-        ({" a": 0.6, " b": 0.1, " c": 0.1, " d": 0.1, " e": 0.1}, {END: 1.0}, False),
-        ({" a": 0.6, " b": 0.4}, {END: 1.0}, True),  # another word
-        ({" a": 0.9, " b": 0.1}, {END: 0.6, "x": 0.4}, True),  # a longer word
-        ({" a": 0.9, " b": 0.1}, {END: 0.2, "\n": 0.8}, True),  # a word that ends in a new line
-        ({" a": 0.6, END: 0.3, " b": 0.1}, {END: 1.0}, True),  # the end of the response
-    ],
-)
-def test_others_are_asked_only_if_another_word_can_win(
-    start: dict[str, float], after: dict[str, float], asked: bool
-) -> None:
-    members = [fake("large", {"": start, " a": after}), fake("small", {"": {" b": 0.9, " a": 0.1}})]
-    with AdaFuseEngine(members, strategy=Mixture()) as engine:
-        first = engine.generate("So:", weights=(3, 1), max_new_tokens=1).rounds[0]
-    assert ("small" in read_by(first)) is asked
-
-
-@pytest.mark.quick
 def test_a_member_that_gives_a_word_a_probability_of_0_has_been_asked() -> None:
     rows = {" a": 0.7, " b": 0.3}, {" b": 1.0, " a": 0.0}, {" a": 1.0}
     members = [fake(f"m{number}", {"": row}) for number, row in enumerate(rows)]

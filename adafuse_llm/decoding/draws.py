@@ -1,0 +1,61 @@
+"""Which random numbers each node of a response draws with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adafuse_llm.sampling import Draw, ResponseDraws, Sampling
+from adafuse_llm.text.words import REPLACEMENT
+from adafuse_llm.tree import Node
+
+
+class Draws:
+    """The draws of one member in one response (`adafuse_llm.sampling`).
+
+    A draw depends on the text of the response before it, in whole characters, so it is the same for
+    all members. The tokens that leave this text as it is are counted.
+
+    Args:
+        sampling: how to draw.
+        root: the root of the member's tree.
+    """
+
+    def __init__(self, sampling: Sampling, root: Node) -> None:
+        self._draws = ResponseDraws(sampling)
+        self._unfinished = ""  # the end of the committed response inside a character
+        self._known = {root: ("", 0)}  # text and silent tokens after the committed response
+
+    def draw(self, node: Node, shown: Callable[[Node], str]) -> Draw:
+        """Return how to draw the token after a node.
+
+        Args:
+            node: the node.
+            shown: returns the part of the text up to a node that belongs to the response.
+        """
+        return self._draws.draw(*self._state(node, shown))
+
+    def commit(self, node: Node, text: str, shown: Callable[[Node], str]) -> None:
+        """Commit the path to `node`, which adds `text` to the response."""
+        before, silent = self._state(node.parent or node, shown)
+        new = self._unfinished + text
+        whole = new.rstrip(REPLACEMENT)
+        is_new = node.parent is not None
+        self._known = {node: ("", silent + is_new if whole == before else 0)}
+        self._unfinished = new[len(whole) :]
+        self._draws.commit(whole)
+
+    def _state(self, node: Node, shown: Callable[[Node], str]) -> tuple[str, int]:
+        """Return the text that the path to `node` adds to the response, in whole characters.
+
+        The second value is the number of the last tokens that have not changed the response.
+        """
+        path = [node]
+        while (last := path[-1]) not in self._known:
+            assert last.parent is not None, "the state of the root is known"
+            path.append(last.parent)
+        text, silent = self._known[path.pop()]
+        while path:
+            before, text = text, (self._unfinished + shown(path[-1])).rstrip(REPLACEMENT)
+            silent = silent + 1 if text == before else 0
+            self._known[path.pop()] = text, silent
+        return text, silent
