@@ -56,13 +56,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
 
 
 def stored_gguf(source: str, file: str | None = None, revision: str | None = None) -> Path | None:
-    """Return the GGUF file of a member if it is on this machine, otherwise None.
-
-    Args:
-        source: a file, a folder or a hub id. Only the local cache of the hub is read.
-        file: `MemberSpec.file`.
-        revision: revision of a hub repository.
-    """
+    """Return the GGUF file of a member (`is_gguf`) if it is on this machine, otherwise None."""
     path = Path(source).expanduser()
     if _is_file(path):
         return path if file is None else None
@@ -126,11 +120,11 @@ def ollama_files(path: Path) -> dict[str, Path]:
 
 
 def choose(names: Sequence[str], file: str | None, label: str) -> str:
-    """Choose the only GGUF file of a model. Of a model in parts, choose the first part.
+    """Choose the only GGUF file, or the one with a name or pattern. Of a model in parts, its first.
 
     Args:
         names: names of files, relative to their folder.
-        file: name or pattern of the file; None for the only one.
+        file: the name or pattern; None for the only file.
         label: text that names the member in errors.
 
     Raises:
@@ -140,14 +134,10 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     if file in names:
         return str(file)
     wholes = [name for name in names if _is_whole(name)]
-    if file is None:
-        fitting = wholes
-    else:
-        fitting = [
-            name
-            for name in wholes
-            if fnmatchcase(name, file) or fnmatchcase(name.rpartition("/")[2], file)
-        ]
+    pattern = "*" if file is None else file
+    fitting = [
+        name for name in wholes if any(fnmatchcase(n, pattern) for n in (name, Path(name).name))
+    ]
     if len(fitting) == 1:
         return fitting[0]
     if not names:

@@ -90,19 +90,12 @@ class GGUFFacts:
         """Return the size of the keys and values of some tokens, in bytes.
 
         The result is an upper bound for models with sliding windows or recurrent layers.
-
-        Args:
-            tokens: number of tokens.
-            cache_type: one of `CACHE_TYPES`.
         """
         return math.ceil(tokens * self.cache_elements * CACHE_TYPES[cache_type])
 
 
 def read_facts(path: str | Path) -> GGUFFacts:
-    """Read the headers of a model's files.
-
-    Args:
-        path: the file, or the first file of a model in several parts.
+    """Read the headers of a model's file, or of all parts after the first.
 
     Raises:
         LoadError: a file is missing, truncated or not a GGUF file, or has no weights.
@@ -253,7 +246,7 @@ def _file_type(number: int | None) -> str:
 
 
 class _Skipped(NamedTuple):
-    """An array in the file that has been skipped."""
+    """An array in the file that has not been read."""
 
     count: int
     position: int

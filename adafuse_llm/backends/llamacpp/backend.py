@@ -23,8 +23,9 @@ from adafuse_llm.backends.llamacpp.context import (
     Context,
     Entry,
 )
+from adafuse_llm.backends.llamacpp.library import Settings
 from adafuse_llm.backends.llamacpp.state import LlamaState
-from adafuse_llm.backends.llamacpp.trial import Settings, try_file
+from adafuse_llm.backends.llamacpp.trial import load, try_file
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
 from adafuse_llm.backends.prefixes import (
@@ -117,10 +118,9 @@ class LlamaCppBackend(Backend):
         label = f"member {name!r} ({path})"
         facts = read_facts(self.path)  # this also checks the file before llama.cpp reads it
         self.parameters = facts.parameters
-        flash_attention = True if repeatable else flash_attention
-        wanted = Settings(not repeatable, gpu_layers, flash_attention, cache_type)
-        settings = try_file(facts, label, wanted)
-        self._model, self._text = settings.load(self.path, label)
+        flash = True if repeatable else flash_attention
+        settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
+        self._model, self._text = load(self.path, label, settings)
         self.drafts_sparingly = facts.file_type not in FLOATS and not self._model.on_gpu
         self._repeatable = repeatable
         if repeatable and self._model.on_gpu:
@@ -137,8 +137,6 @@ class LlamaCppBackend(Backend):
             self._model,
             cells=tokens + SPARE_CELLS,
             threads=threads or _cores(),
-            flash_attention=flash_attention,
-            cache_type=cache_type,
             repeatable=repeatable,
         )
         text = self._text
@@ -267,10 +265,8 @@ class LlamaCppBackend(Backend):
     ) -> list[QueryResult]:
         """Evaluate queries together.
 
-        Args:
-            queries: the queries.
-            in_parts: whether to drop the cells of all other nodes before each part of a query, so
-                that the cache has enough cells for any number of nodes.
+        With `in_parts`, the cells of all other nodes are dropped before each part of a query, so
+        the cache has enough cells for any number of nodes.
         """
         scored = [node.token for query in queries for node in query.score]
         check_tokens(scored, self.vocabulary_size)
@@ -340,10 +336,9 @@ class LlamaCppBackend(Backend):
                 state.drop_tips()
 
     def _shed(self, needed: Collection[LlamaState]) -> bool:
-        """Drop what costs least to compute again. Return False if there is nothing to drop.
+        """Drop what costs least to compute again, but not what the states in `needed` hold.
 
-        Args:
-            needed: the states of requests that must stay.
+        Return False if there is nothing to drop.
         """
         if self._kept:
             self._context.give_back([self._kept.pop_oldest().sequence])
@@ -375,10 +370,7 @@ class LlamaCppBackend(Backend):
         return state
 
     def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
-        """Return the requests that should wait.
-
-        They can reuse cells of another one, or there is no sequence for them.
-        """
+        """Return the requests for which another one reads cells, or which have no sequence."""
         waits = {*list(prompts)[max(1, len(self._context.free) + len(self._kept)) :]}
         if self._kept_tokens:
             waits |= late(prompts, self._kept, list(self._known()))
@@ -468,12 +460,7 @@ def _states(batch: Batch) -> set[LlamaState]:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """The cells of a finished request.
-
-    Attributes:
-        sequence: the sequence that has the cells.
-        length: number of its tokens.
-    """
+    """The cells of a finished request: the sequence that has them, and the number of tokens."""
 
     sequence: int
     length: int

@@ -79,8 +79,6 @@ class Context:
         model: the model.
         cells: number of cells. llama.cpp rounds it up to a multiple of 256.
         threads: number of CPU threads.
-        flash_attention: whether to use flash attention; None to let llama.cpp decide.
-        cache_type: a key of `TYPE_NUMBERS`.
         repeatable: whether numbers must not depend on the other tokens of a call.
 
     Attributes:
@@ -94,16 +92,7 @@ class Context:
         LoadError: llama.cpp cannot allocate the cache.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        cells: int,
-        threads: int,
-        flash_attention: bool | None,
-        cache_type: str,
-        repeatable: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, *, cells: int, threads: int, repeatable: bool = False) -> None:
         self.fills_gaps = not repeatable
         self.free = list(range(MAX_SEQUENCES - (2 if repeatable else 0)))
         self._garbage, self._padding = MAX_SEQUENCES - 2, MAX_SEQUENCES - 1
@@ -115,7 +104,8 @@ class Context:
         params.n_batch = BATCH_TOKENS
         params.n_seq_max = MAX_SEQUENCES
         params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = -1 if flash_attention is None else int(flash_attention)
+        flash, cache_type = model.settings.flash_attention, model.settings.cache_type
+        params.flash_attn_type = -1 if flash is None else int(flash)
         params.type_k = params.type_v = TYPE_NUMBERS[cache_type]
         params.kv_unified = True  # so that a cell can belong to several sequences
         params.swa_full = True  # so that sequences can be cut back

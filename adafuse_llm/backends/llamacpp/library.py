@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -85,20 +86,38 @@ def collect_errors() -> Iterator[list[str]]:
         del _collected.errors
 
 
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a model that decide which native code runs.
+
+    Attributes:
+        reorder: whether llama.cpp may store weights in the order that its fastest kernels need.
+            Some of these kernels round in other ways for one token than for several.
+        gpu_layers: number of layers on GPUs; None for all if llama.cpp was built for a GPU.
+        flash_attention: whether to use flash attention; None to let llama.cpp decide.
+        cache_type: type of keys and values, such as ``"f16"``.
+        vocabulary_only: whether to load no weights.
+    """
+
+    reorder: bool = False
+    gpu_layers: int | None = None
+    flash_attention: bool | None = None
+    cache_type: str = "f16"
+    vocabulary_only: bool = False
+
+
 class Model:
     """A GGUF model that llama.cpp has loaded.
 
     Args:
         path: the GGUF file, or the first file of a split model.
         label: text that names the member in errors.
-        gpu_layers: number of layers on GPUs; None for all if llama.cpp was built for a GPU.
-        reorder: whether llama.cpp may store weights in the order that its fastest kernels need.
-            Some of these kernels round in other ways for one token than for several.
-        vocabulary_only: whether to load no weights.
+        settings: the settings.
 
     Attributes:
         path: as above.
         label: as above.
+        settings: as above.
         pointer: the ``llama_model_p``. It is valid until `close`.
         vocabulary: number of tokens in the vocabulary, and of logits.
         on_gpu: whether layers run on a GPU.
@@ -109,20 +128,12 @@ class Model:
         MissingDependencyError: llama.cpp is not installed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        label: str,
-        *,
-        gpu_layers: int | None = None,
-        reorder: bool = True,
-        vocabulary_only: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, label: str, settings: Settings) -> None:
         library = load_library()
         params = library.llama_model_default_params()
-        params.n_gpu_layers = -1 if gpu_layers is None else gpu_layers
-        params.use_extra_bufts = reorder
-        params.vocab_only = vocabulary_only
+        params.n_gpu_layers = -1 if settings.gpu_layers is None else settings.gpu_layers
+        params.use_extra_bufts = settings.reorder
+        params.vocab_only = settings.vocabulary_only
         with collect_errors() as errors:
             pointer = library.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:
@@ -133,13 +144,13 @@ class Model:
                 "supports, for example another one of the Hugging Face hub, or the transformers "
                 "model."
             )
-        self.path, self.label, self.pointer = path, label, int(pointer)
+        self.path, self.label, self.settings, self.pointer = path, label, settings, int(pointer)
         self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
         self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
         self.vocabulary = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )
-        if not vocabulary_only:
+        if not settings.vocabulary_only:
             self._check_kind()
 
     def _check_kind(self) -> None:

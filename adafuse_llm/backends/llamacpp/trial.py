@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import distribution
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,7 @@ import psutil
 
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.context import Context, Entry
-from adafuse_llm.backends.llamacpp.library import Model, find_library, load_library
+from adafuse_llm.backends.llamacpp.library import Model, Settings, find_library, load_library
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 from adafuse_llm.text.isolation import MARK, interpreter
@@ -46,7 +46,7 @@ TEMPLATE_SECONDS, TEMPLATE_BYTES = 3, 2**30
 """CPU time and memory to render a chat template a few times. Usual ones take milliseconds."""
 
 SPARE_BYTES: Final = 8 * 2**30
-"""Address space of a child process, to which three times the size of the weights are added."""
+"""Address space of a child process, besides three times the size of the weights."""
 
 TOLERANCE: Final = 0.1
 """Largest accepted mean error of the logits, relative to their standard deviation. Results for
@@ -59,41 +59,13 @@ and time."""
 BOOTSTRAP: Final = (
     "import json, sys; "
     "sys.path[:], task = json.loads(sys.argv[1]); "
-    "from adafuse_llm.backends.llamacpp.trial import load; "
-    "load(**task)"
+    "from adafuse_llm.backends.llamacpp.trial import try_here; "
+    "try_here(**task)"
 )
 """What a child process runs."""
 
-OUT_OF_TIME, OUT_OF_MEMORY = -getattr(signal, "SIGXCPU", 24), 91
-"""Exit codes of a child process. The last line that it prints is what it did last."""
-
-WINDOWS_CRASH: Final = 0xC0000000
-"""The smallest exit code of crashes on Windows."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings, of `Model` and `Context`, that decide which native code runs."""
-
-    reorder: bool = False
-    gpu_layers: int | None = None
-    flash_attention: bool | None = None
-    cache_type: str = "f16"
-    vocabulary_only: bool = False
-
-    def load(self, path: Path, label: str) -> tuple[Model, LlamaText]:
-        """Load a file and check its numbers."""
-        model = Model(
-            path,
-            label,
-            gpu_layers=self.gpu_layers,
-            reorder=self.reorder,
-            vocabulary_only=self.vocabulary_only,
-        )
-        text = LlamaText(model)
-        if not self.vocabulary_only:
-            check(model, self)
-        return model, text
+OUT_OF_TIME, OUT_OF_MEMORY, WINDOWS_CRASH = -getattr(signal, "SIGXCPU", 24), 91, 0xC0000000
+"""Exit codes of a child process. The last is the smallest one of crashes on Windows."""
 
 
 def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
@@ -198,26 +170,29 @@ def _identity(path: Path) -> str:
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
-def check(model: Model, settings: Settings) -> None:
-    """Compare the logits of a tree of tokens with those of the same tokens in a sequence.
+def load(path: Path, label: str, settings: Settings) -> tuple[Model, LlamaText]:
+    """Load a file, and check its numbers if it has weights.
 
     Raises:
-        LoadError: the model computes NaN.
-        UnsupportedModelError: the logits differ, or llama.cpp cannot compute them.
+        LoadError: llama.cpp cannot load the file, or the model computes NaN.
+        UnsupportedModelError: the model cannot be a member.
     """
+    model = Model(path, label, settings)
+    text = LlamaText(model)
+    if not settings.vocabulary_only:
+        _check(model)
+    return model, text
+
+
+def _check(model: Model) -> None:
+    """Compare the logits of a tree of tokens with those of the same tokens in a sequence."""
     first, second, third, fourth = (n * (model.vocabulary - 1) // 3 for n in range(4))
     tree = [
         *(Entry(first, 0, [0, 1], False), Entry(second, 1, [0, 1], True)),
         *(Entry(third, 2, [0], False), Entry(fourth, 2, [1], True), Entry(third, 3, [1], True)),
     ]
     line = [replace(each, sequences=[2]) for each in (*tree[:2], *tree[3:])]
-    context = Context(
-        model,
-        cells=256,
-        threads=1,
-        flash_attention=settings.flash_attention,
-        cache_type=settings.cache_type,
-    )
+    context = Context(model, cells=256, threads=1)
     try:
         several, one = context.run([*tree, *line[:3]]), context.run(line[3:])
     except RuntimeError as error:
@@ -241,20 +216,19 @@ def check(model: Model, settings: Settings) -> None:
 # In the child process -------------------------------------------------------------------------
 
 
-def load(path: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
+def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
     """Render the chat template of a file, load the file, and evaluate a few tokens.
 
     The file has `weights` bytes of weights, and loading it may take some seconds of CPU time.
     """
     try:
         _say("rendering its chat template")
-        _limit(TEMPLATE_SECONDS, TEMPLATE_BYTES)
         _render(read_facts(path).chat_template or {})
         _say("loading it")
         has_gpu = load_library().llama_supports_gpu_offload()  # which reserves any address space
         _limit(seconds, 2**50 if has_gpu else 3 * weights + SPARE_BYTES)
         with suppress(LoadError):  # which the parent process raises, too
-            Settings(**settings).load(Path(path), path)
+            load(Path(path), path, Settings(**settings))
     except MemoryError:
         sys.exit(OUT_OF_MEMORY)
 
@@ -265,13 +239,10 @@ def _say(line: str) -> None:
 
 
 def _render(template: str | dict[str, str]) -> None:
-    """Render chat templates in a few ways, as far as they can be rendered.
-
-    Raises:
-        MemoryError: that takes too much memory.
-    """
+    """Render chat templates in a few ways, as far as they can be rendered."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    _limit(TEMPLATE_SECONDS, TEMPLATE_BYTES)  # after the import, which takes longer
     templates = [template] if isinstance(template, str) else template.values()
     turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
     function = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}
@@ -286,13 +257,10 @@ def _render(template: str | dict[str, str]) -> None:
 
 
 def _limit(seconds: float, memory: int) -> None:
-    """Limit the CPU time and the address space that this process takes from now on.
-
-    Windows has no such limits.
-    """
+    """Limit the CPU time and the address space that this process takes from now on."""
     try:
         import resource
-    except ImportError:
+    except ImportError:  # on Windows
         return
     wanted = {
         resource.RLIMIT_CPU: math.ceil(time.process_time() + seconds),

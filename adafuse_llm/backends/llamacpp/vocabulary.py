@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from adafuse_llm.backends.gguf.header import chat_templates, read_entries, read_tokens
-from adafuse_llm.backends.llamacpp.library import Model, load_library
+from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
@@ -135,12 +135,7 @@ class LlamaTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> list[int]:
-        """Return the tokens of a text, with those with which the file begins and ends texts.
-
-        Args:
-            text: the text.
-            add_special_tokens: whether to add these tokens.
-            split_special_tokens: whether control tokens that the text spells out stay text.
+        """Return the tokens of a text, as a Hugging Face tokenizer.
 
         Raises:
             EngineClosedError: the vocabulary is closed.
@@ -337,7 +332,7 @@ class LlamaText:
             MissingDependencyError: llama.cpp is not installed.
         """
         label = f"the vocabulary of {str(path)!r}"
-        return cls(Model(Path(path), label, vocabulary_only=True))
+        return cls(Model(Path(path), label, Settings(vocabulary_only=True)))
 
     @functools.cached_property
     def token_texts(self) -> Sequence[str]:
@@ -345,11 +340,7 @@ class LlamaText:
         return [piece.decode("utf-8", errors="replace") for piece in self.tokenizer.pieces]
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with the tokens.
-
-        Args:
-            size: number of the model's logits.
-            end_ids: ids of the tokens that end a response.
+        """Return an ``llguidance.LLTokenizer`` with the tokens, for `size` logits.
 
         Raises:
             ValueError: llguidance cannot read the tokens.

@@ -205,7 +205,7 @@ def test_random_requests_get_the_numbers_of_transformers(
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("cells", [4096, 700])
-def test_r10_repeatable_numbers_depend_on_the_tokens_before_only(
+def test_repeatable_numbers_depend_on_the_tokens_before_only(
     cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests of all sizes, in batches, with reused prefixes, and with and without a full cache.

@@ -54,9 +54,9 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Sabotage:
     """Let child processes end in the first pass."""
 
     def call(end: str = SEGFAULT, condition: str = "True") -> None:
-        start, _, last = trial.BOOTSTRAP.rpartition("load(")
+        start, _, last = trial.BOOTSTRAP.rpartition("try_here(")
         code = CRASHING.format(condition=condition, end=end)
-        monkeypatch.setattr(trial, "BOOTSTRAP", f"{start}exec({code!r}); load({last}")
+        monkeypatch.setattr(trial, "BOOTSTRAP", f"{start}exec({code!r}); try_here({last}")
 
     return call
 

@@ -232,7 +232,7 @@ def test_a_file_without_special_tokens_has_none() -> None:
 
 
 @pytest.mark.parametrize("reply_ends", ["<|eot_id|>", "<|end|>", "\n", "word"])
-def test_r11_ends_are_those_of_the_file_and_of_its_template(reply_ends: str) -> None:
+def test_ends_are_those_of_the_file_and_of_its_template(reply_ends: str) -> None:
     known = copy.deepcopy(tokenizer("bytelevel"))
     ends = ["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<reponame>", "</s>"]
     known.add_tokens(ends, special_tokens=True)  # llama.cpp takes all of them for ends
