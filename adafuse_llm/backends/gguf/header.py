@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from adafuse_llm.errors import LoadError, UnsupportedModelError, short_repr
 
@@ -33,13 +33,7 @@ SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", s
 
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 
-CACHE_TYPES: Final[Mapping[str, float]] = {
-    "f32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "q8_0": 34 / 32,
-    "q4_0": 18 / 32,
-}
+CACHE_TYPES: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 """Bytes of a number in a cache, by type of the cache."""
 
 NO_MODELS: Final = frozenset({"mmproj", "adapter", "imatrix"})
@@ -240,12 +234,14 @@ def _file_type(number: int | None) -> str:
     try:
         from gguf.constants import LlamaFileType
 
-        return LlamaFileType(number).name.removeprefix("ALL_").removeprefix("MOSTLY_")
+        name = LlamaFileType(-1 if number is None else number).name
+        return name.removeprefix("ALL_").removeprefix("MOSTLY_")
     except (ImportError, ValueError):
         return "unknown"
 
 
-class _Skipped(NamedTuple):
+@dataclass(frozen=True)
+class _Skipped:
     """An array in the file that has not been read."""
 
     count: int

@@ -17,12 +17,7 @@ import torch
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
-from adafuse_llm.backends.llamacpp.context import (
-    PIECE_TOKENS,
-    CacheFullError,
-    Context,
-    Entry,
-)
+from adafuse_llm.backends.llamacpp.context import PIECE_TOKENS, CacheFullError, Context, Entry
 from adafuse_llm.backends.llamacpp.library import Settings
 from adafuse_llm.backends.llamacpp.state import LlamaState
 from adafuse_llm.backends.llamacpp.trial import load, try_file
@@ -133,14 +128,10 @@ class LlamaCppBackend(Backend):
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
         tokens = self._cache_tokens(facts, context, cache_type)
         self.context_window = min(facts.context_window or tokens, tokens)
-        self._context = Context(
-            self._model,
-            cells=tokens + SPARE_CELLS,
-            threads=threads or _cores(),
-            repeatable=repeatable,
-        )
+        cells, threads = tokens + SPARE_CELLS, threads or _cores()
+        self._context = Context(self._model, cells=cells, threads=threads, repeatable=repeatable)
         text = self._text
-        self._tokens = TokenTable(self.end_ids, lambda: text.token_texts, self.vocabulary_size)
+        self._tokens = TokenTable(self.end_ids, lambda: text.token_texts, self._model.vocabulary)
         self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
         after_fork(self._renew)
         self._cell_bytes = max(1, facts.cache_bytes(1, cache_type))
@@ -164,11 +155,6 @@ class LlamaCppBackend(Backend):
         return int(psutil.virtual_memory().available)
 
     @property
-    def vocabulary_size(self) -> int:
-        """Number of tokens in a distribution."""
-        return self._model.vocabulary
-
-    @property
     def token_texts(self) -> Sequence[str]:
         return self._text.token_texts
 
@@ -180,7 +166,7 @@ class LlamaCppBackend(Backend):
         return self._text.follows_grammars
 
     def grammar_tokenizer(self) -> Any:
-        return self._text.grammar_tokenizer(self.vocabulary_size, self.end_ids)
+        return self._text.grammar_tokenizer(self._model.vocabulary, self.end_ids)
 
     @torch.inference_mode()
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
@@ -269,7 +255,7 @@ class LlamaCppBackend(Backend):
         the cache has enough cells for any number of nodes.
         """
         scored = [node.token for query in queries for node in query.score]
-        check_tokens(scored, self.vocabulary_size)
+        check_tokens(scored, self._model.vocabulary)
         states = []
         batch: Batch = []
         for query in queries:
@@ -296,7 +282,7 @@ class LlamaCppBackend(Backend):
         """Add the evaluation of nodes to a batch."""
         self._make_room(len(nodes), batch, state)
         below = state.uncached([node for node in nodes if node is not state.tree.root])
-        check_tokens([node.token for node in below], self.vocabulary_size)
+        check_tokens([node.token for node in below], self._model.vocabulary)
         batch += [(state, *each) for each in state.plan(below, set(nodes))]
 
     def _run(self, batch: Batch) -> None:

@@ -12,7 +12,7 @@ import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -154,7 +154,7 @@ class Context:
         sequences = np.array([s for entry in entries for s in entry.sequences], dtype=np.int32)
         starts = (np.cumsum(sizes) - sizes) * sequences.itemsize
         keep = np.array([entry.keep for entry in entries], dtype=np.int8)
-        arrays = {  # they must stay alive during the call
+        arrays: dict[str, NDArray[Any]] = {  # they must stay alive during the call
             "token": np.array([entry.token for entry in entries], dtype=np.int32),
             "pos": np.array([entry.position for entry in entries], dtype=np.int32),
             "n_seq_id": sizes,

@@ -53,14 +53,11 @@ TOLERANCE: Final = 0.1
 quantized weights and caches depend on the size of the pass."""
 
 HASHED_BYTES: Final = 2**26
-"""Largest size of files that are known by their bytes. Larger ones are known by their path, size
-and time."""
+"""Largest size of files that are known by their bytes, and not by their path, size and time."""
 
 BOOTSTRAP: Final = (
-    "import json, sys; "
-    "sys.path[:], task = json.loads(sys.argv[1]); "
-    "from adafuse_llm.backends.llamacpp.trial import try_here; "
-    "try_here(**task)"
+    "import json, sys; sys.path[:], task = json.loads(sys.argv[1]); "
+    "from adafuse_llm.backends.llamacpp.trial import try_here; try_here(**task)"
 )
 """What a child process runs."""
 
