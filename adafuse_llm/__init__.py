@@ -57,7 +57,12 @@ from adafuse_llm.errors import (
     UnsupportedModelError,
 )
 from adafuse_llm.interface import Engine
-from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.loading.specs import (
+    GGUFMember,
+    MemberSpec,
+    ServerMember,
+    TransformersMember,
+)
 from adafuse_llm.request import Request
 from adafuse_llm.results import (
     Candidate,
@@ -73,7 +78,7 @@ from adafuse_llm.results import (
     Usage,
 )
 from adafuse_llm.run import Run
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuseEngine",
@@ -81,7 +86,10 @@ __all__ = [  # noqa: RUF022  grouped by use
     "Engine",
     "AdaFuseConfig",
     "RuntimeConfig",
+    "GGUFMember",
     "MemberSpec",
+    "ServerMember",
+    "TransformersMember",
     "Tool",
     "Request",
     "Run",

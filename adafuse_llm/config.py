@@ -105,8 +105,8 @@ class RuntimeConfig(Options):
         description="Maximum bytes of key/value cache that running requests hold on one device. A "
         "request that does not fit waits. The limit does not cover the logits of tree nodes "
         "(4 bytes per node and vocabulary entry), the activations of a forward pass, or the cache "
-        "of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of the free memory, "
-        "measured for each request.",
+        "of finished requests (`prefix_cache_bytes` of a member). Default: half of the free "
+        "memory, measured for each request.",
     )
 
 

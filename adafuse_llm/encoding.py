@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,13 +23,13 @@ from adafuse_llm.request import Checked
 from adafuse_llm.runtime.vocabularies import Vocabularies
 from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import check_listed
-from adafuse_llm.text.chat import as_plain_text
-from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText
 from adafuse_llm.text.opening import Opening, SpaceTokens
-from adafuse_llm.text.prompt_warnings import PromptWarnings
-from adafuse_llm.text.reply_start import check_variables, start_replies
-from adafuse_llm.text.templates import ReplyStart
+from adafuse_llm.text.prompt_warnings import mixed_templates, spelled_token
+from adafuse_llm.text.reply_start import mixed_reasoning, start_replies
+from adafuse_llm.text.templates import ReplyStart, member_variables
+
+logger = logging.getLogger(__name__)
 
 BEFORE = "\n"
 """Text before a text whose tokens are counted, because the start of a prompt can differ."""
@@ -50,12 +51,16 @@ class Encoder:
     def __init__(self, members: tuple[str, ...]) -> None:
         self.vocabularies = Vocabularies()
         self._names = members
-        self._warnings = PromptWarnings()
+        self._warns_of_tokens = True
 
     def warn_of_members(self, active: Active, config: AdaFuseConfig) -> None:
         """Warn of members that do not fit together."""
         codecs = {backend.name: backend.codec for backend, _ in active}
-        self._warnings.check_members(codecs, config.chat_template_kwargs, self._names)
+        variables = self._variables(active, config)
+        have_template = {name: codec.has_chat_template for name, codec in codecs.items()}
+        for warning in (mixed_templates(have_template), mixed_reasoning(codecs, variables)):
+            if warning:
+                logger.warning("%s", warning)
 
     def members(
         self,
@@ -81,7 +86,7 @@ class Encoder:
         decodes_freely = not to_score and config.choices is None
         given = prompt or ""
         if conversation is not None:
-            given = as_plain_text(conversation.flat(), continues=conversation.continues)
+            given = conversation.plain_text()
         text = given.rstrip(" ")
         begun = given if conversation is None or conversation.continues else ""
         spaces = len(begun) - len(begun.rstrip(" "))
@@ -100,15 +105,9 @@ class Encoder:
                 form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
             start = starts.get(backend.name)
             ids = _encode(backend, checked, start, bare=bool(space_tokens))
-            with naming_member(backend.name):
-                if conversation is not None:
-                    self._warnings.check_conversation(
-                        backend.name, backend.codec, ids, conversation
-                    )
-                else:
-                    self._warnings.check_prompt(backend.name, backend.codec, ids, text)
-            if conversation is None and not text:
-                ids = ids or sorted(backend.end_ids)[:1]
+            if conversation is None:
+                self._warn_of_token(backend, text)
+                ids = ids or (sorted(backend.end_ids)[:1] if not text else [])
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
             adjustment = _adjustment(backend, config) if decodes_freely else None
@@ -143,6 +142,14 @@ class Encoder:
         _check_windows(responses[0])
         return responses
 
+    def _warn_of_token(self, backend: Backend, prompt: str) -> None:
+        """Warn once of a prompt that spells out a control token."""
+        if self._warns_of_tokens and (
+            warning := spelled_token(backend.name, backend.codec, prompt)
+        ):
+            self._warns_of_tokens = False
+            logger.warning("%s", warning)
+
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
         """Return the tokens of a whole prompt, by active member."""
         starts, _ = self._reply_starts(checked, active, None, to_score=True)
@@ -155,15 +162,18 @@ class Encoder:
         self, checked: Checked, active: Active, response: GrammarText | None, *, to_score: bool
     ) -> tuple[dict[str, ReplyStart], str]:
         """Return how the chat templates begin the reply, and the text that they began it with."""
-        codecs = {backend.name: backend.codec for backend, _ in active}
-        given = checked.config.chat_template_kwargs
+        variables = self._variables(active, checked.config)
         if checked.conversation is None:
-            check_variables(codecs, given, self._names)
             return {}, ""
         permits: Callable[[str], bool] | None = None if response is None else response.holds
         if checked.config.choices is not None and not to_score:
             permits = _permits_nothing
-        return start_replies(codecs, checked.conversation, given, self._names, permits)
+        codecs = {backend.name: backend.codec for backend, _ in active}
+        return start_replies(codecs, checked.conversation, variables, permits)
+
+    def _variables(self, active: Active, config: AdaFuseConfig) -> dict[str, dict[str, Any]]:
+        facts = {backend.name: backend.codec.template_facts for backend, _ in active}
+        return member_variables(config.chat_template_kwargs, facts, self._names)
 
     def _form(
         self,
@@ -281,8 +291,8 @@ def _encode(
     with naming_member(backend.name):
         if conversation is not None and start is not None:
             if bare:
-                conversation = conversation.with_last(lambda text: text.rstrip(" "))
-            return encode_conversation(backend.codec, conversation, start)
+                conversation = conversation.with_last(conversation.begun.rstrip(" "))
+            return backend.codec.encode_conversation(conversation, start)
         prompt = prompt or ""
         return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -114,7 +114,7 @@ class AdaFuseEngine(Engine):
         if len(set(self.members)) != len(self.members):
             raise InvalidInputError(
                 f"members need different names; got {', '.join(self.members)}. "
-                "Set names with MemberSpec(name=...)."
+                "Set the name of a backend when you create it."
             )
         self.config = config or AdaFuseConfig()
         self.strategy = self._find(strategy)
@@ -130,7 +130,7 @@ class AdaFuseEngine(Engine):
     @classmethod
     def from_pretrained(
         cls,
-        members: Sequence[str | MemberSpec],
+        members: Sequence[str | MemberSpec | Mapping[str, Any]],
         *,
         config: AdaFuseConfig | None = None,
         strategy: Strategy | str = AUTO,
@@ -146,14 +146,15 @@ class AdaFuseEngine(Engine):
         The arguments `dtype`, `device_map` and `trust_remote_code` do not apply to GGUF members.
 
         Args:
-            members: at least one folder, GGUF file, hub id or `MemberSpec`. A `MemberSpec` also
-                sets options of the member.
+            members: at least one folder, GGUF file, hub id or address of a server. A
+                `TransformersMember`, `GGUFMember` or `ServerMember`, or a mapping of its settings,
+                also sets options of the member.
             config: default options.
             strategy: as for the constructor.
             runtime: as for the constructor.
             dtype: dtype of the weights, or ``"auto"`` for the dtype of the checkpoint.
-            device_map: device map for accelerate. With ``"auto"``, free memory is divided among
-                the members in proportion to their sizes.
+            device_map: one device, ``"auto"``, or another device map for accelerate. It goes to
+                ``from_pretrained`` of transformers.
             trust_remote_code: whether code that comes with a model may run.
             revision: revision of models from the hub.
             on_round: as for the constructor.

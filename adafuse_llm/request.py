@@ -16,8 +16,7 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     short_repr,
 )
-from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.conversation import Conversation, check_conversation
+from adafuse_llm.text.conversation import Conversation, Tool, check_conversation
 from adafuse_llm.text.words import check_text
 
 __all__ = ["Request"]

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from adafuse_llm import AdaFuseEngine, Generation, MemberSpec
+from adafuse_llm import AdaFuseEngine, Generation, GGUFMember, TransformersMember
 from adafuse_llm.embedded import member_paths
 from benchmarks.real.members import real_files, real_folders
 
@@ -125,11 +125,11 @@ def teams() -> Iterator[tuple[str, Callable[[], list[Any]], int, tuple[str, ...]
         )
         return
 
-    def plain(name: str) -> MemberSpec:
-        return MemberSpec(str(folders[name]), name=name, dtype="float32")
+    def plain(name: str) -> TransformersMember:
+        return TransformersMember(str(folders[name]), name=name, dtype="float32")
 
-    def gguf(name: str) -> MemberSpec:
-        return MemberSpec(str(files[name]), name=name, context=4096, repeatable=True)
+    def gguf(name: str) -> GGUFMember:
+        return GGUFMember(str(files[name]), name=name, context=4096, repeatable=True)
 
     yield "real", lambda: [plain("smollm"), plain("qwen")], 12, ("adafuse",)
     yield "gguf", lambda: [gguf("smollm"), gguf("qwen")], 12, ("mixture",)

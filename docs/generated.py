@@ -10,7 +10,7 @@ older text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,18 +104,36 @@ def configuration() -> str:
     )
 
 
+def members() -> str:
+    """Return the settings of members: those of all kinds, then those of each kind."""
+    from adafuse_llm.loading.specs import KINDS
+
+    shared = set.intersection(*(set(kind.model_fields) for kind in KINDS))
+    others = set(KINDS[0].model_fields) - shared
+    tables = [f"All of them have these settings:\n\n{_options(KINDS[0], without=others)}"]
+    tables += [
+        f"## {kind.__name__}\n\n{_summary(kind)}\n\n{_options(kind, without=shared)}"
+        for kind in KINDS
+    ]
+    return "\n\n".join(tables)
+
+
 def _summary(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " ")
 
 
-def _options(model: type[BaseModel]) -> str:
+def _options(model: type[BaseModel], without: Container[str] = ()) -> str:
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        kind = re.sub(r"typing\.|<class '(\w+)'>", r"\1", str(field.annotation))
+        if name in without:
+            continue
+        kind = re.sub(r"(typing|collections\.abc)\.|<class '(\w+)'>", r"\2", str(field.annotation))
         bounds = ", ".join(_bounds(field.metadata))
         kind = f"`{kind}`{f' ({bounds})' if bounds else ''}".replace("|", "\\|")
-        default = field.get_default(call_default_factory=True)
-        rows.append(f"| `{name}` | {kind} | `{default!r}` | {field.description} |")
+        default = (
+            "" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+        )
+        rows.append(f"| `{name}` | {kind} | {default} | {field.description} |")
     return "\n".join(rows)
 
 
@@ -168,6 +186,7 @@ def model_card() -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "command_line": command_line,
+    "members": members,
     "model_card": model_card,
 }
 

@@ -10,7 +10,7 @@ from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.reasoning import open_reasoning, split_reasoning
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 from tests.support.thinkers import continuing, thinkers
 
 ASKED = [{"role": "user", "content": "The capital?"}]

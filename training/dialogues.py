@@ -16,7 +16,7 @@ from typing import Final, Literal, get_args
 
 from adafuse_llm.adapters.conversation import Call, Turn, to_messages
 from adafuse_llm.embedded.tools import CALCULATE, LOOK_UP, REACT_HEADER
-from adafuse_llm.text.chat import Message, Tool
+from adafuse_llm.text.conversation import Message, Tool
 from training.world.agent_cases import AgentCase, ToolUse
 
 Form = Literal["tool calls", "ReAct"]

@@ -9,7 +9,7 @@ from itertools import takewhile, zip_longest
 from typing import Any, Literal
 
 from adafuse_llm.documents import Passage
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 from training.dialogues import Form, turns_of
 from training.layouts import SYSTEMS, Layout, draw_layout, plain_layout
 from training.recipes import Emphasis, Recipe

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from adafuse_llm.errors import short_list, short_repr
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 KEYS = ("name", "arguments")
 """The keys of a call."""

@@ -14,7 +14,6 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from adafuse_llm.reasoning import split_reasoning
-from adafuse_llm.text.chat import Message, Tool, check_content, check_role
 from adafuse_llm.text.conversation import (
     CALL_CLOSES,
     CALL_OPENS,
@@ -22,8 +21,12 @@ from adafuse_llm.text.conversation import (
     RESULT_OPENS,
     Call,
     Conversation,
+    Message,
+    Tool,
+    check_content,
     check_conversation,
     check_results,
+    check_role,
     to_json,
 )
 
@@ -103,7 +106,7 @@ def to_messages(
     conversation = to_conversation(
         turns, tools=tools, tool_choice=tool_choice, instructions=instructions
     )
-    return conversation.flat()
+    return [{"role": each["role"], "content": each["content"]} for each in conversation.flat()]
 
 
 def malformed_calls(turn: Turn) -> list[Mapping[str, Any]]:

@@ -6,21 +6,26 @@ import json
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from adafuse_llm import __version__
 from adafuse_llm.adapters.options import USE_SERVER
-from adafuse_llm.backends.stored import stored_byte_tokens, stored_chat_template
-from adafuse_llm.backends.windows import stored_window
+from adafuse_llm.backends.file_facts import file_has_template, file_window
 from adafuse_llm.config import GRAMMARS, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.loading.specs import MemberSpec, as_spec, as_specs, member_names
+from adafuse_llm.loading.specs import (
+    GGUFMember,
+    MemberSpec,
+    ServerMember,
+    as_specs,
+    member_names,
+)
 from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available
@@ -63,7 +68,7 @@ class Ensemble:
         members: Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"],
         **loading: Any,
     ) -> Ensemble:
-        """Create an ensemble from folders, hub ids, `MemberSpec` objects or dicts of their fields.
+        """Create an ensemble from folders, GGUF files, hub ids, or descriptions of members.
 
         The members can also be ``"embedded"``: those that ship with adafuse-llm.
 
@@ -75,7 +80,7 @@ class Ensemble:
         find_strategy(loading.get("strategy", AUTO))
         if members == "embedded":
             return cls(**loading)
-        specs = as_specs(members)
+        specs = as_specs(members, loading.get("revision"))
         member_names(specs)
         return cls(specs, **loading)
 
@@ -103,9 +108,7 @@ class Ensemble:
         if not self.members:
             return {"members": list(self.names), "embedded": __version__}
         description = {
-            "members": [
-                {f.name: getattr(spec, f.name) for f in fields(spec)} for spec in self.members
-            ],
+            "members": [dict(spec) for spec in self.members],
             "dtype": self.dtype,
             "device_map": self.device_map,
             "revision": self.revision,
@@ -131,8 +134,9 @@ class Ensemble:
         if (engine := self.given or self._loaded) is not None:
             windows = [each.context_window for each in engine.member_info if each.name in names]
             return min((window for window in windows if window is not None), default=None)
-        stored = [window or 0 for window in self._read(stored_window, names)]
-        fixed = [spec.context for spec in self._specs(names) if spec.context is not None]
+        stored = [window or 0 for window in self._read(file_window, names)]
+        gguf = [spec for spec in self._specs(names) if isinstance(spec, GGUFMember)]
+        fixed = [spec.context for spec in gguf if spec.context is not None]
         return min([*stored, *fixed], default=0) or None
 
     def is_chat_model(self, names: Collection[str]) -> bool | None:
@@ -148,20 +152,19 @@ class Ensemble:
         """
         if (engine := self.given or self._loaded) is not None:
             return any(each.has_chat_template for each in engine.member_info if each.name in names)
-        known = self._read(stored_chat_template, names)
+        known = self._read(file_has_template, names)
         return True if True in known else None if None in known else False
 
-    def can_enforce(self) -> bool | None:
+    def can_enforce(self) -> bool:
         """Return whether responses can be made to fit a grammar. This loads nothing.
 
-        Returns:
-            The answer (`AdaFuseEngine.can_enforce`). None if the ensemble is not loaded and the
-            members' files do not tell.
+        If the ensemble is not loaded, this assumes tokens with known bytes. Few models have others.
         """
         if self.is_loaded:
             return self.engine().can_enforce
         follows = find_strategy(self.strategy).options.issuperset(GRAMMARS)
-        return is_available() and follows and _all(self._read(stored_byte_tokens, self.names))
+        on_servers = any(isinstance(spec, ServerMember) for spec in self.members)
+        return is_available() and follows and not on_servers
 
     def engine(self) -> Engine:
         """Return the engine; load the members if they are not loaded.
@@ -195,7 +198,7 @@ class Ensemble:
     ) -> list[T | None]:
         """Read a property of some members from their files."""
         return [
-            read(spec.path, spec.revision or self.revision, spec.file)
+            read(spec.path, spec.revision or self.revision, getattr(spec, "file", None))
             for spec in self._specs(names)
         ]
 
@@ -256,13 +259,13 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     if file.runtime.model_fields_set:
         fields["runtime"] = file.runtime
     if file.models or used:
-        specs = tuple(map(as_spec, file.members))
+        specs = file.members
         by_name = dict(zip(member_names(specs), specs, strict=True))
         try:
             weights = file.config.member_weights(tuple(by_name))
         except InvalidOptionError as error:
             raise InvalidOptionError(f"configuration file {path}: {error}") from None
-        fields["members"] = [replace(by_name[name], name=name) for name in weights]
+        fields["members"] = [by_name[name].model_copy(update={"name": name}) for name in weights]
         if used and "weights" in options:
             options["weights"] = weights
     return {**fields, **options}
@@ -287,15 +290,10 @@ _LOADED = _Loaded()
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
 
 
-def _all(answers: Sequence[bool | None]) -> bool | None:
-    """Return whether all answers are true; None if that depends on unknown ones."""
-    return False if False in answers else None if None in answers else True
-
-
 def _embedded() -> tuple[MemberSpec, ...]:
     from adafuse_llm.embedded import member_paths
 
-    return tuple(MemberSpec(path=str(path)) for path in member_paths())
+    return as_specs(member_paths())
 
 
 def _to_plain(value: Any) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import InvalidOptionError, nearest
-from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.loading.specs import SETTINGS
 from adafuse_llm.option_errors import hint
 
 ALIASES = {
@@ -26,7 +25,7 @@ USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"
 """What to do with the address of a server."""
 
 USE_MEMBERS = (
-    "pass members=[...], a list of folders, hub ids or MemberSpec objects, to load models, and "
+    "pass members=[...], a list of folders, GGUF files or hub ids, to load models, and "
     "use=[...] to choose among them"
 )
 
@@ -37,7 +36,7 @@ INSTEAD = {
     **dict.fromkeys(("api_base", "base_url", "openai_api_base"), USE_SERVER),
     "do_sample": "pass temperature; at 0, nothing is drawn",
     "format": "pass json_schema=..., or call with_structured_output",
-    "num_ctx": "members have their own windows; for GGUF members, pass MemberSpec(context=...)",
+    "num_ctx": "members have their own windows; a GGUF member has the setting 'context'",
     "keep_alive": "members stay loaded until unload() or the end of the program",
     "reasoning": "pass chat_template_kwargs, such as {'enable_thinking': False}",
 }
@@ -84,7 +83,7 @@ def _advice(keyword: str, options: tuple[str, ...]) -> str:
     """Return what to use in place of an unknown option, as a sentence after a space."""
     if keyword in INSTEAD:
         return f" It does not exist here: {INSTEAD[keyword]}."
-    if keyword in {each.name for each in fields(MemberSpec)}:
+    if keyword in SETTINGS:
         return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
     allowed = list(dict.fromkeys((*AdaFuseConfig.model_fields, *ALIASES, *options)))
     return (

@@ -29,8 +29,7 @@ from adafuse_llm.adapters.bare_calls import (
 )
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, open_reasoning
 from adafuse_llm.results import StreamEvent
-from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
+from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool
 
 __all__ = [
     "CALL_CLOSES",

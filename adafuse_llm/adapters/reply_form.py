@@ -17,7 +17,7 @@ from adafuse_llm.errors import (
     short_list,
     short_repr,
 )
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 ONE_CALL = "A reply can have at most one call."
 

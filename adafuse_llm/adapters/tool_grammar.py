@@ -24,8 +24,7 @@ from adafuse_llm.adapters.reply import (
 )
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
-from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.conversation import TOOL_CHOICES
+from adafuse_llm.text.conversation import TOOL_CHOICES, Tool
 from adafuse_llm.text.grammar import explained, json_rule
 from adafuse_llm.text.isolation import try_grammar
 from adafuse_llm.text.matchers import HEADER, byte_tokenizer, compiled

@@ -12,7 +12,7 @@ from adafuse_llm.backends.base import (
     QueryResult,
 )
 from adafuse_llm.backends.fake import FakeBackend, answered
-from adafuse_llm.text.codec import RendersTemplates, RendersTools, TextCodec, TokenizerCodec
+from adafuse_llm.text.codec import TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
@@ -27,8 +27,6 @@ __all__ = [
     "Node",
     "Query",
     "QueryResult",
-    "RendersTemplates",
-    "RendersTools",
     "ReplyStart",
     "TemplateFacts",
     "TextCodec",

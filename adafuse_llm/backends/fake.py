@@ -11,7 +11,7 @@ from adafuse_llm.adjustment import changed
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
-from adafuse_llm.text.chat import check_messages, render_plain
+from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
 if TYPE_CHECKING:
@@ -190,13 +190,11 @@ def _total(logprobs: Mapping[int, float], tokens: Iterable[int]) -> float:
     return highest + math.log(math.fsum(math.exp(value - highest) for value in values))
 
 
-class FakeCodec:
+class FakeCodec(TextCodec):
     """A codec whose tokens are strings. Any thread may use it.
 
     The vocabulary grows unless it is complete.
     """
-
-    has_chat_template = False
 
     def __init__(self, vocabulary: Sequence[str] = (), *, is_complete: bool = False) -> None:
         self.is_complete = is_complete
@@ -237,9 +235,6 @@ class FakeCodec:
 
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode_continuation((), text)[0]
-
-    def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self.encode_prompt(render_plain(check_messages(messages)))
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         tokens, at = [], 0

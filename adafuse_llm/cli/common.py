@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Optional, TypeVar, get_args, get_origin
@@ -27,7 +27,6 @@ from adafuse_llm import (
     InvalidOptionError,
     RuntimeConfig,
 )
-from adafuse_llm.backends.gguf.files import is_gguf
 from adafuse_llm.cli.collection import resume_collection
 from adafuse_llm.cli.terminal import (
     discard_stdout,
@@ -42,7 +41,7 @@ from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
 from adafuse_llm.loading.config_file import LOADING, SECTIONS, ConfigFile, read_config
-from adafuse_llm.loading.specs import MemberSpec, as_spec
+from adafuse_llm.loading.specs import GGUFMember, MemberSpec, as_spec
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import AUTO, NAMED
@@ -110,7 +109,7 @@ class Setup:
 
     def paths(self) -> list[str]:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
-        return [each.path for each in map(as_spec, self.models)] or list(map(str, member_paths()))
+        return [each.path for each in self.members()]
 
     def members(self) -> list[MemberSpec]:
         """Return what to load."""
@@ -182,11 +181,10 @@ class Setup:
 
     def _member(self, given: str | Mapping[str, Any]) -> MemberSpec:
         """Return a member. ``--threads`` sets the threads of GGUF members, too."""
-        spec = as_spec(given)
-        if self.threads is None or spec.threads is not None or spec.url is not None:
-            return spec
-        is_member = is_gguf(spec.path, spec.file, spec.revision or self.revision)
-        return replace(spec, threads=self.threads) if is_member else spec
+        spec = as_spec(given, self.revision)
+        if isinstance(spec, GGUFMember) and spec.threads is None:
+            return spec.model_copy(update={"threads": self.threads})
+        return spec
 
 
 class _PlainHelp:

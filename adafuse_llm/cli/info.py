@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError, MissingDependencyError
+from adafuse_llm.backends.file_facts import gguf_facts
 from adafuse_llm.backends.gguf.header import GGUFFacts
-from adafuse_llm.backends.stored import stored_facts
 from adafuse_llm.cli.common import FAILED, Setup
 from adafuse_llm.cli.facts import describe, describe_header
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.loading.specs import as_spec, member_names
+from adafuse_llm.loading.specs import as_specs, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import UNEVEN
 from adafuse_llm.text.exactness import change_of
@@ -73,8 +73,8 @@ def info(
     """
     facts: list[dict[str, Any]] = []
     findings: list[Finding] = []
-    given = models or map(str, member_paths())
-    paths = [each if as_spec(each).url else as_spec(each).path for each in given]
+    paths = models or [*map(str, member_paths())]
+    as_specs(paths, setup.revision)
     for model in paths:
         described, found = _inspect(model, setup)
         facts += described
@@ -99,9 +99,9 @@ def info(
 
 def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Load one model, describe it, and close it."""
-    facts = stored_facts(model, setup.revision)
+    facts = gguf_facts(model, setup.revision)
     if facts is not None and (reason := _why_not_loaded(facts)) is not None:
-        (name,) = member_names([as_spec(model)])
+        (name,) = member_names(as_specs([model]))
         text = f"only its header was read, because {reason}"
         return [describe_header(model, name, facts)], [Finding("warning", name, text)]
     try:

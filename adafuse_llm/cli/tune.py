@@ -45,7 +45,7 @@ from adafuse_llm.evaluation.tuning import (
     read_questions,
 )
 from adafuse_llm.loading.config_file import write_config
-from adafuse_llm.loading.specs import as_spec, member_names
+from adafuse_llm.loading.specs import as_specs, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
@@ -281,7 +281,7 @@ def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[
     typed = {name: value for name, value in setup.options.items() if name not in dropped}
     found = {"strategy": strategy, **typed, **options}
     if setup.models:
-        names = member_names([as_spec(model) for model in setup.models])
+        names = member_names(as_specs(setup.models, setup.revision))
         chosen = found.pop("use")
         models = dict(zip(names, setup.models, strict=True))
         found["models"] = [_from_anywhere(models[name]) for name in chosen]

@@ -2,7 +2,7 @@
 
     look_up     finds what the handbook says about a name
     calculate   works out a sum of numbers
-    TOOLS       descriptions of both for the members (`adafuse_llm.text.chat.Tool`)
+    TOOLS       descriptions of both for the members (`adafuse_llm.text.conversation.Tool`)
 
 The members can call tools in two forms: the text form of
 `adafuse_llm.adapters.conversation.to_messages`, and ReAct's thoughts, actions and observations. For
@@ -22,7 +22,7 @@ from typing import Final
 from adafuse_llm.documents import Passage, Retriever, read_documents
 from adafuse_llm.embedded import handbook_path
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 __all__ = ["CALCULATE", "LOOK_UP", "REACT_HEADER", "TOOLS", "calculate", "look_up", "one_line"]
 

@@ -1,14 +1,14 @@
-"""Load Hugging Face models."""
+"""Load transformers models."""
 
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from adafuse_llm.embedded import MEMBERS
 from adafuse_llm.errors import (
@@ -17,189 +17,151 @@ from adafuse_llm.errors import (
     UnsupportedModelError,
     short_repr,
 )
-from adafuse_llm.loading.checkpoint import check_files, check_weights
-from adafuse_llm.loading.problems import check_hub_id, describe, hub_problem, label_of
-from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.loading.problems import describe, not_a_hub_id, reason_of
+from adafuse_llm.loading.specs import TransformersMember
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
     from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
+COMPUTED: Final = re.compile(r"(^|\.)(inv_freq|position_ids)$")
+"""Tensors that a model computes when it is created. Only old checkpoints store them."""
 
-@dataclass(frozen=True)
-class HuggingFacePlan:
-    """A member whose configuration is checked, and whose weights can be loaded.
-
-    Attributes:
-        spec: the member.
-        name: the member's name.
-        setting: dtype, device map, revision and whether to trust remote code.
-    """
-
-    spec: MemberSpec
-    name: str
-    setting: Mapping[str, Any]
+MAX_NAMED: Final = 5
+"""Maximum number of tensors that an error names."""
 
 
-def plan_huggingface(
-    specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
-) -> list[HuggingFacePlan]:
-    """Check the configurations of Hugging Face models before any weights are loaded.
-
-    Args:
-        specs: the members.
-        names: the members' names.
-        defaults: dtype, device map, revision and whether to trust remote code, for members that do
-            not set them.
-
-    Returns:
-        A plan for each member, in order.
+def check_huggingface(spec: TransformersMember) -> None:
+    """Run the checks that need the model's configuration and not the weights.
 
     Raises:
-        LoadError: a member cannot be loaded.
-        UnsupportedModelError: a model cannot be a member of an ensemble.
-        InvalidOptionError: a dtype is not valid.
-    """
-    settings = [
-        {
-            key: default if (own := getattr(spec, key)) is None else own
-            for key, default in defaults.items()
-        }
-        for spec in specs
-    ]
-    for setting in settings:
-        check_dtype(setting["dtype"])
-    for spec, name, setting in zip(specs, names, settings, strict=True):
-        _check_config(spec, name, setting)
-    return list(map(HuggingFacePlan, specs, names, settings))
-
-
-def check_dtype(dtype: Any) -> None:
-    """Check that a value is ``"auto"``, a dtype of torch or the name of one.
-
-    Raises:
-        InvalidOptionError: it is none of these.
+        LoadError: the member cannot be loaded.
+        UnsupportedModelError: the model cannot be a member of an ensemble.
+        InvalidOptionError: the dtype is not valid.
     """
     import torch
-
-    value = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if dtype != "auto" and not isinstance(value, torch.dtype):
-        raise InvalidOptionError(
-            "option 'dtype' must be 'auto' or a torch dtype such as 'float32', 'bfloat16' or "
-            f"'float16'; got {short_repr(dtype)}"
-        )
-
-
-def _check_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> None:
-    """Run the checks that need the model's configuration and not the weights."""
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.utils import find_adapter_config_file
 
-    label = label_of(spec, name)
-    _check_path(spec.path, label)
-    try:
-        config = AutoConfig.from_pretrained(
-            spec.path,
-            revision=setting["revision"],
-            trust_remote_code=setting["trust_remote_code"],
+    dtype = spec.dtype
+    named = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype != "auto" and not isinstance(named, torch.dtype):
+        raise InvalidOptionError(
+            f"{spec.label}: dtype must be 'auto' or a dtype of torch such as 'float32', 'bfloat16' "
+            f"or 'float16'; got {short_repr(dtype)}"
         )
+    _check_path(spec)
+    try:
+        config = AutoConfig.from_pretrained(spec.path, **_source(spec))
+        adapter = find_adapter_config_file(spec.path, revision=spec.revision)
     except Exception as error:
-        raise _load_error(spec, name, error) from error
-    if getattr(config, "is_encoder_decoder", False):
+        raise _load_error(spec, error) from error
+    remote = bool(getattr(config, "auto_map", None)) and spec.trust_remote_code
+    is_causal = remote or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if getattr(config, "is_encoder_decoder", False) or not is_causal:
         raise UnsupportedModelError(
-            f"{label} is an encoder-decoder model ({config.model_type}); "
-            "members must be causal (decoder-only) language models"
+            f"{spec.label} has type {config.model_type!r}, and members must be causal "
+            "(decoder-only) language models of transformers"
         )
-    remote = bool(getattr(config, "auto_map", None)) and setting["trust_remote_code"]
-    registered = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # by AutoModelForCausalLM.register
-    if not (config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or registered or remote):
-        raise UnsupportedModelError(
-            f"{label} has type {config.model_type!r}, which is not a "
-            "causal language model in transformers"
+    if adapter is not None and find_spec("peft") is None:
+        raise LoadError(
+            f"{spec.label} has an adapter (adapter_config.json), which needs the package peft. "
+            "Run: pip install peft. Or merge the adapter into the model with peft's "
+            "merge_and_unload()."
         )
-    _check_quantization(spec, name, config)
-    check_files(spec.path, setting["revision"], config, label, allow_pickle=spec.allow_pickle)
+    _check_quantization(spec, getattr(config, "quantization_config", None))
 
 
-def _check_path(path: str, label: str) -> None:
+def _check_path(spec: TransformersMember) -> None:
     """Check that a path is a model folder, or can be a hub id. Do not ask the hub."""
+    path = Path(spec.path)
     try:
-        exists = Path(path).exists()
+        exists = path.exists()
     except OSError:  # such as a name that is too long for the file system
         exists = False
-    if exists and (Path(path).parent / "config.json").is_file() and Path(path).is_file():
+    if not exists and spec.path in MEMBERS:
         raise LoadError(
-            f"{label} is a file in a model folder. Pass the folder: {str(Path(path).parent)!r}"
-        )
-    if exists and not (Path(path) / "config.json").is_file():
-        raise LoadError(
-            f"{label} is not a model folder (it has neither config.json nor GGUF files). Pass a "
-            "folder written by save_pretrained, a GGUF file or a hub id."
-        )
-    if not exists and path in MEMBERS:
-        raise LoadError(
-            f"{label} is an embedded member and not a hub id. Pass no models to load all embedded "
-            "members (in Python: AdaFuseEngine.from_embedded()). The option 'use' selects some of "
-            "them. adafuse_llm.embedded.member_paths() returns their folders."
+            f"{spec.label} is an embedded member and not a hub id. Pass no models to load all "
+            "embedded members (in Python: AdaFuseEngine.from_embedded()). The option 'use' selects "
+            "some of them. adafuse_llm.embedded.member_paths() returns their folders."
         )
     if not exists:
-        check_hub_id(path, label)
+        if (reason := not_a_hub_id(spec.path)) is not None:
+            raise LoadError(f"{spec.label} cannot be loaded: {reason}")
+    elif not (path / "config.json").is_file():
+        is_inside = path.is_file() and (path.parent / "config.json").is_file()
+        raise LoadError(
+            f"{spec.label} is a file in a model folder. Pass the folder: {str(path.parent)!r}"
+            if is_inside
+            else f"{spec.label} is not a model folder (it has neither config.json nor GGUF files). "
+            "Pass a folder written by save_pretrained, a GGUF file or a hub id."
+        )
 
 
-def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
-    """Raise an error if the quantization method is unknown, which transformers only logs."""
-    stored = getattr(config, "quantization_config", None)
-    quantization = spec.quantization_config if stored is None else stored
-    if quantization is None:
-        return
+def _check_quantization(spec: TransformersMember, stored: Any) -> None:
+    """Check the quantization method.
+
+    transformers only logs that it does not know the method of a checkpoint, and then loads the
+    packed weights as if they were plain.
+    """
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    data = quantization if isinstance(quantization, Mapping) else quantization.to_dict()
+    given = spec.quantization_config if stored is None else stored
+    if given is None:
+        return
+    data = given if isinstance(given, Mapping) else given.to_dict()
     try:
         known = AutoHfQuantizer.supports_quant_method(data)
     except ValueError:  # it names no method
         known = False
     if not known:
         raise LoadError(
-            f"{label_of(spec, name)} cannot be loaded: its quantization_config must have a "
-            f"quant_method that transformers supports; got {short_repr(data.get('quant_method'))}"
+            f"{spec.label} cannot be loaded: its quantization_config must have a quant_method that "
+            f"transformers supports; got {short_repr(data.get('quant_method'))}"
         )
 
 
-def load_huggingface_text(plan: HuggingFacePlan) -> HuggingFaceText:
+def load_tokenizer(
+    source: str, label: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> HuggingFaceText:
     """Load the tokenizer of a member.
 
+    Args:
+        source: a folder or hub id.
+        label: text that names the member in errors.
+        revision: revision of a hub model.
+        trust_remote_code: whether to run Python code that comes with the tokenizer.
+
     Raises:
-        LoadError: the member has no usable tokenizer.
+        LoadError: there is no usable tokenizer.
     """
     from transformers import AutoTokenizer
 
     from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
-    label = label_of(plan.spec, plan.name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(plan.spec.path, **_source(plan.setting))
-    except Exception as error:
-        raise LoadError(f"{label} has no usable tokenizer ({describe(error)})") from error
-    reason = "it produces no tokens from a text"
-    try:
-        text = HuggingFaceText(tokenizer)
-        if text.codec.encode_continuation((), "a b")[0]:
-            return text
+        text = HuggingFaceText(
+            AutoTokenizer.from_pretrained(
+                source, revision=revision, trust_remote_code=trust_remote_code
+            )
+        )
+        if not text.codec.encode_continuation((), "a b")[0]:
+            raise ValueError("it produces no tokens from a text")
     except Exception as error:  # a tokenizer may raise any exception
-        reason = describe(error)
-    raise LoadError(
-        f"{label} has no usable tokenizer ({reason}). Put the tokenizer's "
-        "files in the same folder as the weights. A SentencePiece tokenizer.model needs the "
-        "packages sentencepiece and protobuf."
-    )
+        raise LoadError(
+            f"{label} has no usable tokenizer ({describe(error)}). Put the tokenizer's files in "
+            "the same folder as the weights. A SentencePiece tokenizer.model needs the packages "
+            "sentencepiece and protobuf."
+        ) from error
+    return text
 
 
-def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
-    """Load a Hugging Face model as a member.
+def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
+    """Load a transformers model as a member.
+
+    Args:
+        spec: the member, with a name.
 
     Raises:
         LoadError: the member cannot be loaded.
@@ -209,67 +171,88 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
 
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
-    spec, name, setting = plan.spec, plan.name, plan.setting
-    tokenizer = load_huggingface_text(plan).tokenizer
-    options: dict[str, Any] = {**_source(setting), "dtype": setting["dtype"]}
-    if spec.device is not None:
-        options["device_map"] = {"": spec.device}
-    elif setting["device_map"] is not None:
-        options["device_map"] = setting["device_map"]
-    if spec.quantization_config is not None:
-        options["quantization_config"] = copy.deepcopy(spec.quantization_config)
+    tokenizer = load_tokenizer(spec.path, spec.label, **_source(spec)).tokenizer
+    given = spec.quantization_config  # None would replace that of the checkpoint
+    quantization = {} if given is None else {"quantization_config": copy.deepcopy(given)}
     try:
         with _no_progress_bar():
             model, loading_info = AutoModelForCausalLM.from_pretrained(
                 spec.path,
+                **_source(spec),
+                dtype=spec.dtype,
+                device_map=spec.device_map,
+                **quantization,
                 use_safetensors=None if spec.allow_pickle else True,
-                ignore_mismatched_sizes=True,  # the error of check_weights names the tensors
+                ignore_mismatched_sizes=True,  # the error of _check_weights names the tensors
                 output_loading_info=True,
-                **options,
             )
     except Exception as error:
-        raise _load_error(spec, name, error) from error
-    check_weights(model, loading_info, label_of(spec, name))
-    backend_options: dict[str, Any] = {}
-    if spec.prefix_cache_bytes is not None:
-        backend_options["prefix_cache_bytes"] = spec.prefix_cache_bytes
-    return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)
+        raise _load_error(spec, error) from error
+    _check_weights(loading_info, spec.label)
+    cached = spec.prefix_cache_bytes
+    options: dict[str, Any] = {} if cached is None else {"prefix_cache_bytes": cached}
+    return HuggingFaceBackend(model.eval(), tokenizer, str(spec.name), **options)
+
+
+def _check_weights(loading_info: Mapping[str, Any], label: str) -> None:
+    """Check that the weights of a checkpoint are those that its configuration describes.
+
+    Args:
+        loading_info: what ``from_pretrained(..., output_loading_info=True)`` returned.
+        label: text that names the member in errors.
+
+    Raises:
+        LoadError: the checkpoint lacks tensors, or has tensors of the wrong shape. transformers
+            would fill these with random numbers.
+    """
+    missing = [name for name in loading_info["missing_keys"] if not COMPUTED.search(name)]
+    mismatched = [
+        f"{name} {list(stored)} instead of {list(expected)}"
+        for name, stored, expected in loading_info["mismatched_keys"]
+    ]
+    problems = [f"{_tensors(missing)} missing"] if missing else []
+    problems += [f"{_tensors(mismatched)} of the wrong shape"] if mismatched else []
+    if problems:
+        raise LoadError(
+            f"{label} cannot be loaded, because its weights do not fit its config.json: "
+            f"{'; '.join(problems)}. Download or save the model again."
+        )
+
+
+def _tensors(names: Collection[str]) -> str:
+    """Return the number of tensors and the first names, such as ``2 tensors (a, b)``."""
+    shown = sorted(names)[:MAX_NAMED]
+    more = ", ..." if len(names) > len(shown) else ""
+    number = "1 tensor" if len(names) == 1 else f"{len(names):,} tensors"
+    return f"{number} ({', '.join(shown)}{more})"
 
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Hide the bar that transformers shows for each model in this thread. Downloads keep theirs."""
+    """Hide the bar that transformers shows for each model. Downloads keep theirs."""
     from transformers.utils import logging
 
-    thread = threading.get_ident()
-
-    def hook(factory: Any, args: Any, kwargs: Any) -> Any:
-        own = logging.EmptyTqdm if threading.get_ident() == thread else factory
-        return previous(own, args, kwargs) if previous else own(*args, **kwargs)
-
-    previous = logging.set_tqdm_hook(hook)
+    previous = logging.set_tqdm_hook(
+        lambda _factory, args, kwargs: logging.EmptyTqdm(*args, **kwargs)
+    )
     try:
         yield
     finally:
         logging.set_tqdm_hook(previous)
 
 
-def _source(setting: Mapping[str, Any]) -> dict[str, Any]:
+def _source(spec: TransformersMember) -> dict[str, Any]:
     """Return the arguments that say which files of a model to load."""
-    return {name: setting[name] for name in ("revision", "trust_remote_code")}
+    return {"revision": spec.revision, "trust_remote_code": spec.trust_remote_code}
 
 
-def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
-    text = str(error)
+def _load_error(spec: TransformersMember, error: Exception) -> LoadError:
+    text, reason = str(error), reason_of(spec.path, error)
     if "trust_remote_code" in text:
-        advice = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
-    elif (problem := hub_problem(spec.path, error)) is not None:
-        advice = problem
+        reason = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
     elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
-        advice = (
-            "it has no safetensors weights. Weights in pickle format can run code when loaded; "
-            "pass MemberSpec(path=..., allow_pickle=True) if you trust them"
+        reason = (
+            "it has no safetensors weights. If it has weights in pickle format and you trust them, "
+            "pass TransformersMember(path=..., allow_pickle=True)"
         )
-    else:
-        advice = describe(error)
-    return LoadError(f"{label_of(spec, name)} cannot be loaded: {advice}")
+    return LoadError(f"{spec.label} cannot be loaded: {reason}")

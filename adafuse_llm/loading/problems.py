@@ -1,32 +1,19 @@
-"""What errors of loading say about members, and about errors of other libraries."""
+"""What errors of loading say about the hub, and about errors of other libraries."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from adafuse_llm.errors import LoadError
-from adafuse_llm.loading.specs import MemberSpec
-
 MAX_REASON = 300
 """Maximum number of characters of another library's error message."""
-
 
 OLLAMA_NAME = re.compile(r"[\w./-]+:[\w.-]+")
 """Matches names of models in Ollama, such as ``qwen3:8b``. Hub ids have no colon."""
 
 
-def label_of(spec: MemberSpec, name: str) -> str:
-    """Return the text that names a member in errors."""
-    return f"member {name!r}" if name == spec.path else f"member {name!r} ({spec.path})"
-
-
-def check_hub_id(path: str, label: str) -> None:
-    """Check that a path that is not on this machine can be a hub id. Do not ask the hub.
-
-    Raises:
-        LoadError: it cannot.
-    """
+def not_a_hub_id(path: str) -> str | None:
+    """Return why a path that is not on this machine is no hub id; None if it can be one."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -34,45 +21,43 @@ def check_hub_id(path: str, label: str) -> None:
         validate_repo_id(path)
     except HFValidationError:
         if OLLAMA_NAME.fullmatch(path):
-            raise LoadError(
-                f"{label} cannot be loaded: {path!r} looks like the name of a model in Ollama, "
-                "which stores models as GGUF files. Pass the path of the file, which this command "
-                f"prints in the line FROM: ollama show --modelfile {path}"
-            ) from None
-        raise LoadError(
-            f"{label} cannot be loaded: the folder does not exist. "
-            "A hub id has the form NAME or OWNER/NAME."
-        ) from None
+            return (
+                f"{path!r} looks like the name of a model in Ollama, which stores models as GGUF "
+                "files. Pass the path of the file, which this command prints in the line FROM: "
+                f"ollama show --modelfile {path}"
+            )
+        return "the folder does not exist. A hub id has the form NAME or OWNER/NAME."
+    return None
 
 
-def hub_problem(path: str, error: Exception) -> str | None:
-    """Explain an error of the hub, or of its cache; return None for any other error."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+def reason_of(path: str, error: Exception) -> str:
+    """Return why a model could not be loaded or downloaded, in one line.
 
-    def has(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(cause, kinds) for cause in _causes(error))
+    Args:
+        path: the folder or hub id.
+        error: an error of transformers or of the hub.
+    """
+    from huggingface_hub import constants, errors
 
-    if has(GatedRepoError):
+    kinds = tuple(type(cause) for cause in _causes(error))
+
+    def has(*classes: type[BaseException]) -> bool:
+        return any(issubclass(kind, classes) for kind in kinds)
+
+    if has(errors.GatedRepoError):
         return (
             f"its owner must grant access. Request it on https://huggingface.co/{path}, and log in "
             "with: hf auth login"
         )
-    if has(RepositoryNotFoundError):
+    if has(errors.RepositoryNotFoundError):
         return (
             "there is no such folder, and the Hugging Face hub has no such model. For a private "
             "model, log in with: hf auth login"
         )
-    if has(RevisionNotFoundError):
+    if has(errors.RevisionNotFoundError):
         return "the Hugging Face hub does not have this revision of the model"
-    if not has(LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError):
-        return None
+    if not has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
+        return describe(error)
     missing = (
         "there is no such folder, and the cache of the Hugging Face hub does not have all files of "
         "such a model"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,9 @@ from adafuse_llm.errors import (
     UnsupportedModelError,
     install_command,
 )
-from adafuse_llm.loading.gguf import load_gguf_text, plan_gguf
-from adafuse_llm.loading.huggingface import HuggingFacePlan, load_huggingface_text
-from adafuse_llm.loading.problems import label_of
-from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.loading.gguf import load_gguf_text
+from adafuse_llm.loading.huggingface import load_tokenizer
+from adafuse_llm.loading.specs import GGUFMember, ServerMember
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.servers.api import ServerApi, ServerFacts
@@ -45,24 +44,14 @@ KINDS = (
 )
 """Paths of servers, and an entry of their answers, by which they are recognized."""
 
-
-@dataclass(frozen=True)
-class ServerPlan:
-    """A member on a server.
-
-    Attributes:
-        spec: the member.
-        name: the member's name.
-        revision: revision of a tokenizer on the hub.
-    """
-
-    spec: MemberSpec
-    name: str
-    revision: str | None
+INSTEAD = "Load the files of its models as members instead"
 
 
-def load_server(plan: ServerPlan) -> ServerBackend:
+def load_server(spec: ServerMember) -> ServerBackend:
     """Connect to a server, and return its model as a member.
+
+    Args:
+        spec: the member, with a name.
 
     Raises:
         LoadError: the server cannot be used, or the tokenizer cannot be loaded.
@@ -76,25 +65,23 @@ def load_server(plan: ServerPlan) -> ServerBackend:
         raise MissingDependencyError(
             f"members on servers need {error.name}: {install_command('client')}"
         ) from error
-    spec, label = plan.spec, label_of(plan.spec, plan.name)
-    assert spec.url is not None, "the member is on a server"
-    server = Connection(plan.name, spec.url, _key(spec, label), spec.api_key_env)
+    name, url = str(spec.name), spec.url.removesuffix("/v1")
+    server = Connection(name, url, _key(spec), spec.api_key_env)
     try:
         api, facts = _ask(server, spec)
-        text, ends, config = _load_text(plan, facts)
-        _check_tokens(text, server, api, facts, label)
+        text, ends, config = _load_text(spec, facts)
+        _check_tokens(text, server, api, facts, spec.label)
         if facts.parameters is None and config is not None:
             facts = replace(facts, parameters=_parameters(config))
-        return ServerBackend(plan.name, text, end_ids=ends, server=server, api=api, facts=facts)
-    except MemberError as error:
+        return ServerBackend(name, text, end_ids=ends, server=server, api=api, facts=facts)
+    except BaseException as error:
         server.close()
-        raise LoadError(f"{label} cannot be loaded: {error.reason}") from error
-    except BaseException:
-        server.close()
+        if isinstance(error, MemberError):
+            raise LoadError(f"{spec.label} cannot be loaded: {error.reason}") from error
         raise
 
 
-def _key(spec: MemberSpec, label: str) -> str | None:
+def _key(spec: ServerMember) -> str | None:
     """Return the key in the environment variable that a member names.
 
     Raises:
@@ -106,13 +93,13 @@ def _key(spec: MemberSpec, label: str) -> str | None:
     if not key or not key.isascii() or not key.isprintable():
         problem = "contains characters that no key has" if key else "is not set"
         raise LoadError(
-            f"{label} cannot be loaded: the environment variable {spec.api_key_env!r}, which "
+            f"{spec.label} cannot be loaded: the environment variable {spec.api_key_env!r}, which "
             f"api_key_env names, {problem}"
         )
     return key
 
 
-def _ask(server: Connection, spec: MemberSpec) -> tuple[ServerApi, ServerFacts]:
+def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts]:
     """Return the API of a server, and facts about the model of a member.
 
     Raises:
@@ -129,22 +116,22 @@ def _ask(server: Connection, spec: MemberSpec) -> tuple[ServerApi, ServerFacts]:
         "vllm": VllmApi(),
     }
     kind = spec.api or _kind(server)
-    if kind in apis:
-        try:
-            return apis[kind], apis[kind].facts(server, spec.model)
-        except MemberUnavailableError:
+    if kind not in apis:
+        raise server.error(
+            f"it is {kind or 'of another kind'}, neither vLLM, SGLang nor llama-server. {INSTEAD}"
+        )
+    try:
+        return apis[kind], apis[kind].facts(server, spec.model)
+    except MemberUnavailableError:
+        raise
+    except (MemberError, *UNEXPECTED) as error:
+        found = _kind(server) or kind
+        if found != kind:
+            hint = f"Leave out api={kind!r}" if found in apis else INSTEAD
+            raise server.error(f"it is {found}, not {kind}. {hint}") from error
+        if isinstance(error, MemberError):
             raise
-        except (MemberError, *UNEXPECTED) as error:
-            told = error if isinstance(error, MemberError) else None
-            if (found := _kind(server)) in (None, kind):
-                raise told or server.error(f"its answers are not those of {kind}") from error
-            if found in apis:
-                raise server.error(f"it is {found}. Leave out api={kind!r}") from error
-            kind = found
-    raise server.error(
-        f"it is {kind or 'of another kind'}, neither vLLM, SGLang nor llama-server. Load the files "
-        "of its models as members instead"
-    )
+        raise server.error(f"its answers are not those of {kind}") from error
 
 
 def _kind(server: Connection) -> str | None:
@@ -156,7 +143,7 @@ def _kind(server: Connection) -> str | None:
     return "an adafuse server" if listed[0].get("owned_by") == "adafuse-llm" else None
 
 
-def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:
+def _load_text(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:
     """Return the tokenizer of a member, the ids that end a response, and the model's config.
 
     The config is None if there is only a tokenizer.
@@ -164,26 +151,23 @@ def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int
     Raises:
         LoadError: the tokenizer cannot be loaded.
     """
-    source = plan.spec.tokenizer or facts.source or facts.model
-    spec = MemberSpec(source, name=plan.name)
+    source = spec.tokenizer or facts.source or facts.model
     try:
         if source.lower().endswith(".gguf"):
-            text = load_gguf_text(plan_gguf(spec, plan.name, plan.revision))
-            ends = getattr(text, "end_ids", None)
-            if ends is not None:
-                return text, ends, None
-            return text, *_read_configs(plan, source, text)
-        setting = {"revision": plan.revision, "trust_remote_code": False}
-        text = load_huggingface_text(HuggingFacePlan(spec, plan.name, setting))
+            text = load_gguf_text(GGUFMember(source, name=spec.name))
+            return text, text.end_ids, None
+        tokenizer = load_tokenizer(source, spec.label, revision=spec.revision)
     except LoadError as error:
-        if plan.spec.tokenizer:
+        if spec.tokenizer:
             raise
         hint = "Pass the folder, hub id or GGUF file of the model's tokenizer: tokenizer=..."
         raise type(error)(f"{str(error).rstrip('.')}. {hint}") from error
-    return text, *_read_configs(plan, source, text)
+    return tokenizer, *_read_configs(spec, source, tokenizer.tokenizer)
 
 
-def _read_configs(plan: ServerPlan, source: str, text: Any) -> tuple[frozenset[int], Any]:
+def _read_configs(
+    spec: ServerMember, source: str, tokenizer: Any
+) -> tuple[frozenset[int], Any | None]:
     """Return the ids that end a response, and the model's config.
 
     Warn of settings of the generation config, none of which members on servers follow.
@@ -195,17 +179,17 @@ def _read_configs(plan: ServerPlan, source: str, text: Any) -> tuple[frozenset[i
 
     generation, config = None, None
     with suppress(OSError, ValueError):  # a folder with a tokenizer only
-        generation = GenerationConfig.from_pretrained(source, revision=plan.revision)
+        generation = GenerationConfig.from_pretrained(source, revision=spec.revision)
     with suppress(OSError, ValueError):
-        config = AutoConfig.from_pretrained(source, revision=plan.revision)
-    ends = frozenset(eos_ids([text.tokenizer, generation, config]))
+        config = AutoConfig.from_pretrained(source, revision=spec.revision)
+    ends = frozenset(eos_ids([tokenizer, generation, config]))
     asked = SimpleNamespace(generation_config=generation)
     settings = changes_of(own_adjustment(asked, ends)) | ignored_settings(asked)
     if settings:
         logger.warning(
             "member %r: its generation config sets %s, which members on servers do not follow. "
             "Its responses can differ from those of the same checkpoint in this program",
-            plan.name,
+            spec.name,
             ", ".join(f"{key}={value!r}" for key, value in settings.items()),
         )
     return ends, config

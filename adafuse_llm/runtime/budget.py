@@ -101,5 +101,5 @@ def _check_cache(name: str, needed: int, limit: int, config: AdaFuseConfig) -> N
         raise CacheMemoryError(
             f"the request needs {needed:,} bytes of the cache of member {name!r}, which has "
             f"{limit:,}. Shorten the prompt, lower max_new_tokens ({config.max_new_tokens}), or "
-            "load the member with a larger cache: MemberSpec(context=...)."
+            "load the member with a larger cache: GGUFMember(context=...)."
         )

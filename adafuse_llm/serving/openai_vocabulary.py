@@ -7,7 +7,6 @@ from typing import Any
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.serving.openai_requests import ServedRequest
 from adafuse_llm.text.prompt_warnings import spelled_token
-from adafuse_llm.text.reply_start import template_facts
 from adafuse_llm.text.templates import SWITCHES
 
 
@@ -23,19 +22,19 @@ def with_variables(
         ApiError: a variable is ignored, and the server is strict.
     """
     active = engine.config.override(options).use or engine.members
-    facts = [template_facts(b.codec) for b in engine.backends if b.name in active]
+    backends = [backend for backend in engine.backends if backend.name in active]
+    known = {name for each in backends for name in each.codec.template_facts.variables}
     given = dict(options.get("chat_template_kwargs") or {})
     for name, value in asked.variables.items():
         if name in given:
             continue
-        if name in engine.members or any(each.reads(name) for each in facts):
+        if name in engine.members or name in known:
             given[name] = value
         else:
             asked.ignored.add(
                 f"chat_template_kwargs.{name}", "no chat template of the members reads it"
             )
     if asked.effort is not None:
-        known = set().union(*(each.variables or () for each in facts))
         switch = next((name for name in SWITCHES if name in known), None)
         if "reasoning_effort" in known:
             given.setdefault("reasoning_effort", asked.effort)

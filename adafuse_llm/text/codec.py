@@ -11,81 +11,73 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
-from adafuse_llm.text.chat import Message, default_system, fit, render_plain
 from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
-from adafuse_llm.text.deadline import run_within
-from adafuse_llm.text.fast_tokenizer import FastTokenizer, is_supported
-from adafuse_llm.text.templates import ReplyStart, TemplateFacts
-from adafuse_llm.text.tool_forms import ToolForm, find_form, render_tools
+from adafuse_llm.text.templates import (
+    Messages,
+    ReplyStart,
+    TemplateFacts,
+    render_conversation,
+)
 from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
 """Number of context tokens that are decoded together with a continuation. More tokens are used if
 the context would begin inside a character."""
 
+CACHED_CONTEXTS = 1_024
+"""Number of token sequences whose texts a codec caches, because it decodes them again."""
+
 ANCHORS = ("", "\n", "a", ".", " a")
 """Texts to put before a continuation, so that the tokenizer does not encode the continuation as the
 start of a text. The first of these texts that gives an exact encoding is used."""
 
-RENDER_SECONDS = 5.0
-"""Maximum CPU time in seconds for which a chat template may render one conversation."""
-
-CACHED_TEXTS = 1_000
-"""Number of texts whose tokens a tokenizer's model may cache.
-
-The default of the package `tokenizers` is 10,000. A model that does not split texts into words,
-such as Llama 2's, caches whole texts with about 3 kB each, so it would grow by 30 MB.
-"""
-
-_MARKS = range(0xF0000, 0x110000)
+_MARKS = range(0xF0000, 0x10FFFD)
 """Characters for private use, which mark control tokens that messages spell out."""
+_END = "\U0010fffd"
+"""A character for private use, which marks the end of the last message."""
 _STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 """Matches a text without the whitespace at its ends, which templates may strip."""
 _NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*)?\Z")
 """Matches reasoning at the end of a prompt that is open, or closed without any text."""
-_NO_MARKS = re.compile("(?!)")
+_OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "set_truncation_and_padding")
+"""The methods of transformers that a codec leaves out, because they take several times as long as
+the tokenizer itself for the short texts of a response."""
 AT_START = ReplyStart()
 
-T = TypeVar("T")
-Render = Callable[..., str]
-"""A function that renders messages and, if they are given, tools."""
 
-
-@runtime_checkable
-class TextCodec(Protocol):
+class TextCodec(ABC):
     """Conversion between text and one member's tokens.
 
-    A codec is thread-safe and keeps no state of requests.
+    A codec is thread-safe and keeps no state of requests. A codec without a chat template needs
+    only the three abstract methods; its member reads conversations in the plain format.
+
+    Attributes:
+        has_chat_template: whether the member reads conversations with its own chat template.
+        template_facts: what is known of the chat template.
     """
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `encode_messages` uses the member's own chat template."""
-        ...
+    has_chat_template: bool = False
+    template_facts: TemplateFacts = TemplateFacts()
 
+    @abstractmethod
     def encode_prompt(self, text: str) -> list[int]:
         """Return the tokens of a prompt, including the special tokens that the member expects.
 
         Control tokens in `text` are treated as plain text.
         """
-        ...
 
-    def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the tokens of a conversation, up to the start of the assistant's reply.
-
-        Messages have a role and content.
-        """
-        ...
-
+    @abstractmethod
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         """Encode `text` as a continuation of `context`.
 
@@ -93,80 +85,47 @@ class TextCodec(Protocol):
             The tokens, and whether they are exact:
             ``decode(context + tokens) == decode(context) + text``.
         """
-        ...
 
+    @abstractmethod
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that `tokens` add to `context`.
 
         U+FFFD stands for an incomplete character.
         """
-        ...
-
-
-@runtime_checkable
-class RendersTools(Protocol):
-    """Optional extension of `TextCodec`: conversations with tools in the member's own form.
-
-    For a codec without this extension, tools, calls and results become text of plain messages
-    (`Conversation.flat`).
-    """
-
-    def encode_conversation(self, conversation: Conversation) -> list[int]:
-        """Return the tokens of a conversation, up to the start of the assistant's reply."""
-        ...
-
-
-@runtime_checkable
-class RendersTemplates(TextCodec, RendersTools, Protocol):
-    """Optional extension of `TextCodec`: control of how the chat template begins a reply.
-
-    A codec without this extension has no variables of templates, and its template neither reads nor
-    opens reasoning. A reply that continues a message (`Conversation.continues`) follows the prompt
-    of a new reply.
-    """
-
-    @property
-    def template_facts(self) -> TemplateFacts:
-        """What is known of the chat template."""
-        ...
 
     def encode_conversation(
-        self, conversation: Conversation, start: ReplyStart = AT_START
+        self,
+        conversation: Conversation,
+        start: ReplyStart = AT_START,  # noqa: ARG002
     ) -> list[int]:
-        """Return the tokens of a conversation, up to the text that the reply adds."""
-        ...
+        """Return the tokens of a conversation, up to the text that the reply adds.
 
-    def reply_opening(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
-        """Return the text that the template writes after the last message."""
-        ...
+        Raises:
+            InvalidInputError: the chat template does not accept the messages.
+        """
+        return self.encode_prompt(conversation.plain_text())
 
+    def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the tokens of messages with a role and content, up to the start of the reply."""
+        return self.encode_conversation(check_conversation(messages))
 
-def encode_conversation(
-    codec: TextCodec, conversation: Conversation, start: ReplyStart = AT_START
-) -> list[int]:
-    """Return the tokens of a conversation for a member, up to the text that the reply adds.
+    def reply_opening(
+        self,
+        conversation: Conversation,  # noqa: ARG002
+        variables: Mapping[str, Any],  # noqa: ARG002
+    ) -> str:
+        """Return the text that the chat template writes after the last message.
 
-    The member reads tools, calls and results in its own form, if its codec supports this.
+        It is empty without a template, or if the template omits the last message.
+        """
+        return ""
 
-    Args:
-        codec: the member's codec.
-        conversation: the conversation.
-        start: how the member's chat template begins the reply.
-    """
-    if isinstance(codec, RendersTemplates):
-        return codec.encode_conversation(conversation, start)
-    before = conversation.before_reply()
-    if isinstance(codec, RendersTools):
-        tokens = codec.encode_conversation(before)
-    else:
-        tokens = codec.encode_messages(before.flat())
-    if not conversation.begun:
-        return tokens
-    space = "" if codec.has_chat_template else " "
-    return tokens + codec.encode_continuation(tokens, f"{space}{conversation.begun}")[0]
+    def control_token_in(self, text: str) -> str | None:  # noqa: ARG002
+        """Return the first control token that a prompt spells out, or None."""
+        return None
 
 
-class TokenizerCodec:
+class TokenizerCodec(TextCodec):
     """A codec for a Hugging Face tokenizer (fast or slow). It does not change the tokenizer.
 
     Args:
@@ -177,37 +136,25 @@ class TokenizerCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._is_fast = bool(getattr(tokenizer, "is_fast", False))
-        self._keeps_settings = bool(getattr(tokenizer, "keeps_settings", True))
-        # Prompts that are too long have an error of their own, so transformers need not warn.
-        self._silent = {"verbose": False} if hasattr(tokenizer, "deprecation_warnings") else {}
-        has_template = bool(getattr(tokenizer, "chat_template", None))
-        self._chat_tokenizer: Any = None
-        if has_template:
-            self._chat_tokenizer = _separate_copy(tokenizer) if self._keeps_settings else tokenizer
-        self._tool_form: tuple[ToolForm | None] | None = None
-        shares = self._chat_tokenizer is tokenizer  # so the two need different settings
-        self._fast = FastTokenizer(tokenizer) if is_supported(tokenizer) and not shares else None
+        self._decode_context = functools.lru_cache(CACHED_CONTEXTS)(self._decode)
+        template = getattr(tokenizer, "chat_template", None)
+        self.has_chat_template = bool(template)
+        self.template_facts = TemplateFacts.of(
+            template, getattr(tokenizer, "special_tokens_map", ())
+        )
+        self._core, self._template_core = _cores(tokenizer, needs_two=bool(template))
         after_fork(self._create_lock)
-        for each in (self._tokenizer, self._chat_tokenizer or self._tokenizer):
-            _bound_cache(each)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
-        template = str(getattr(tokenizer, "chat_template", None) or "")
-        self._facts = TemplateFacts.of(
-            getattr(tokenizer, "chat_template", None),
-            getattr(tokenizer, "special_tokens_map", ()),
-        )
         declared = getattr(tokenizer, "chat_control_tokens", None) or ()
         markers = {
             int(i): str(t)
             for i, t in added_tokens
-            if str(t).strip() and (str(t) in template or str(t) in declared)
+            if str(t).strip() and (str(t) in str(template or "") or str(t) in declared)
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
+        self._before, self._after = self._affixes()
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
-        if has_template:
-            self._encode_template("")  # stores the settings before several threads use the copy
         # Text in a prompt must not become a special token or a marker of the template. Text in a
         # response must not become a special token. It may become a marker, because members write
         # some markers themselves, such as <think>. In the text that a reply continues, only the
@@ -220,81 +167,47 @@ class TokenizerCodec:
             for tokens in (in_prompt, special, in_begun)
         )
 
+    def _affixes(self) -> tuple[list[int], list[int]]:
+        """Return the special tokens that the member expects before and after a prompt."""
+        text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
+        starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
+        start = next(starts, 0)
+        return whole[:start], whole[start + len(text) :]
+
     def _create_lock(self) -> None:
-        # A call stores its settings in the tokenizer. Fast tokenizers are thread-safe as long as no
-        # setting changes, and each of the two is always used with the same settings.
-        is_safe = not self._keeps_settings or (
-            self._is_fast and self._chat_tokenizer is not self._tokenizer
-        )
+        # A call of transformers stores its settings in the tokenizer. The tokenizers below it are
+        # thread-safe, and each of the two is always used with the same settings.
+        is_safe = self._core is not None or not getattr(self._tokenizer, "keeps_settings", True)
         self._lock: AbstractContextManager[Any] = nullcontext() if is_safe else threading.Lock()
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chat_tokenizer is not None
-
     def encode_prompt(self, text: str) -> list[int]:
-        tokens = self._encode(text, add_special_tokens=True)
-        plain = self._encode(text)
+        before, plain = self._before.copy(), self._encode(text)
         if self._in_prompt.ids.isdisjoint(plain) and not self._in_prompt.pattern.search(text):
-            return tokens
-        starts = (i for i in range(len(tokens)) if tokens[i : i + len(plain)] == plain)
-        start = next(starts, 0)
-        before, after = tokens[:start], tokens[start + len(plain) :]
-        self._extend(before, text, self._in_prompt)
-        return before + after
+            before += plain
+        else:
+            self._extend(before, text, self._in_prompt)
+        return before + self._after
 
     def control_token_in(self, text: str) -> str | None:
-        """Return the first control token that a prompt spells out, or None."""
         found = self._in_prompt.pattern.search(text)
         return None if found is None else found[0]
-
-    @property
-    def tool_form(self) -> ToolForm | None:
-        """How the chat template accepts tools, or None if it does not support them.
-
-        The first use renders a short conversation several times.
-        """
-        if self._tool_form is None:  # several threads may find the same form at the same time
-            self._tool_form = (_rendered_within(lambda: find_form(self._render)),)
-        return self._tool_form[0]
-
-    @property
-    def template_facts(self) -> TemplateFacts:
-        return self._facts
-
-    def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self.encode_conversation(check_conversation(messages))
 
     def encode_conversation(
         self, conversation: Conversation, start: ReplyStart = AT_START
     ) -> list[int]:
-        """Return the tokens of a conversation, up to the text that the reply adds.
-
-        Tools, calls and results have the form of the chat template. If the template does not
-        support tools, or does not accept this conversation, they become text of plain messages.
-
-        Raises:
-            InvalidInputError: the template does not accept the messages in any form.
-        """
         if not self.has_chat_template:
-            text = render_plain(conversation.flat(), continues=conversation.continues)
-            return self.encode_prompt(text)
+            return super().encode_conversation(conversation, start)
         if conversation.continues:
             return self._encode_begun(conversation, start.variables)
         rendered, marks = self._rendered(conversation, start.variables)
         return self._encode_rendered(rendered + start.added, marks)
 
     def reply_opening(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
-        """Return the text that the template writes after the last message.
-
-        It is empty without a template, or if the template omits the last message.
-        """
         if not self.has_chat_template:
             return ""
-        end = _unused_mark(conversation)
-        marked = conversation.with_last(lambda content: content + end)
+        marked = conversation.with_last(conversation.messages[-1]["content"] + _END)
         rendered, marks = self._rendered(marked, variables)
-        _, found, opening = rendered.rpartition(end)
+        _, found, opening = rendered.rpartition(_END)
         return marks.sub("", opening) if found else ""
 
     def _encode_begun(self, conversation: Conversation, variables: Mapping[str, Any]) -> list[int]:
@@ -304,12 +217,10 @@ class TokenizerCodec:
         mark. So the member reads exactly the given text, even if the template changes the content
         of messages. Reasoning that the template opens does not precede the text.
         """
-        text, mark = conversation.begun, _unused_mark(conversation)
-        try:
-            rendered, marks = self._rendered(conversation.with_last(lambda _: mark), variables)
-        except InvalidInputError:  # the template requires another role in the last message
-            rendered, marks = "", _NO_MARKS
-        head, found, _ = rendered.rpartition(mark)
+        text, found = conversation.begun, ""
+        with suppress(InvalidInputError):  # the template may require another role at the end
+            rendered, marks = self._rendered(conversation.with_last(_END), variables)
+            head, found, _ = rendered.rpartition(_END)
         if not found:
             head, marks = self._rendered(conversation.before_reply(), variables)
         thought = _NO_THOUGHT.search(head)
@@ -326,67 +237,53 @@ class TokenizerCodec:
         """Render a conversation.
 
         Returns:
-            The text, and a pattern that splits it at the marks of control tokens that messages and
-            variables spell out (see `_mark_control_tokens`).
+            The text, and a pattern that splits it at the marks of control tokens that messages,
+            tools and variables spell out. The only group of the pattern is the spelled token.
 
         Raises:
-            InvalidInputError: the template does not accept the messages in any form.
+            InvalidInputError: the template does not accept the messages.
         """
-        if not self._facts.reads_reasoning:
-            conversation = conversation.without_reasoning()
-        values = _texts_in(variables)
-        if conversation.has_tools and (form := self.tool_form):
-            mark, marks = self._mark_control_tokens([*conversation.texts(), *values])
-            render = self._template(conversation, _map_values(variables, mark))
-            if rendered := self._render_tools(conversation.map_texts(mark), form, render, marks):
-                return rendered, marks
-        messages = conversation.flat(
-            reasoning=True, default=self._default_system(conversation, variables)
-        )
-        texts = [str(text) for message in messages for text in message.values()]
-        mark, marks = self._mark_control_tokens([*texts, *values])
-        render = self._template(conversation, _map_values(variables, mark))
-        marked = [
-            cast(
-                "Message", {key: text if key == "role" else mark(str(text)) for key, text in items}
+        given = [vars(conversation), list(map(vars, conversation.tools)), variables]
+        whole = json.dumps(given, ensure_ascii=False, default=str)
+        unused = (character for character in map(chr, _MARKS) if character not in whole)
+        start, end = next(unused), next(unused)
+
+        @functools.cache
+        def mark(text: str) -> str:
+            """Enclose control tokens in marks, or the whole text if another part becomes one."""
+            others = filter(None, control.pattern.split(text))
+            safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
+            return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
+
+        def render(messages: Messages, tools: Messages) -> str:
+            marked = [{**map_json(each, mark), "role": each["role"]} for each in messages]
+            if self._reads_parts:
+                for each in marked:
+                    each["content"] = [{"type": "text", "text": each["content"]}]
+            return self._apply_template(
+                marked,
+                tools=map_json(tools, mark) or None,
+                add_generation_prompt=not conversation.continues,
+                **{name: map_json(value, mark) for name, value in variables.items()},
             )
-            for items in (message.items() for message in messages)
-        ]
-        return _rendered_within(lambda: render(fit(marked, render))), marks
 
-    def _default_system(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
-        """Return the template's default system text if tools or instructions follow it, or ""."""
-        if conversation.has_system or not (conversation.tools or conversation.instructions):
-            return ""
-        render = self._template(conversation, variables)
-        return _rendered_within(lambda: default_system(render))
+        control = self._in_prompt
+        text = render_conversation(conversation, self.template_facts, render)
+        for each in (start, end):  # a template may write JSON in ASCII
+            text = text.replace(json.dumps(each)[1:-1], each)
+        return text, re.compile(f"{start}([^{start}{end}]*){end}|[{start}{end}]")
 
-    def _template(self, conversation: Conversation, variables: Mapping[str, Any]) -> Render:
-        """Return the function that renders a conversation for its reply."""
-        return functools.partial(
-            self._render, opens_reply=not conversation.continues, variables=variables
-        )
+    def _apply_template(self, messages: Messages, **options: Any) -> str:
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
-    def _render_tools(
-        self,
-        conversation: Conversation,
-        form: ToolForm,
-        render: Render,
-        marks: re.Pattern[str],
-    ) -> str | None:
-        """Render a conversation in the tool form of the template.
-
-        Return None if the template does not accept the conversation in this form, or changes the
-        marks of control tokens that messages spell out, so that these would not stay text.
-        """
-        rendered = _rendered_within(lambda: render_tools(conversation, form, render))
-        if rendered is None:
-            return None
-        tokens, harmless = (self._encode_rendered(text, marks) for text in rendered)
-        control = self._in_prompt.ids
-        if [t for t in tokens if t in control] != [t for t in harmless if t in control]:
-            return None
-        return rendered[0]
+    @functools.cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template reads only content in parts, as those of some multimodal models."""
+        word = "word0word"
+        try:
+            return word not in self._apply_template([{"role": "user", "content": word}])
+        except Exception:  # templates raise errors of any type
+            return False
 
     def _encode_rendered(self, rendered: str, marks: re.Pattern[str]) -> list[int]:
         """Encode a rendered conversation. Text that `marks` encloses contains no control token."""
@@ -398,33 +295,6 @@ class TokenizerCodec:
             if after:
                 tokens += self._encode_template(after, is_first=False)
         return tokens
-
-    def _mark_control_tokens(
-        self, texts: Iterable[str]
-    ) -> tuple[Callable[[str], str], re.Pattern[str]]:
-        """Return a function that encloses the control tokens that texts spell out in two marks.
-
-        The marks are characters that no text has. If another text becomes a control token, for
-        example because the tokenizer normalizes it, the function encloses the whole text.
-
-        Args:
-            texts: all texts that the function will be called with.
-
-        Returns:
-            The function, and a pattern that splits a rendered conversation at the marks. The only
-            group of the pattern is the enclosed text.
-        """
-        control = self._in_prompt
-        joined = "".join(texts)
-        unused = (mark for mark in map(chr, _MARKS) if mark not in joined)
-        start, end = next(unused), next(unused)
-
-        def mark(text: str) -> str:
-            others = filter(None, control.pattern.split(text))
-            safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
-            return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
-
-        return mark, re.compile(f"{start}([^{start}{end}]*){end}|[{start}{end}]")
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         tokens, exact = self._encode_piece(context, text, self._in_response)
@@ -474,7 +344,7 @@ class TokenizerCodec:
 
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         last = context[-CONTEXT_TOKENS:]
-        before = self._decode_context(last)
+        before = self._decode_context(tuple(last))
         while before.startswith(REPLACEMENT) and len(last) < len(context):
             # the context begins inside a character, or between bytes that belong together
             last = context[-2 * len(last) :]
@@ -508,103 +378,58 @@ class TokenizerCodec:
     def _encode(
         self, text: str, *, add_special_tokens: bool = False, as_text: bool = True
     ) -> list[int]:
-        if as_text and self._fast is not None:
-            with self._lock:  # the tokenizer must not run while its settings change
-                return self._fast.encode(text, add_special_tokens=add_special_tokens)
-        options = {"split_special_tokens": True} if as_text else {}
-        tokenizer = self._tokenizer if as_text else self._chat_tokenizer
+        """Return the tokens of a text, in which control tokens are text if `as_text` is true."""
+        core = self._core if as_text else self._template_core
+        if core is not None:
+            _set(core, as_text=as_text)
+            tokens: list[int] = core.encode(text, add_special_tokens=add_special_tokens).ids
+            return tokens
         with self._lock:
-            ids = tokenizer.encode(
-                text, add_special_tokens=add_special_tokens, **options, **self._silent
+            ids = self._tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, split_special_tokens=as_text
             )
         return [int(token) for token in ids]
 
-    def _decode_context(self, tokens: Sequence[int]) -> str:
-        if self._fast is None:
-            return self._decode(tokens)
-        with self._lock:
-            return self._fast.decode_context(tokens)
-
     def _decode(self, tokens: Sequence[int]) -> str:
-        if self._fast is not None:
-            with self._lock:
-                return self._fast.decode(tokens)
+        if self._core is not None:
+            return str(self._core.decode(tokens, skip_special_tokens=False))
         with self._lock:
             text = self._tokenizer.decode(
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         return str(text)
 
-    def _render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        *,
-        opens_reply: bool = True,
-        variables: Mapping[str, Any] = AT_START.variables,
-    ) -> str:
-        options = {**variables, **({"tools": tools} if tools else {})}
-        text = self._chat_tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=opens_reply, **options
-        )
-        return str(text)
 
+def _cores(tokenizer: Any, *, needs_two: bool) -> tuple[Any, Any]:
+    """Return the ``tokenizers.Tokenizer`` for text, and the one for rendered conversations.
 
-def _rendered_within(work: Callable[[], T]) -> T:
-    """Return the result of rendering.
-
-    Raises:
-        InvalidInputError: it takes longer than `RENDER_SECONDS`.
+    They are None if a tokenizer has none that can be copied, or has methods of its own.
     """
+    if not getattr(tokenizer, "is_fast", False):
+        return None, None
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
+        getattr(getattr(tokenizer, name), "__func__", None)
+        is not getattr(PreTrainedTokenizerFast, name)
+        for name in _OWN_METHODS
+    ):
+        return None, None
+    core = tokenizer.backend_tokenizer
     try:
-        return run_within(RENDER_SECONDS, work)
-    except TimeoutError as error:
-        raise InvalidInputError(
-            "the chat template was stopped, because it rendered these messages for more than "
-            f"{RENDER_SECONDS:g} seconds. Send fewer messages, check the template for endless "
-            "loops, or use another member."
-        ) from error
-
-
-def _unused_mark(conversation: Conversation) -> str:
-    """Return a character for private use that no text of a conversation has."""
-    joined = "".join(conversation.texts())
-    return next(mark for mark in map(chr, _MARKS) if mark not in joined)
-
-
-def _texts_in(variables: Mapping[str, Any]) -> list[str]:
-    """Return all texts in the values of variables."""
-    texts: list[str] = []
-
-    def collect(text: str) -> str:
-        texts.append(text)
-        return text
-
-    _map_values(variables, collect)
-    return texts
-
-
-def _map_values(variables: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    return {name: map_json(value, change) for name, value in variables.items()}
-
-
-def _separate_copy(tokenizer: Any) -> Any:
-    """Return a copy of a tokenizer, or the tokenizer itself if it cannot be copied."""
-    try:
-        return copy.deepcopy(tokenizer)
+        return core, copy.deepcopy(core) if needs_two else None
     except Exception:  # some parts of tokenizers that are written in Python cannot be copied
-        return tokenizer
+        return None, None
 
 
-def _bound_cache(tokenizer: Any) -> None:
-    """Reduce the memory that a fast tokenizer may use for its cache. This does not change tokens.
-
-    Clearing the cache later would not help: `tokenizers` 0.23 does not free a BPE model's entries.
-    """
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    resize = getattr(model, "_resize_cache", None)
-    if resize is not None:  # WordPiece and WordLevel models have no cache
-        resize(CACHED_TEXTS)
+def _set(core: Any, *, as_text: bool) -> None:
+    """Restore the settings of a tokenizer, because other callers may have stored others in it."""
+    if core.encode_special_tokens != as_text:
+        core.encode_special_tokens = as_text
+    if core.truncation is not None:
+        core.no_truncation()
+    if core.padding is not None:
+        core.no_padding()
 
 
 class _ControlTokens:

@@ -1,4 +1,14 @@
-"""Conversations with tools, and the common form in which members write calls.
+"""Conversations, and the common forms in which members read them and write calls.
+
+A member reads a conversation with its own chat template (`adafuse_llm.text.templates`). A member
+without one reads the *plain format*: the system text, then a paragraph per turn that begins with
+the role::
+
+    Answer briefly.
+
+    User: Who founded the mill?
+
+    Assistant:
 
 All members continue the same reply, so they must write calls in the same form::
 
@@ -6,9 +16,8 @@ All members continue the same reply, so they must write calls in the same form::
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-A member reads the tools, the calls and the results of a conversation in the form of its own chat
-template, if the template supports tools (`adafuse_llm.text.tool_forms`). Otherwise it reads plain
-messages in the common form (`Conversation.flat`)::
+A member whose template does not support tools reads them as text of plain messages
+(`Conversation.flat`)::
 
     system      the system message, then the tools and how to call them
     user        What is 1 + 2?
@@ -24,16 +33,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from adafuse_llm.errors import InvalidInputError, nearest, short_list, short_repr
 from adafuse_llm.reasoning import REASONING_OPENS
-from adafuse_llm.text.chat import Message, Tool, check_any_text, check_content, check_message
 from adafuse_llm.text.words import check_text
+
+ROLES = ("system", "user", "assistant", "tool")
+_ALIASES = {"developer": "system", "human": "user", "ai": "assistant"}
 
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
@@ -74,8 +85,6 @@ MARK_CHARACTERS = 16
 MAX_DEPTH = 100
 """Maximum number of lists and objects inside each other, in arguments and in schemas of tools."""
 
-TextMap = Callable[[str], str]
-
 
 class Call(TypedDict):
     """A tool call by the assistant. The message with its result refers to the call by `id`."""
@@ -85,19 +94,38 @@ class Call(TypedDict):
     arguments: dict[str, Any]
 
 
-class ChatMessage(Message, total=False):
-    """A checked message of a conversation with tools.
+class Message(TypedDict):
+    """A checked message of a conversation.
 
     Attributes:
+        role: one of `ROLES`.
+        content: text.
         tool_calls: at least one call, in an assistant's message.
         tool_call_id: in a tool's message, the id of the call that it answers.
         reasoning_content: in an assistant's message, the reasoning before the content. Only members
             whose chat templates read it under this name see it.
     """
 
-    tool_calls: list[Call]
-    tool_call_id: str
-    reasoning_content: str
+    role: str
+    content: str
+    tool_calls: NotRequired[list[Call]]
+    tool_call_id: NotRequired[str]
+    reasoning_content: NotRequired[str]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that members can call.
+
+    Attributes:
+        name: name by which a call selects the tool.
+        description: text that describes what the tool does.
+        parameters: a JSON schema of the arguments.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -114,7 +142,7 @@ class Conversation:
             `continued` to set it.
     """
 
-    messages: tuple[ChatMessage, ...]
+    messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     instructions: str = ""
@@ -145,7 +173,7 @@ class Conversation:
         Raises:
             InvalidInputError: the last message is not an assistant's, or has tool calls or no text.
         """
-        last: ChatMessage = {**self.messages[-1]}
+        last: Message = {**self.messages[-1]}
         reasoning = last.get("reasoning_content", "")
         if not last["content"].strip() and reasoning.strip():
             last["content"] = f"{REASONING_OPENS}\n{reasoning.lstrip()}"
@@ -163,24 +191,13 @@ class Conversation:
         """Return the conversation without the message that the reply continues."""
         if not self.continues:
             return self
-        nothing: ChatMessage = {"role": "user", "content": ""}
+        nothing: Message = {"role": "user", "content": ""}
         return replace(self, messages=self.messages[:-1] or (nothing,), continues=False)
 
-    def with_last(self, change: TextMap) -> Conversation:
-        """Return the conversation with the content of the last message changed by `change`."""
-        last: ChatMessage = {**self.messages[-1]}
-        last["content"] = change(last["content"])
+    def with_last(self, content: str) -> Conversation:
+        """Return the conversation with another content of the last message."""
+        last: Message = {**self.messages[-1], "content": content}
         return replace(self, messages=(*self.messages[:-1], last))
-
-    def without_reasoning(self) -> Conversation:
-        """Return the conversation without the reasoning of its messages."""
-
-        def plain(message: ChatMessage) -> ChatMessage:
-            result: ChatMessage = {**message}
-            result.pop("reasoning_content", None)
-            return result
-
-        return replace(self, messages=tuple(map(plain, self.messages)))
 
     @property
     def request(self) -> str:
@@ -203,51 +220,6 @@ class Conversation:
             size += len(to_json([vars(tool) for tool in self.tools]))
         return size + MARK_CHARACTERS * (len(self.messages) + len(self.tools))
 
-    def texts(self) -> list[str]:
-        """Return all texts that members read, except keywords and ids."""
-        found: list[str] = []
-
-        def collect(text: str) -> str:
-            found.append(text)
-            return text
-
-        self.map_texts(collect)
-        return found
-
-    def map_texts(self, change: TextMap) -> Conversation:
-        """Return the conversation with every text that members read changed by `change`."""
-
-        def changed(message: ChatMessage) -> ChatMessage:
-            result: ChatMessage = {**message, "content": change(message["content"])}
-            if reasoning := message.get("reasoning_content"):
-                result["reasoning_content"] = change(reasoning)
-            if calls := message.get("tool_calls"):
-                result["tool_calls"] = [
-                    {
-                        "id": call["id"],
-                        "name": change(call["name"]),
-                        "arguments": map_json(call["arguments"], change),
-                    }
-                    for call in calls
-                ]
-            return result
-
-        is_name = self.tool_choice not in TOOL_CHOICES
-        return replace(
-            self,
-            messages=tuple(map(changed, self.messages)),
-            tools=tuple(
-                Tool(
-                    change(tool.name),
-                    change(tool.description),
-                    map_json(tool.parameters, change),
-                )
-                for tool in self.tools
-            ),
-            tool_choice=change(self.tool_choice) if is_name else self.tool_choice,
-            instructions=change(self.instructions),
-        )
-
     def with_system(self, *texts: str, default: str = "") -> Conversation:
         """Append texts and the instructions to the first system message, or add such a message.
 
@@ -263,22 +235,21 @@ class Conversation:
             return self
         first = self.messages[0]["content"] if self.has_system else default
         content = "\n\n".join([*filter(None, [first]), *added])
-        system: ChatMessage = {"role": "system", "content": content}
+        system: Message = {"role": "system", "content": content}
         messages = (system, *self.messages[self.has_system :])
         return replace(self, messages=messages, instructions="")
 
-    def flat(self, *, reasoning: bool = False, default: str = "") -> list[Message]:
-        """Return plain messages in the common form, which every chat template accepts.
+    def flat(self, *, default: str = "") -> list[Message]:
+        """Return messages without calls and results, which every chat template accepts.
 
         The first system message describes the tools. If the conversation does not start with a
         system message, one is added. The results of consecutive messages share one user message.
 
         Args:
-            reasoning: whether messages keep ``reasoning_content``, as some templates read it.
             default: system text that members read without a system message.
         """
         names: dict[str, str] = {}  # maps the ids of calls to the tools' names
-        flat: list[ChatMessage] = []
+        flat: list[Message] = []
         follows_result = False
         for message in self.messages:
             role, content = message["role"], message["content"]
@@ -291,17 +262,12 @@ class Conversation:
                 role = "user"
             elif calls := message.get("tool_calls"):
                 names |= {call["id"]: call["name"] for call in calls}
-                blocks = [
-                    _block(
-                        CALL_OPENS,
-                        to_json({"name": call["name"], "arguments": call["arguments"]}),
-                        CALL_CLOSES,
-                    )
-                    for call in calls
-                ]  # each call begins on a new line, as in members' replies
+                written = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+                blocks = [_block(CALL_OPENS, to_json(call), CALL_CLOSES) for call in written]
+                # Each call begins on a new line, as in members' replies.
                 content = "\n".join([*filter(None, [content.rstrip("\n")]), *blocks])
-            plain: ChatMessage = {"role": role, "content": content}
-            if reasoning and (thought := message.get("reasoning_content")):
+            plain: Message = {"role": role, "content": content}
+            if thought := message.get("reasoning_content"):
                 plain["reasoning_content"] = thought
             flat.append(plain)
             follows_result = key is not None
@@ -309,8 +275,17 @@ class Conversation:
         if self.tools:
             lines = "\n".join(to_json(vars(tool)) for tool in self.tools)
             system = [TOOLS, lines, f"{HOW_TO_CALL}{WHERE_RESULTS_COME} {self.request or AUTO}"]
-        plain_messages = replace(self, messages=tuple(flat))
-        return [*plain_messages.with_system(*system, default=default).messages]
+        return [*replace(self, messages=tuple(flat)).with_system(*system, default=default).messages]
+
+    def plain_text(self) -> str:
+        """Return the conversation in the plain format."""
+        parts = [
+            message["content"]
+            if message["role"] == "system"
+            else f"{message['role'].capitalize()}: {message['content']}"
+            for message in self.flat()
+        ]
+        return "\n\n".join(parts if self.continues else [*parts, "Assistant:"])
 
 
 def check_conversation(
@@ -357,23 +332,42 @@ def check_conversation(
         checked_tools, tool_choice = (), "auto"
     check_text(instructions, "instructions")
     conversation = Conversation(checked, checked_tools, tool_choice, instructions.strip())
-    check_any_text(checked, has_more=conversation.has_tools or bool(conversation.instructions))
+    if not checked:
+        raise InvalidInputError("the list of messages is empty: pass at least one user message")
     if conversation.has_tools:
         check_results(checked)
+    elif not instructions.strip() and not any(each["content"].strip() for each in checked):
+        raise InvalidInputError(
+            "messages have no text: pass a text, or at least one message with content"
+        )
     return conversation
 
 
-def _check_message(number: int, message: Any) -> ChatMessage:
+def _check_message(number: int, message: Any) -> Message:
     label = f"message {number}"
-    keys = ("tool_calls", "tool_call_id", "reasoning_content")
-    plain = check_message(number, message, also=keys)
-    checked: ChatMessage = {"role": plain["role"], "content": plain["content"]}
-    if calls := message.get("tool_calls"):
-        if checked["role"] != "assistant":
+    if not isinstance(message, Mapping) or "role" not in message:
+        raise InvalidInputError(
+            f"{label} must be a dict with 'role' and 'content'; got {message!r:.80}"
+        )
+    role = check_role(message["role"], label)
+    unknown = message.keys() - Message.__annotations__.keys()
+    if given := sorted(str(key) for key in unknown if message[key] is not None):
+        raise InvalidInputError(
+            f"{label} has {', '.join(map(repr, given))}; only "
+            f"{', '.join(map(repr, Message.__annotations__))} are allowed. Put all text for the "
+            "models into 'content'."
+        )
+
+    def check_owner(key: str, owner: str) -> None:
+        if role != owner:
             raise InvalidInputError(
-                f"{label} has role {checked['role']!r}; only an assistant message can have "
-                "tool_calls"
+                f"{label} has role {role!r}; only {'an' if owner == 'assistant' else 'a'} {owner} "
+                f"message can have {key}"
             )
+
+    checked: Message = {"role": role, "content": check_content(message.get("content"), label)}
+    if calls := message.get("tool_calls"):
+        check_owner("tool_calls", "assistant")
         if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
             raise InvalidInputError(
                 f"{label} has tool_calls of type {type(calls).__name__}; pass a list of dicts "
@@ -381,19 +375,61 @@ def _check_message(number: int, message: Any) -> ChatMessage:
             )
         checked["tool_calls"] = [_check_call(call, label) for call in calls]
     if (key := message.get("tool_call_id")) is not None:
-        if checked["role"] != "tool":
-            raise InvalidInputError(
-                f"{label} has role {checked['role']!r}; only a tool message can have a tool_call_id"
-            )
+        check_owner("a tool_call_id", "tool")
         checked["tool_call_id"] = str(key)
     if reasoning := check_content(message.get("reasoning_content"), f"the reasoning of {label}"):
-        if checked["role"] != "assistant":
-            raise InvalidInputError(
-                f"{label} has role {checked['role']!r}; only an assistant message can have "
-                "reasoning_content"
-            )
+        check_owner("reasoning_content", "assistant")
         checked["reasoning_content"] = reasoning
     return checked
+
+
+def check_role(role: Any, what: str) -> str:
+    """Return the role in `ROLES` that a role or an alias stands for.
+
+    Args:
+        role: one of `ROLES`, or another framework's name for one of them.
+        what: name of the message in error messages, such as ``"message 0"``.
+
+    Raises:
+        InvalidInputError: the role is unknown.
+    """
+    known = _ALIASES.get(role, role) if isinstance(role, str) else role
+    if not isinstance(known, str) or known not in ROLES:
+        raise InvalidInputError(
+            f"{what} has role {short_repr(known)}; allowed: {', '.join(ROLES)}."
+            f"{nearest(str(known), ROLES)}"
+        )
+    return known
+
+
+def check_content(content: Any, what: str) -> str:
+    """Return the content of a message as text.
+
+    Args:
+        content: text, a list of text parts, or None for no text.
+        what: name of the message in error messages, such as ``"message 0"``.
+
+    Raises:
+        InvalidInputError: the content has another type, or is not valid Unicode.
+    """
+    if content is None:
+        content = ""
+    if isinstance(content, (list, tuple)):
+        content = "".join(_part_text(part, what) for part in content)
+    if not isinstance(content, str):
+        raise InvalidInputError(
+            f"{what} has content of type {type(content).__name__}; only text is allowed"
+        )
+    check_text(content, what)
+    return content
+
+
+def _part_text(part: Any, what: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise InvalidInputError(f"{what} has a content part that is not text; only text is allowed")
 
 
 def _check_call(call: Any, label: str) -> Call:
@@ -422,7 +458,7 @@ def _check_call(call: Any, label: str) -> Call:
     }
 
 
-def check_results(messages: Iterable[ChatMessage]) -> None:
+def check_results(messages: Iterable[Message]) -> None:
     """Check that every result answers an earlier call.
 
     Raises:
@@ -526,26 +562,24 @@ def _plain_json(value: Mapping[str, Any], label: str) -> dict[str, Any]:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
         plain: dict[str, Any] = json.loads(text)
+        depth = _depth(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
     check_text(text, label)
-    _check_depth(plain, label)
+    if depth > MAX_DEPTH:
+        raise InvalidInputError(
+            f"{label} has more than {MAX_DEPTH} lists and objects inside each other. Use fewer "
+            "levels."
+        )
     return plain
 
 
-def _check_depth(value: Any, label: str) -> None:
-    """Check that JSON data is not nested deeper than `MAX_DEPTH`."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        parts = [each for each in level if isinstance(each, (dict, list))]
-        level = [
-            part for each in parts for part in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return
-    raise InvalidInputError(
-        f"{label} has more than {MAX_DEPTH} lists and objects inside each other. Use fewer levels."
-    )
+def _depth(value: Any) -> int:
+    """Return how many lists and objects JSON data has inside each other."""
+    if not isinstance(value, (dict, list)):
+        return 0
+    parts = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, parts), default=0)
 
 
 def _to_plain(value: Any) -> Any:
@@ -554,7 +588,7 @@ def _to_plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} {value!r:.40} is not JSON")
 
 
-def map_json(value: Any, change: TextMap) -> Any:
+def map_json(value: Any, change: Callable[[str], str]) -> Any:
     """Return JSON data with all texts changed, keys included."""
     if isinstance(value, str):
         return change(value)
@@ -563,12 +597,3 @@ def map_json(value: Any, change: TextMap) -> Any:
     if isinstance(value, (list, tuple)):
         return [map_json(each, change) for each in value]
     return value
-
-
-def calls_in(text: str) -> Iterator[Any]:
-    """Return the JSON of each call in the common form that `text` contains."""
-    for part in text.split(CALL_OPENS)[1:]:
-        try:
-            yield json.loads(part.split(CALL_CLOSES)[0])
-        except (ValueError, RecursionError):
-            continue

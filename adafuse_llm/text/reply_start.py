@@ -16,9 +16,9 @@ from typing import Any
 
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.reasoning import CLOSING, REASONING_CLOSES, REASONING_OPENS, open_reasoning
-from adafuse_llm.text.codec import RendersTemplates, TextCodec
+from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.conversation import Conversation, check_conversation
-from adafuse_llm.text.templates import SWITCHES, ReplyStart, TemplateFacts, member_variables
+from adafuse_llm.text.templates import SWITCHES, ReplyStart
 
 THOUGHTS = tuple(
     f"{start}x{REASONING_CLOSES}" for start in ("", REASONING_OPENS, f"{REASONING_OPENS}\n")
@@ -27,6 +27,9 @@ THOUGHTS = tuple(
 
 QUESTION = check_conversation([{"role": "user", "content": "word"}])
 
+Variables = Mapping[str, Mapping[str, Any]]
+"""Variables for the chat template of each active member, by its name."""
+
 
 @dataclass(frozen=True)
 class _Beginning:
@@ -34,53 +37,47 @@ class _Beginning:
 
     Attributes:
         name: the member's name.
-        codec: the member's codec; None if its template knows no reasoning.
+        codec: the member's codec.
         variables: variables for the template.
         prefix: the reasoning that the template opens; empty if it opens none.
         reasons: whether the member reasons before it answers, or may do so.
     """
 
     name: str
-    codec: RendersTemplates | None
+    codec: TextCodec
     variables: Mapping[str, Any]
     prefix: str = ""
     reasons: bool = False
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        codec: TextCodec,
-        conversation: Conversation,
-        variables: Mapping[str, Any],
+        cls, name: str, codec: TextCodec, conversation: Conversation, variables: Mapping[str, Any]
     ) -> _Beginning:
         """Return how a member's template begins the reply to a conversation."""
-        if not isinstance(codec, RendersTemplates) or not codec.template_facts.knows_reasoning:
-            return cls(name, None, variables)
+        if not codec.template_facts.knows_reasoning:
+            return cls(name, codec, variables)
         try:
             opening = codec.reply_opening(conversation, variables)
             prefix = open_reasoning(opening)
             closed = not prefix and REASONING_CLOSES in opening
             reasons = bool(prefix) or not (closed or _is_off(codec, variables))
-        except Exception:  # encoding the conversation raises the same error, with the name
+        except InvalidInputError:  # encoding the conversation raises the same error, with the name
             return cls(name, codec, variables)
         return cls(name, codec, variables, prefix, reasons)
 
     def without_reasoning(self, conversation: Conversation) -> _Beginning:
         """Return the beginning with reasoning switched off, if the template can do so."""
-        switches = [] if self.codec is None else _switches(self.codec)
-        off = {name: False for name in switches if name not in self.variables}
-        if self.codec is None or not off or not self.reasons:
+        off = {name: False for name in _switches(self.codec) if name not in self.variables}
+        if not off or not self.reasons:
             return self
         return self.of(self.name, self.codec, conversation, {**self.variables, **off})
 
 
-def _switches(codec: RendersTemplates) -> list[str]:
-    known = codec.template_facts.variables
-    return [name for name in SWITCHES if known is not None and name in known]
+def _switches(codec: TextCodec) -> list[str]:
+    return [name for name in SWITCHES if name in codec.template_facts.variables]
 
 
-def _is_off(codec: RendersTemplates, variables: Mapping[str, Any]) -> bool:
+def _is_off(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
     """Return whether reasoning is off unless a variable of the template switches it on."""
 
     def shown(**switch: bool) -> list[int]:
@@ -91,16 +88,10 @@ def _is_off(codec: RendersTemplates, variables: Mapping[str, Any]) -> bool:
     )
 
 
-def template_facts(codec: TextCodec) -> TemplateFacts:
-    """Return what is known of a member's chat template."""
-    return codec.template_facts if isinstance(codec, RendersTemplates) else TemplateFacts()
-
-
 def start_replies(
     codecs: Mapping[str, TextCodec],
     conversation: Conversation,
-    given: Mapping[str, Any] | None,
-    members: Sequence[str],
+    variables: Variables,
     permits: Callable[[str], bool] | None = None,
 ) -> tuple[dict[str, ReplyStart], str]:
     """Choose how the members' chat templates begin a reply.
@@ -108,8 +99,7 @@ def start_replies(
     Args:
         codecs: the codecs of the active members, by name.
         conversation: the conversation.
-        given: the option ``chat_template_kwargs``.
-        members: names of all members of the ensemble.
+        variables: variables for the templates.
         permits: function that tells whether a response can begin with a text. None if it may have
             any form.
 
@@ -118,13 +108,12 @@ def start_replies(
         marker of reasoning and what follows it, or "".
 
     Raises:
-        InvalidOptionError: `given` has invalid variables.
         InvalidInputError: the conversation begins reasoning that the response cannot continue.
     """
-    variables = check_variables(codecs, given, members)
+    free = permits is None or any(map(permits, THOUGHTS))
     if conversation.continues:
         prefix = REASONING_OPENS if open_reasoning(conversation.begun) else ""
-        if prefix and permits is not None and not any(map(permits, THOUGHTS)):
+        if prefix and not free:
             raise InvalidInputError(
                 f"the last message begins reasoning ({REASONING_OPENS}), but the form of the "
                 f"response permits none. Close the reasoning with {REASONING_CLOSES}, or leave the "
@@ -132,7 +121,6 @@ def start_replies(
             )
         return {name: ReplyStart(values) for name, values in variables.items()}, prefix
     beginnings = _beginnings(codecs, conversation, variables)
-    free = permits is None or any(map(permits, THOUGHTS))
     if not (free and _all_reason(beginnings)):
         beginnings = [each.without_reasoning(conversation) for each in beginnings]
     is_open = free and _all_reason(beginnings)
@@ -146,52 +134,30 @@ def start_replies(
     return starts, prefix
 
 
-def check_variables(
-    codecs: Mapping[str, TextCodec], given: Mapping[str, Any] | None, members: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Return the variables for the template of every active member, by its name.
+def mixed_reasoning(codecs: Mapping[str, TextCodec], variables: Variables) -> str | None:
+    """Return a warning if some members reason before they answer and others do not, or None.
+
+    There is none if reasoning can be switched off for those that reason.
 
     Args:
         codecs: the codecs of the active members, by name.
-        given: the option ``chat_template_kwargs``.
-        members: names of all members of the ensemble.
-
-    Raises:
-        InvalidOptionError: `given` has invalid variables.
+        variables: variables for the templates.
     """
-    facts = {name: template_facts(codec) for name, codec in codecs.items()}
-    return member_variables(given, facts, members)
-
-
-def mixed_reasoning(
-    codecs: Mapping[str, TextCodec], given: Mapping[str, Any] | None, members: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return the members that reason before they answer, and those that do not.
-
-    Args:
-        codecs: the codecs of the active members, by name.
-        given: the option ``chat_template_kwargs``.
-        members: names of all members of the ensemble.
-
-    Returns:
-        The names. Both lists are empty if all members reason, or if reasoning can be switched off
-        for those that do.
-
-    Raises:
-        InvalidOptionError: `given` has invalid variables.
-    """
-    beginnings = _beginnings(codecs, QUESTION, check_variables(codecs, given, members))
-    if _all_reason(beginnings):
-        return [], []
+    beginnings = _beginnings(codecs, QUESTION, variables)
     reasoning = [each.name for each in beginnings if each.without_reasoning(QUESTION).reasons]
     others = [name for name in codecs if name not in reasoning]
-    return (reasoning, others) if reasoning else ([], [])
+    if not reasoning or _all_reason(beginnings):
+        return None
+    return (
+        f"only some members reason before they answer: {', '.join(map(repr, reasoning))}, but not "
+        f"{', '.join(map(repr, others))}. All members write the same text. So reasoning that a "
+        "chat template opens is closed before the response, and other reasoning is a part of it. "
+        "Use members that all reason, or members that do not"
+    )
 
 
 def _beginnings(
-    codecs: Mapping[str, TextCodec],
-    conversation: Conversation,
-    variables: Mapping[str, Mapping[str, Any]],
+    codecs: Mapping[str, TextCodec], conversation: Conversation, variables: Variables
 ) -> list[_Beginning]:
     return [
         _Beginning.of(name, codec, conversation, variables[name]) for name, codec in codecs.items()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 TURNS = ("\nUser:", "\nAssistant:")
-"""Beginnings of the next turn in the plain format of conversations (`chat.render_plain`). A member
-without a chat template may go on with such a turn instead of ending its reply."""
+"""Beginnings of the next turn in the plain format of conversations (`Conversation.plain_text`). A
+member without a chat template may go on with such a turn instead of ending its reply."""
 
 
 class Transcript:

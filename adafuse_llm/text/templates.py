@@ -1,4 +1,4 @@
-"""What can be known of a chat template without rendering it, and the variables that users set.
+"""Chat templates: their variables, and conversations rendered with them as transformers does.
 
 A template is a program in Jinja. Besides the messages, it may read variables such as
 ``enable_thinking``. `AdaFuseConfig.chat_template_kwargs` sets them, for all members or for one.
@@ -6,14 +6,25 @@ A template is a program in Jinja. Besides the messages, it may read variables su
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.reasoning import REASONING_CLOSES
-from adafuse_llm.text.template_variables import free_variables
+from adafuse_llm.text.conversation import (
+    CALL_OPENS,
+    HOW_TO_CALL,
+    ONLY_THIS_FORM,
+    Conversation,
+    Message,
+    Tool,
+    to_json,
+)
 from adafuse_llm.text.words import check_text
 
 OPTION = "chat_template_kwargs"
@@ -21,31 +32,18 @@ OPTION = "chat_template_kwargs"
 SWITCHES = ("enable_thinking", "thinking")
 """Names of variables that switch reasoning on and off."""
 
-SET_OTHERWISE = {
-    "messages": "pass messages=[...]",
-    "conversation": "pass messages=[...]",
-    "tools": "pass tools=[...]",
-    "continue_final_message": "set the option continue_final_message",
-}
-"""Names that cannot be variables, with the right way to set them."""
+_PROVIDED = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""Names that transformers sets in every template."""
 
-RESERVED = frozenset(
-    {
-        *SET_OTHERWISE,
-        "add_generation_prompt",
-        "chat_template",
-        "tokenize",
-        "tokenizer_kwargs",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "sanitize_control_tokens",
-    }
-)
-"""Names that cannot be variables. Most are arguments of ``apply_chat_template``."""
+_GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
+"""Matches the marks of replies, a block of transformers that Jinja does not know."""
+
+_WORD = "word0word"
+"""A text that no template writes itself."""
+
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages, Messages], str]
+"""A function that renders messages and tools up to the start of the assistant's reply."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +51,18 @@ class TemplateFacts:
     """What can be known of a chat template without rendering it.
 
     Attributes:
-        variables: the variables that a user can set. None if the template cannot be parsed, so that
-            it may read any variable.
+        variables: the variables that a user can set.
         knows_reasoning: whether the template mentions the marker that closes reasoning.
-        reads_reasoning: whether the template reads the reasoning of earlier messages.
+        reads_tools: whether the template reads tools, and calls of them.
+        reads_calls: whether the template reads earlier calls if the conversation has no tools.
+        has_common_calls: whether the template writes calls in the common form of replies.
     """
 
-    variables: frozenset[str] | None = frozenset()
+    variables: frozenset[str] = frozenset()
     knows_reasoning: bool = False
-    reads_reasoning: bool = False
+    reads_tools: bool = False
+    reads_calls: bool = False
+    has_common_calls: bool = False
 
     @classmethod
     def of(cls, template: Any, provided: Iterable[str] = ()) -> TemplateFacts:
@@ -71,21 +72,35 @@ class TemplateFacts:
             template: a template, several templates by name, or None.
             provided: variables that the tokenizer sets, such as ``bos_token``.
         """
-        texts = template.values() if isinstance(template, Mapping) else [template or ""]
-        sources = [str(text) for text in texts]
-        found = [free_variables(source) for source in sources]
-        variables: frozenset[str] | None = None
-        if None not in found:
-            variables = frozenset().union(*filter(None, found)) - RESERVED - {*provided}
+        texts = template if isinstance(template, Mapping) else {"default": template or ""}
+        sources = list(map(str, texts.values()))
+        with_tools = str(texts.get("tool_use", texts.get("default", "")))
+        variables = frozenset().union(*map(_variables, sources))
         return cls(
-            variables,
+            variables - _PROVIDED - {*provided},
             knows_reasoning=any(REASONING_CLOSES in source for source in sources),
-            reads_reasoning=any("reasoning_content" in source for source in sources),
+            reads_tools=_reads_calls(with_tools),
+            reads_calls=_reads_calls(str(texts.get("default", ""))),
+            has_common_calls=CALL_OPENS in with_tools
+            and '"arguments":' in with_tools.replace("\\", ""),
         )
 
-    def reads(self, variable: str) -> bool:
-        """Return whether the template reads a variable, or may read it."""
-        return self.variables is None or variable in self.variables
+
+def _variables(template: str) -> frozenset[str]:
+    """Return the variables that a template reads; none if it cannot be parsed."""
+    import jinja2
+    from jinja2.meta import find_undeclared_variables
+
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
+    try:
+        parsed = environment.parse(_GENERATION.sub("", template))
+    except (jinja2.TemplateSyntaxError, RecursionError):  # rendering raises the same error
+        return frozenset()
+    return frozenset(find_undeclared_variables(parsed))
+
+
+def _reads_calls(template: str) -> bool:
+    return "tool_calls" in template and "tools" in _variables(template)
 
 
 @dataclass(frozen=True)
@@ -101,6 +116,160 @@ class ReplyStart:
     added: str = ""
 
 
+def render_conversation(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
+    """Render a conversation with a chat template.
+
+    Tools, calls and results have the form of the template, if it reads them and accepts this
+    conversation. Otherwise, they are text of plain messages (`Conversation.flat`). The system
+    message also says how to call tools, unless the template says it in the common form.
+
+    Args:
+        conversation: the conversation.
+        facts: what is known of the template.
+        render: the template. It may raise any exception.
+
+    Raises:
+        InvalidInputError: the template does not accept the messages.
+    """
+    reads_tools = facts.reads_tools if conversation.tools else facts.reads_calls
+    if conversation.has_tools and reads_tools:
+        with suppress(InvalidInputError):
+            return _render_tools(conversation, facts, render)
+    adds = conversation.tools or conversation.instructions
+    default = _default_system(conversation, render, ()) if adds else ""
+    messages: Messages = conversation.flat(default=default)
+    if {each["role"] for each in messages} == {"system"} and not _shows_lone_system(render):
+        messages = _alternating(messages)
+    return _render(messages, (), render)
+
+
+def _shows_lone_system(render: Render) -> bool:
+    """Return whether a template writes a system message that no other message follows.
+
+    Some write it only in the turn of a user, and people send prompts that have nothing else.
+    """
+    with suppress(Exception):  # the template refuses it, as `_render` finds out
+        return _WORD in render([{"role": "system", "content": _WORD}], ())
+    return True
+
+
+def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
+    """Render a conversation with tools, calls and results in the form of the template."""
+    tools = [_tool(tool) for tool in conversation.tools]
+    explains = conversation.tools and not facts.has_common_calls
+    how = f"{HOW_TO_CALL}{ONLY_THIS_FORM}" if explains else ""
+    added = " ".join(filter(None, [how, conversation.request]))
+    adds = added or conversation.instructions
+    default = _default_system(conversation, render, tools) if adds else ""
+    messages = conversation.with_system(added, default=default).messages
+    needed = ONLY_THIS_FORM if explains else ""
+    with suppress(InvalidInputError):
+        return _render(_with_calls(messages), tools, render, needed)
+    return _render(_with_calls(messages, as_text=True), tools, render, needed)
+
+
+def _render(messages: Messages, tools: Messages, render: Render, needed: str = "") -> str:
+    """Render messages as they are, or as the template accepts them.
+
+    If the template refuses the messages, it gets alternating turns: consecutive messages are
+    merged, and messages of the system become messages of the user, at first all but the first. A
+    rendering without the text `needed`, which is a part of the system message, is refused, too.
+    """
+    reason: Exception | None = None
+    for form in (messages, _alternating(messages, keeps_first=True), _alternating(messages)):
+        try:
+            text = render(form, tools)
+        except Exception as error:  # templates raise errors of any type
+            reason = reason or error
+        else:
+            if needed in text:
+                return text
+    raise InvalidInputError(
+        f"the chat template does not accept these messages ({type(reason).__name__}: {reason}). "
+        f"Roles given: {', '.join(message['role'] for message in messages)}."
+    ) from reason
+
+
+def _alternating(messages: Messages, *, keeps_first: bool = False) -> list[Mapping[str, Any]]:
+    """Turn system messages and plain tool results into user messages, and merge consecutive ones.
+
+    The result begins with a user message, or with a system message if `keeps_first`. Messages with
+    tool calls and results of calls do not change.
+    """
+    result: list[Mapping[str, Any]] = []
+    for message in messages:
+        role, is_plain = message["role"], not message.keys() & {"tool_calls", "tool_call_id"}
+        if not (keeps_first and not result and role == "system"):
+            role = "user" if is_plain and role in ("system", "tool") else role
+            if role != "user" and _is_start(result):
+                result.append({"role": "user", "content": ""})
+        last = result[-1] if result else {}
+        if is_plain and last.get("role") == role and "tool_calls" not in last:
+            result[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            result.append({**message, "role": role})
+    return [*result, {"role": "user", "content": ""}] if _is_start(result) else result
+
+
+def _is_start(messages: Messages) -> bool:
+    """Return whether messages have no turn yet."""
+    return not messages or messages[-1]["role"] == "system"
+
+
+def _default_system(conversation: Conversation, render: Render, tools: Messages) -> str:
+    """Return the system text that a template writes if a conversation has no system message.
+
+    It stands where the template writes a given system message. It is empty if the conversation has
+    a system message, or the template writes no other.
+    """
+    if conversation.has_system:
+        return ""
+    user = {"role": "user", "content": "Who?"}
+    try:
+        bare = render([user], tools)
+        given = render([{"role": "system", "content": _WORD}, user], tools)
+    except Exception:  # the template accepts no system message
+        return ""
+    before, _, after = given.partition(_WORD)
+    if not bare.startswith(before) or not bare.endswith(after):
+        return ""
+    return bare[len(before) : len(bare) - len(after)]
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    """Return a tool in the form of OpenAI's API, which templates expect."""
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {**vars(tool), "parameters": parameters}}
+
+
+def _with_calls(messages: Sequence[Message], *, as_text: bool = False) -> list[dict[str, Any]]:
+    """Return messages with calls in the form of OpenAI's API, which templates expect.
+
+    Calls get ids of nine letters and digits, because some templates require them.
+
+    Args:
+        messages: checked messages.
+        as_text: whether arguments are JSON text, as few templates expect, instead of a dict.
+    """
+    result: list[dict[str, Any]] = []
+    numbers = itertools.count(1)
+    called: dict[str, dict[str, str]] = {}  # maps the calls' ids to the new ids and the names
+    for message in messages:
+        converted: dict[str, Any] = {**message}
+        if "tool_calls" in message:
+            converted["tool_calls"] = []
+        for call in message.get("tool_calls", ()):
+            key = f"call{next(numbers):05d}"
+            called[call["id"]] = {"tool_call_id": key, "name": call["name"]}
+            arguments = to_json(call["arguments"]) if as_text else call["arguments"]
+            function = {"name": call["name"], "arguments": arguments}
+            converted["tool_calls"].append({"id": key, "type": "function", "function": function})
+        if "tool_call_id" in message:
+            converted |= called[message["tool_call_id"]]
+        result.append(converted)
+    return result
+
+
 def member_variables(
     given: Mapping[str, Any] | None, facts: Mapping[str, TemplateFacts], members: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
@@ -113,8 +282,7 @@ def member_variables(
         members: names of all members of the ensemble.
 
     Raises:
-        InvalidOptionError: a name is reserved, a value is not JSON, or no template reads the
-            variable.
+        InvalidOptionError: a value is not JSON, or no template reads the variable.
     """
     shared: dict[str, Any] = {}
     own: dict[str, Mapping[str, Any]] = {}
@@ -123,62 +291,35 @@ def member_variables(
             own[name] = value
         else:
             shared[name] = value
-    for variables in (shared, *own.values()):
-        for name, value in variables.items():
-            _check_variable(name, value)
-    for name, value in shared.items():
-        if not any(each.reads(name) for each in facts.values()):
-            raise _unread(name, facts, members if isinstance(value, Mapping) else ())
+    _check_variables(shared, facts, members)
     for member, variables in own.items():
-        for name in variables:
-            if member in facts and not facts[member].reads(name):
-                raise _unread(name, {member: facts[member]})
+        _check_variables(variables, {member: facts[member]} if member in facts else {}, ())
     return {member: {**shared, **own.get(member, {})} for member in facts}
 
 
-def _check_variable(name: Any, value: Any) -> None:
-    if name in RESERVED:
-        remedy = SET_OTHERWISE.get(name, "leave it out")
-        raise InvalidOptionError(
-            f"option {OPTION!r}: {name!r} is not a variable of a template that can be set here; "
-            f"{remedy}"
-        )
-    if name in SWITCHES and not isinstance(value, bool):
-        raise InvalidOptionError(
-            f"option {OPTION!r}: {name!r} must be true or false; got {short_repr(value)}"
-        )
-    try:
-        text = json.dumps({name: value}, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidOptionError(
-            f"option {OPTION!r}: the value of {name!r} must be JSON ({error}); got "
-            f"{short_repr(value)}"
-        ) from None
-    check_text(text, f"option {OPTION!r}")
-
-
-def _unread(
-    name: str, facts: Mapping[str, TemplateFacts], members: Sequence[str] = ()
-) -> InvalidOptionError:
-    """Return the error for a variable that no template reads.
-
-    Args:
-        name: the variable, or the wrong name of a member.
-        facts: what is known of the templates that could read it.
-        members: the names that `name` could be instead of a variable.
-    """
-    if members:
-        return InvalidOptionError(
-            f"option {OPTION!r}: {short_repr(name)} is neither a member nor a variable of a chat "
-            f"template.{nearest(str(name), members)} Members: {', '.join(members)}."
-        )
-    read = sorted(set().union(*(each.variables or () for each in facts.values())))
-    whose = (
-        f"the chat template of member {next(iter(facts))!r} does not read"
-        if len(facts) == 1
-        else f"no chat template of the members {', '.join(map(repr, facts))} reads"
-    )
-    return InvalidOptionError(
-        f"option {OPTION!r}: {whose} {short_repr(name)}.{nearest(str(name), read)} Variables that "
-        f"can be set: {', '.join(read) or 'none'}."
-    )
+def _check_variables(
+    variables: Mapping[str, Any], facts: Mapping[str, TemplateFacts], members: Sequence[str]
+) -> None:
+    """Check variables that one of the members in `facts` must read, if there are any."""
+    read = sorted({name for each in facts.values() for name in each.variables})
+    for name, value in variables.items():
+        if facts and name not in read:
+            whose = "the members" if len(facts) > 1 else "member"
+            allowed = [*read, *(members if isinstance(value, Mapping) else ())]
+            raise InvalidOptionError(
+                f"option {OPTION!r}: no chat template of {whose} {', '.join(map(repr, facts))} "
+                f"reads {short_repr(name)}.{nearest(str(name), allowed)} Variables that can be "
+                f"set: {', '.join(read) or 'none'}."
+            )
+        if name in SWITCHES and not isinstance(value, bool):
+            raise InvalidOptionError(
+                f"option {OPTION!r}: {name!r} must be true or false; got {short_repr(value)}"
+            )
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidOptionError(
+                f"option {OPTION!r}: the value of {name!r} must be JSON ({error}); got "
+                f"{short_repr(value)}"
+            ) from None
+        check_text(text, f"option {OPTION!r}")

@@ -22,7 +22,13 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from adafuse_llm import AdaFuseEngine, AdaFuseError, InvalidInputError, MemberSpec, RuntimeConfig
+from adafuse_llm import (
+    AdaFuseEngine,
+    AdaFuseError,
+    InvalidInputError,
+    RuntimeConfig,
+    TransformersMember,
+)
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar
 from adafuse_llm.embedded import member_paths
 from benchmarks.paper.decode import Interrupted, Record, Runner, load_work
@@ -147,7 +153,7 @@ def _changed(suite: Suite, given: argparse.Namespace) -> Suite:
     return suite.model_copy(update={"ranges": ranges})
 
 
-def _members(suite: Suite) -> list[str | MemberSpec]:
+def _members(suite: Suite) -> list[str] | list[TransformersMember]:
     """Return the members to load.
 
     Raises:
@@ -158,7 +164,7 @@ def _members(suite: Suite) -> list[str | MemberSpec]:
     folders = real_folders()
     if missing := [name for name in suite.real if name not in folders]:
         raise InvalidInputError(f"real members are missing: {', '.join(missing)}. Run `make real`.")
-    return [MemberSpec(str(folders[name]), name=name) for name in suite.real]
+    return [TransformersMember(str(folders[name]), name=name) for name in suite.real]
 
 
 def _machine() -> str:

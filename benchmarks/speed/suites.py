@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm import AdaFuseEngine, MemberSpec
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import heldout_questions, member_paths
 from benchmarks.real.members import real_files, real_folders
@@ -79,7 +79,7 @@ class Suite:
             paths = [self.file(name, kind) for name in names]
         else:
             paths = [self.folder(name) for name in names]
-        specs = [MemberSpec(str(path), **options) for path in paths]
+        specs = [{"path": path, **options} for path in paths]
         with AdaFuseEngine.from_pretrained(specs, dtype="float32") as engine:
             yield engine
 

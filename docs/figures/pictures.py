@@ -13,7 +13,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from adafuse_llm import AdaFuseEngine, MemberSpec
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.documents import Retriever, question_messages, read_documents
 from adafuse_llm.embedded import handbook_path
 from adafuse_llm.serving import create_app
@@ -39,7 +39,7 @@ def main() -> None:
     names = {"smollm": "SmolLM2-135M", "qwen": "Qwen2.5-Coder-0.5B"}
     fetch([member for member in MEMBERS if member.name in names], convert=False)
     files = real_files()
-    members = [MemberSpec(path=files[each], name=name) for each, name in names.items()]
+    members = [{"path": files[each], "name": name} for each, name in names.items()]
     with AdaFuseEngine.from_pretrained(members) as engine, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adafuse_llm.adapters.reply import InvalidToolCall, ReplyReader, Text, ToolCall
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 pytestmark = pytest.mark.quick
 

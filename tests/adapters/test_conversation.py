@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Call, Turn, to_conversation, to_messages
 from adafuse_llm.adapters.reply import ReplyParser, ToolCall
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 pytestmark = pytest.mark.quick
 

@@ -11,9 +11,10 @@ import pytest
 
 from adafuse_llm import (
     AdaFuseEngine,
+    GGUFMember,
     InvalidOptionError,
-    MemberSpec,
     Round,
+    TransformersMember,
 )
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
@@ -56,7 +57,7 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
 def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
     path = str(embedded_gguf("wren", "q8_0"))
     for context, window in ((None, 4096), (500, 500), (5000, 4096)):
-        ensemble = Ensemble.of([MemberSpec(path, name="a", context=context), "missing.gguf"])
+        ensemble = Ensemble.of([GGUFMember(path, name="a", context=context), "missing.gguf"])
         assert ensemble.context_window(["a"]) == window
         assert ensemble.is_chat_model(["a"]) is True
         assert ensemble.is_chat_model(["a", "missing"]) is True
@@ -72,7 +73,7 @@ def test_what_tells_ensembles_apart():
         Ensemble.of(["b", "a"]).identity,
         Ensemble.of(["a", "b"], revision="v1").identity,
         Ensemble.of(["a", "b"], strategy="mixture").identity,
-        Ensemble.of(["a", MemberSpec(path="b", weight=2)]).identity,
+        Ensemble.of(["a", TransformersMember(path="b", weight=2)]).identity,
         Ensemble.of(["a", {"path": "b", "quantization_config": {"bits": 4}}]).identity,
         *(Ensemble(given=engine).identity for engine in engines),
     ]
@@ -183,7 +184,7 @@ def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypa
         f"{tmp_path}/one",
         "org/two",
     ]
-    assert as_spec(MemberSpec(path="~/one")).path == f"{tmp_path}/one"
+    assert as_spec(TransformersMember(path="~/one")).path == f"{tmp_path}/one"
     for weights, message in [
         ("[2, 1]", r"config.yaml: option 'weights' must have one value per member \(3\); got 2"),
         ("[1, 2, 3, 4]", "got 4"),

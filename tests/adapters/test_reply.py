@@ -16,7 +16,7 @@ from adafuse_llm.adapters.reply import (
     Text,
     ToolCall,
 )
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 pytestmark = pytest.mark.quick
 

@@ -12,7 +12,7 @@ from adafuse_llm import GrammarError, InvalidInputError
 from adafuse_llm.adapters.reply import ReplyParser, Text, ToolCall
 from adafuse_llm.adapters.schema import close_objects, recursive_schema
 from adafuse_llm.adapters.tool_grammar import tool_grammar
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 
 llguidance = pytest.importorskip("llguidance")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm import InvalidInputError, MemberSpec
+from adafuse_llm import GGUFMember, InvalidInputError, ServerMember, TransformersMember
 from adafuse_llm.adapters.ensembles import fields_from_config
-from adafuse_llm.loading.config_file import MAX_ALIASES, MAX_DEPTH, read_config
+from adafuse_llm.loading.config_file import read_config
 
 pytestmark = pytest.mark.quick
 
@@ -21,27 +21,12 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def bomb(levels: int, width: int) -> str:
-    """Return YAML whose value has `width` to the power of `levels` parts."""
-    lines = ["max_words: &a0 [lol]"]
-    names = ["stop", "weights", "use", "models", "dtype", "strategy", "revision", "max_new_tokens"]
-    for level, name in enumerate(names[:levels], start=1):
-        lines.append(f"{name}: &a{level} [{', '.join([f'*a{level - 1}'] * width)}]")
-    return "\n".join(lines)
-
-
-def test_a_file_with_nested_aliases_is_refused(tmp_path: Path) -> None:
-    file = written(tmp_path, bomb(8, 9))
-    with pytest.raises(InvalidInputError, match=f"more than {MAX_ALIASES} YAML aliases") as caught:
-        read_config(file)
-    assert len(str(caught.value)) < 400
-
-
-def test_models_can_be_mappings_of_the_fields_of_member_specs(tmp_path: Path) -> None:
-    text = "models: [a/one, {path: a/two.gguf, threads: 2}]"
+def test_models_can_be_mappings_of_the_settings_of_members(tmp_path: Path) -> None:
+    text = "models: [a/allow_pickle, {path: a/two.gguf, threads: 2}, {url: 'http://h', model: m}]"
     assert read_config(written(tmp_path, text)).members == [
-        "a/one",
-        MemberSpec("a/two.gguf", threads=2),
+        TransformersMember("a/allow_pickle"),
+        GGUFMember("a/two.gguf", threads=2),
+        ServerMember("http://h", model="m"),
     ]
 
 
@@ -77,9 +62,9 @@ def test_a_json_schema_is_a_mapping_or_a_file_next_to_the_configuration(tmp_path
     [
         ("json_schema: no.json", "JSON schema .*no.json: No such file"),
         ("json_schema: list.json", "must contain an object, .* got \\[1\\]"),
-        ("json_schema: {const: 2024-01-02}", "datetime.date.* that JSON does not have"),
-        ("json_schema: {properties: {yes: {}}}", "True is a YAML value"),
-        ("json_schema: {enum: [1, .inf]}", "inf is a YAML value"),
+        ("json_schema: {const: 2024-01-02}", "YAML value that JSON does not have"),
+        ("json_schema: {properties: {yes: {}}}", "YAML value that JSON does not have"),
+        ("json_schema: {enum: [1, .inf]}", "YAML value that JSON does not have"),
         ("json_schema: [1]", "option 'json_schema': a JSON schema must be a dict"),
         ("json_schema: {}\nregex: a", "got json_schema and regex"),
         ("choices: yes, no", "option 'choices': choices must be a list"),
@@ -98,7 +83,7 @@ def test_a_form_that_cannot_be_used_is_an_error_that_names_the_file(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("max_words: [" + "[" * 50_000, f"nested more than {MAX_DEPTH} levels"),
+        ("max_words: [" + "[" * 50_000, "is not YAML"),
         ("revision: 2024-13-45", "is not YAML: month must be in 1..12"),
         ("max_words: {", "is not YAML"),
         ("5", "must contain names and values"),
@@ -125,11 +110,14 @@ def test_sections_set_how_the_engine_and_the_server_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("runtime: {max_request: 3}", "section 'runtime': unknown option 'max_request'. Did you"),
-        ("runtime: {max_requests: 0}", "section 'runtime': option 'max_requests': input should"),
-        ("serving: {cors_origins: [x]}", "section 'serving': option 'cors_origins': each origin"),
-        ("serving: {1: 2}", "section 'serving': unknown option '1'"),
-        ("serving: [port]", "section 'serving' must contain names and values; got ['port']"),
+        ("runtime: {max_request: 3}", "option 'runtime': unknown option 'max_request'. Did you"),
+        ("runtime: {max_requests: 0}", "option 'runtime': option 'max_requests': input should"),
+        ("serving: {cors_origins: [x]}", "option 'serving': option 'cors_origins': each origin"),
+        ("serving: {1: 2}", "option 'serving': unknown option '1'"),
+        (
+            "serving: [port]",
+            "option 'serving': input should be a valid dictionary",
+        ),
         ("max_requests: 3", "'max_requests'. It belongs to the section 'runtime'."),
         ("port: 3", "unknown option 'port'. It belongs to the section 'serving'."),
     ],

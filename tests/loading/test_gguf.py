@@ -1,9 +1,8 @@
-"""Which GGUF file is loaded, and with which tokenizer."""
+"""Which GGUF file is loaded, and what it writes."""
 
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,17 +14,18 @@ from huggingface_hub import constants
 
 from adafuse_llm import (
     AdaFuseEngine,
-    InvalidOptionError,
+    GGUFMember,
     LoadError,
-    MemberSpec,
     MissingDependencyError,
+    TransformersMember,
 )
 from adafuse_llm.backends.gguf import read_facts
 from adafuse_llm.backends.llamacpp import library
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import gguf as loading
-from adafuse_llm.loading.gguf import find_tokenizer, is_gguf_member, plan_gguf
-from tests.support.gguf_files import embedded_gguf, rewrite_gguf, write_gguf
+from adafuse_llm.loading.gguf import find_file
+from adafuse_llm.loading.specs import as_spec
+from tests.support.gguf_files import embedded_gguf, rewrite_gguf
 
 WREN, HERON, FINCH = member_paths()
 WITHOUT_GPU = SimpleNamespace(llama_supports_gpu_offload=lambda: False)
@@ -49,15 +49,15 @@ def put(folder: Path, *names: str) -> Path:
 
 def found(path: object, **settings: Any) -> Path:
     """The file from which a member is loaded."""
-    spec = MemberSpec(str(path), **settings)
-    assert is_gguf_member(spec)
-    return plan_gguf(spec, "m").path
+    spec = as_spec({"path": path, **settings})
+    assert isinstance(spec, GGUFMember)
+    return find_file(spec).files[0]
 
 
 def refusal(path: object, kind: type[LoadError] = LoadError, **settings: Any) -> str:
     """The error of a member that cannot be loaded; nothing is loaded before it."""
     with pytest.raises(kind) as caught:
-        AdaFuseEngine.from_pretrained([str(HERON), MemberSpec(str(path), name="m", **settings)])
+        AdaFuseEngine.from_pretrained([str(HERON), {"path": path, "name": "m", **settings}])
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -68,7 +68,6 @@ def test_a_file_or_the_only_file_of_a_folder_is_loaded(tmp_path: Path) -> None:
     assert found(file) == found(tmp_path) == file
     blob = file.rename(tmp_path / "sha256-12")  # as Ollama names it
     assert found(blob) == blob
-    assert not is_gguf_member(MemberSpec(str(tmp_path)))
 
 
 @pytest.mark.quick
@@ -110,16 +109,16 @@ def test_the_folder_of_ollama_is_refused_with_the_files_of_its_models(ollama: Pa
     assert found(blobs / "sha256-1") == blobs / "sha256-1"
     manifest = "manifests/registry.ollama.ai/library/qwen3/8b"
     for path in (ollama.parent, ollama, blobs, blobs / "sha256-3", ollama / manifest):
-        assert refusal(path, context=512).endswith(
-            ") belongs to Ollama, whose GGUF files have no names, but is not one of them. Pass the "
-            f"file of a model: {blobs / 'sha256-2'} (hf.co/o/m-GGUF:Q8_0), {blobs / 'sha256-1'} "
-            "(qwen3:8b)."
-        )
+        message = refusal(path, context=512)
+        assert "belongs to Ollama" in message
+        for file, model in (("sha256-2", "hf.co/o/m-GGUF:Q8_0"), ("sha256-1", "qwen3:8b")):
+            assert f"{blobs / file} ({model})" in message
 
 
 @pytest.mark.quick
 def test_transformers_loads_a_folder_of_both_kinds_unless_file_is_set(saved_with_gguf) -> None:
-    assert not is_gguf_member(MemberSpec(str(saved_with_gguf)))
+    assert isinstance(as_spec(saved_with_gguf), TransformersMember)
+    assert find_file(GGUFMember(str(saved_with_gguf))).files == (saved_with_gguf / "m.gguf",)
     assert found(saved_with_gguf, file="*.gguf") == saved_with_gguf / "m.gguf"
 
 
@@ -149,46 +148,12 @@ def test_unusable_files_are_refused_before_anything_is_loaded(tmp_path, monkeypa
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ({"dtype": "float16"}, "dtype is not for GGUF members. The file determines"),
-        ({"trust_remote_code": True}, "trust_remote_code is not for GGUF members"),
-    ],
-)
-def test_settings_of_transformers_are_refused(tmp_path: Path, setting, says) -> None:
-    folder = put(tmp_path, "m.gguf")
-    for spec in (
-        lambda: MemberSpec(str(folder), **setting),
-        lambda: MemberSpec(str(folder / "m.gguf"), **setting),
-        lambda: MemberSpec(str(folder), file="m.gguf", **setting),
-    ):
-        with pytest.raises(InvalidOptionError, match=says):
-            AdaFuseEngine.from_pretrained([spec()])
-
-
-@pytest.mark.quick
 @pytest.mark.parametrize("layers", [None, 0, 5])
 def test_layers_on_gpus_need_a_llama_cpp_for_gpus(tmp_path: Path, caplog, layers) -> None:
     found(put(tmp_path, "m.gguf"), gpu_layers=layers)
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (layers == 5)
-    assert all("'m' runs on the CPU, and gpu_layers=5 has no effect" in each for each in warnings)
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"context": 100},
-        {"threads": 2},
-        {"end_tokens": ["</s>"]},
-    ],
-)
-def test_settings_of_gguf_members_are_refused_for_transformers(setting) -> None:
-    (name,) = setting
-    with pytest.raises(InvalidOptionError, match=f"{name} is for GGUF members only"):
-        AdaFuseEngine.from_pretrained([MemberSpec(str(WREN), **setting)])
+    assert all("runs on the CPU, and gpu_layers=5 has no effect" in each for each in warnings)
 
 
 # The hub --------------------------------------------------------------------------------------
@@ -236,37 +201,6 @@ def test_only_the_files_of_the_model_are_downloaded(snapshot: Path, monkeypatch)
     assert "has 2 GGUF files: m-Q4_K_M.gguf, Q8/m-00001-of-00002.gguf" in refusal("org/some-GGUF")
 
 
-# The tokenizer --------------------------------------------------------------------------------
-
-
-def with_tokenizer(folder: Path, member: Path, *skipped: str) -> MemberSpec:
-    for file in member.glob("token*"):
-        if file.name not in skipped:
-            shutil.copy(file, folder)
-    return MemberSpec(str(put(folder, "m.gguf")))
-
-
-def test_a_matching_tokenizer_in_the_same_folder_is_used(tmp_path: Path, caplog) -> None:
-    spec = with_tokenizer(tmp_path, WREN, "tokenizer_config.json")
-    tokenizer = find_tokenizer(plan_gguf(spec, "m"))
-    assert len(tokenizer) == 1536
-    assert "<|start|>" in tokenizer.chat_template, "the template is that of the file"
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("kind", ["another", "damaged"])
-def test_a_tokenizer_that_does_not_match_is_ignored(tmp_path: Path, caplog, kind: str) -> None:
-    spec = with_tokenizer(tmp_path, FINCH)
-    if kind == "damaged":
-        (tmp_path / "tokenizer.json").write_text("{")
-    with caplog.at_level(logging.WARNING):
-        assert find_tokenizer(plan_gguf(spec, "m")) is None
-    (record,) = caplog.records
-    says = "its token 0 is '[|unk|]', and the file's is '<|endoftext|>'"
-    assert "member 'm' uses the vocabulary of m.gguf and ignores" in record.getMessage()
-    assert (says in record.getMessage()) == (kind == "another")
-
-
 # llama.cpp ------------------------------------------------------------------------------------
 
 
@@ -279,22 +213,14 @@ def test_a_missing_llama_cpp_is_named(monkeypatch) -> None:
 
 
 @pytest.mark.gguf
-def test_members_of_all_kinds_write_what_the_embedded_members_write(tmp_path: Path) -> None:
+def test_members_of_both_kinds_write_what_the_embedded_members_write() -> None:
     exact: dict[str, Any] = {"cache_type": "f32", "flash_attention": False, "context": 1024}
-    with_text = tmp_path / "finch"
-    with_text.mkdir()
-    with_tokenizer(with_text, FINCH)
-    write_gguf(FINCH, with_text / "m.gguf")
-    members = [
-        MemberSpec(str(embedded_gguf("wren")), name="wren", **exact),
-        MemberSpec(str(HERON)),
-        MemberSpec(str(with_text), threads=1, **exact),
-    ]
+    wren = GGUFMember(str(embedded_gguf("wren")), name="wren", **exact)
     prompt = "The ferry to"
     with AdaFuseEngine.from_embedded() as engine:
-        expected = engine.generate(prompt, max_new_tokens=24).text
-    with AdaFuseEngine.from_pretrained(members, dtype="float32") as engine:
-        assert engine.members == ("wren", "heron", "finch")
+        expected = engine.generate(prompt, max_new_tokens=24, use=["wren", "heron"]).text
+    with AdaFuseEngine.from_pretrained([wren, str(HERON)], dtype="float32") as engine:
+        assert engine.members == ("wren", "heron")
         assert engine.context_window == 1024
         assert engine.generate(prompt, max_new_tokens=24).text == expected
 
@@ -338,7 +264,7 @@ def test_files_that_people_have_write_the_same_text(tmp_path: Path) -> None:
     files["parts"] = tmp_path / "m-00001-of-00003.gguf"
     texts = {}
     for name, file in {"original": original, **files}.items():
-        with AdaFuseEngine.from_pretrained([MemberSpec(str(file), context=512)]) as engine:
+        with AdaFuseEngine.from_pretrained([GGUFMember(str(file), context=512)]) as engine:
             messages = [{"role": "user", "content": "What is 12 + 7?"}]
             texts[name] = engine.generate(messages=messages, max_new_tokens=12).text
     assert list(texts.values()) == [texts["original"]] * 4

@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, MemberSpec
+from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, TransformersMember
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.embedded import member_paths
 
@@ -89,14 +89,14 @@ def case(request: pytest.FixtureRequest) -> Case:
     return chosen
 
 
-def load(*members: Path | MemberSpec, **options: Any) -> AdaFuseEngine:
+def load(*members: Path | TransformersMember, **options: Any) -> AdaFuseEngine:
     return AdaFuseEngine.from_pretrained(
-        [m if isinstance(m, MemberSpec) else str(m) for m in members], **options
+        [m if isinstance(m, TransformersMember) else str(m) for m in members], **options
     )
 
 
-def quantized(path: Path, config: Any, **options: Any) -> MemberSpec:
-    return MemberSpec(path=str(path), quantization_config=config, **options)
+def quantized(path: Path, config: Any, **options: Any) -> TransformersMember:
+    return TransformersMember(path=str(path), quantization_config=config, **options)
 
 
 def weight_types(engine: AdaFuseEngine, member: int = 0) -> set[str]:

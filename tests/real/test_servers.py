@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
+from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError, ServerMember, TransformersMember
 from adafuse_llm.backends import Query, TokenTree
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
@@ -38,7 +38,7 @@ def url(smollm: Path) -> Iterator[str]:
 
 
 def member(url: str, **settings: Any) -> ServerBackend:
-    (loaded,), _ = load_members([MemberSpec(url=url, name="smollm", **settings)])
+    (loaded,), _ = load_members([ServerMember(url, name="smollm", **settings)])
     assert isinstance(loaded, ServerBackend)
     return loaded
 
@@ -49,7 +49,7 @@ def test_the_member_keeps_the_rules_of_backends(url: str) -> None:
 
 def test_numbers_equal_those_of_the_file_in_this_process(url: str, smollm: Path) -> None:
     far = member(url)
-    (near,), _ = load_members([MemberSpec(str(smollm), context=4096, repeatable=True)])
+    (near,), _ = load_members([GGUFMember(str(smollm), context=4096, repeatable=True)])
     assert far.end_ids == near.end_ids
     ids = far.codec.encode_messages(QUESTION)
     assert ids == near.codec.encode_messages(QUESTION)
@@ -76,7 +76,7 @@ def test_a_pair_with_a_member_in_this_process_answers(
     url: str, real_folders: dict[str, Path]
 ) -> None:
     far = member(url)
-    (qwen,), _ = load_members([MemberSpec(str(real_folders["qwen"]), name="qwen")])
+    (qwen,), _ = load_members([TransformersMember(str(real_folders["qwen"]), name="qwen")])
     engine = AdaFuseEngine([far, qwen])
     found = engine.generate(messages=QUESTION, max_new_tokens=16)
     assert "Paris" in found.text

@@ -14,7 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec, MemberUnavailableError
+from adafuse_llm import (
+    AdaFuseEngine,
+    GGUFMember,
+    LoadError,
+    MemberUnavailableError,
+    ServerMember,
+    TransformersMember,
+)
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
@@ -48,7 +55,7 @@ def url(smollm: Path) -> Iterator[str]:
 
 
 def member(url: str, name: str = "smollm", **settings: Any) -> ServerBackend:
-    (loaded,), _ = load_members([MemberSpec(url=url, name=name, **settings)])
+    (loaded,), _ = load_members([ServerMember(url, name=name, **settings)])
     assert isinstance(loaded, ServerBackend)
     return loaded
 
@@ -60,7 +67,7 @@ def here(real_folders: dict[str, Path]) -> Callable[[str], HuggingFaceBackend]:
 
     def load(name: str) -> HuggingFaceBackend:
         if name not in known:
-            spec = MemberSpec(str(real_folders[name]), name=name, dtype="float32")
+            spec = TransformersMember(str(real_folders[name]), name=name, dtype="float32")
             (loaded,), _ = load_members([spec])
             assert isinstance(loaded, HuggingFaceBackend)
             known[name] = loaded
@@ -136,7 +143,9 @@ def test_two_members_on_one_server(url: str, smollm: Path) -> None:
     """Both ask it at the same time. A mixed batch would have wrong likeliest tokens."""
     names = ("one", "two")
     far = [member(url, name) for name in names]
-    near, _ = load_members([MemberSpec(str(smollm), name=name, dtype="float32") for name in names])
+    near, _ = load_members(
+        [TransformersMember(str(smollm), name=name, dtype="float32") for name in names]
+    )
     compare(far, near)
     for each in far:
         each.close()
@@ -145,7 +154,7 @@ def test_two_members_on_one_server(url: str, smollm: Path) -> None:
 def test_a_pair_with_a_gguf_member(
     url: str, real_files: dict[str, Path], here: Callable[[str], HuggingFaceBackend]
 ) -> None:
-    spec = MemberSpec(str(real_files["gemma"]), name="gemma", context=2048, repeatable=True)
+    spec = GGUFMember(str(real_files["gemma"]), name="gemma", context=2048, repeatable=True)
     (gguf,), _ = load_members([spec])
     far = member(url)
     compare([far, gguf], [here("smollm"), gguf])

@@ -233,7 +233,7 @@ class FaultyFake(RecordedFake):
         super().__init__(name, rule)
         # Ties go to the lower id, so ids must not depend on the order in which texts turn up.
         texts = [*vocabulary, *CHARACTERS]
-        self._codec = self._faulty = FaultyCodec(texts, is_complete=is_complete)
+        self.codec = self._faulty = FaultyCodec(texts, is_complete=is_complete)
         self._fault: Fault | None = None
 
     @contextmanager

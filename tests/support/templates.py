@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
-from adafuse_llm.text.chat import Message
+from adafuse_llm.text.conversation import Message
 from tests.support.models import tokenizer
 
 
@@ -27,12 +27,7 @@ class Family:
         bos: the token that a text begins with.
         eos: the token that ends a reply.
         control: other tokens that are not text.
-        writes_bos: where the template writes `bos`.
         adds_bos: whether the tokenizer adds it to plain text, too.
-        system: where the words of a system message end up: ``"in place"``, ``"first"`` before all
-            turns, ``"last"`` in the last user's turn; ``"raises"`` and ``"lost"`` say it.
-        alternates: whether it raises unless user and assistant take turns.
-        tools: whether it knows results of tools.
         parts: whether it takes content as a list of parts only, and nothing of text.
         tool_use: a second template, for conversations with tools.
     """
@@ -41,11 +36,7 @@ class Family:
     eos: str
     bos: str | None = None
     control: tuple[str, ...] = ()
-    writes_bos: Literal["never", "once", "every user's turn"] = "never"
     adds_bos: bool = False
-    system: Literal["in place", "first", "last", "raises", "lost"] = "in place"
-    alternates: bool = False
-    tools: bool = False
     parts: bool = False
     tool_use: str | None = None
 
@@ -79,7 +70,6 @@ FAMILIES: dict[str, Family] = {
         "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}",
         eos="<|im_end|>",
         control=("<|im_start|>", "<|endoftext|>"),
-        tools=True,
     ),
     "llama2": Family(
         LEADING_SYSTEM + "{%- for m in turns %}" + ALTERNATING + "{%- if m.role == 'user' %}"
@@ -89,10 +79,7 @@ FAMILIES: dict[str, Family] = {
         "{%- else %}{{- ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
         bos="<s>",
         eos="</s>",
-        writes_bos="every user's turn",
         adds_bos=True,
-        system="first",
-        alternates=True,
     ),
     "llama3": Family(
         "{{- bos_token }}{%- for m in messages %}"
@@ -104,9 +91,7 @@ FAMILIES: dict[str, Family] = {
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
         control=("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>"),
-        writes_bos="once",
         adds_bos=True,
-        tools=True,
     ),
     "mistral-1": Family(
         "{{- bos_token }}{%- for m in messages %}" + ALTERNATING + "{%- if m.role == 'user' %}"
@@ -116,10 +101,7 @@ FAMILIES: dict[str, Family] = {
         "{%- endfor %}",
         bos="<s>",
         eos="</s>",
-        writes_bos="once",
         adds_bos=True,
-        system="raises",
-        alternates=True,
     ),
     "mistral-3": Family(
         LEADING_SYSTEM + "{{- bos_token }}{%- for m in turns %}" + ALTERNATING + ""
@@ -132,10 +114,7 @@ FAMILIES: dict[str, Family] = {
         bos="<s>",
         eos="</s>",
         control=("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
-        writes_bos="once",
         adds_bos=True,
-        system="last",
-        alternates=True,
     ),
     "gemma": Family(
         "{{- bos_token }}{%- if messages[0].role == 'system' %}"
@@ -147,10 +126,7 @@ FAMILIES: dict[str, Family] = {
         bos="<bos>",
         eos="<eos>",
         control=("<start_of_turn>", "<end_of_turn>"),
-        writes_bos="once",
         adds_bos=True,
-        system="raises",
-        alternates=True,
     ),
     "phi3": Family(
         "{%- for m in messages %}"
@@ -181,10 +157,7 @@ FAMILIES: dict[str, Family] = {
         "{%- if add_generation_prompt %}{{- ' ASSISTANT:' }}{% endif %}",
         bos="<s>",
         eos="</s>",
-        writes_bos="once",
         adds_bos=True,
-        system="first",
-        alternates=True,
     ),
     "deepseek": Family(
         "{%- set ns = namespace(system='') %}"
@@ -205,10 +178,7 @@ FAMILIES: dict[str, Family] = {
             "<｜tool▁output▁begin｜>",
             "<｜tool▁output▁end｜>",
         ),
-        writes_bos="once",
         adds_bos=True,
-        system="first",
-        tools=True,
     ),
     "command-r": Family(
         LEADING_SYSTEM + "{{- bos_token }}{%- if system %}"
@@ -228,10 +198,7 @@ FAMILIES: dict[str, Family] = {
             "<|USER_TOKEN|>",
             "<|CHATBOT_TOKEN|>",
         ),
-        writes_bos="once",
         adds_bos=True,
-        system="first",
-        alternates=True,
     ),
     "falcon": Family(
         "{%- for m in messages %}{%- set text = m.content.strip().replace('\n\n', '\n') %}"
@@ -240,7 +207,6 @@ FAMILIES: dict[str, Family] = {
         "{%- elif m.role == 'assistant' %}{{- '\n\nAssistant: ' + text }}{% endif %}"
         "{%- endfor %}{%- if add_generation_prompt %}{{- '\n\nAssistant:' }}{% endif %}",
         eos="<|endoftext|>",
-        system="lost",
     ),
     "idefics": Family(
         "{{- bos_token }}{%- for m in messages %}{{- m.role.capitalize() + ': ' }}"
@@ -249,8 +215,6 @@ FAMILIES: dict[str, Family] = {
         "{%- if add_generation_prompt %}{{- 'Assistant:' }}{% endif %}",
         bos="<s>",
         eos="<end_of_utterance>",
-        writes_bos="once",
-        tools=True,
         parts=True,
     ),
 }
@@ -294,7 +258,6 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{%- endif %}{% endfor %}" + OPENS_REPLY,
         eos="<|im_end|>",
         control=("<|im_start|>", "<|endoftext|>", "<tool_call>", "</tool_call>"),
-        tools=True,
     ),
     "qwen3": Family(
         LEADING_SYSTEM + CHATML_TOOLS + "{%- for m in turns %}" + LAST_IS_TOOL + ""
@@ -314,7 +277,6 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{%- endif %}{% endfor %}" + OPENS_REPLY,
         eos="<|im_end|>",
         control=("<|im_start|>", "<|endoftext|>", "<tool_call>", "</tool_call>", "</think>"),
-        tools=True,
     ),
     "hermes": Family(
         "{%- for m in messages %}"
@@ -350,7 +312,6 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{%- endif %}{% endfor %}" + OPENS_REPLY,
         eos="<|im_end|>",
         control=("<|im_start|>",),
-        tools=True,
     ),
     "llama3.1": Family(
         LEADING_SYSTEM + "{{- bos_token + '<|start_header_id|>system<|end_header_id|>\n\n' }}"
@@ -381,10 +342,7 @@ TOOL_FAMILIES: dict[str, Family] = {
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
         control=("<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>", "<|eom_id|>"),
-        writes_bos="once",
         adds_bos=True,
-        system="first",
-        tools=True,
     ),
     "mistral-3-tools": Family(
         LEADING_SYSTEM + "{%- set users = turns | selectattr('role', 'equalto', 'user') | list %}"
@@ -423,11 +381,7 @@ TOOL_FAMILIES: dict[str, Family] = {
             *("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
             *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
         ),
-        writes_bos="once",
         adds_bos=True,
-        system="last",
-        alternates=True,
-        tools=True,
     ),
     "deepseek-3": Family(
         LEADING_SYSTEM + "{{- bos_token + system }}"
@@ -435,8 +389,8 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{{- tool.function.description + '\n' + tool.function.parameters | tojson }}{% endfor %}"
         "{%- for m in turns %}"
         "{%- if m.role == 'user' %}{{- '<｜User｜>' + m.content }}"
-        "{%- elif m.role == 'assistant' and not m.content %}"
-        "{{- '<｜Assistant｜>' }}{%- for call in m.tool_calls %}"
+        "{%- elif m.role == 'assistant' and m.tool_calls is defined %}"
+        "{{- '<｜Assistant｜>' + m.content }}{%- for call in m.tool_calls %}"
         "{{- '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name }}"
         "{{- '\n' + call.function.arguments + '<｜tool▁call▁end｜>' }}{% endfor %}"
         "{{- eos_token }}"
@@ -451,10 +405,7 @@ TOOL_FAMILIES: dict[str, Family] = {
             *("<｜User｜>", "<｜Assistant｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
             *("<｜tool▁sep｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
         ),
-        writes_bos="once",
         adds_bos=True,
-        system="first",
-        tools=True,
     ),
 }
 """Families whose templates take tools (``tools=``), calls and results. They differ in how."""

@@ -8,17 +8,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import psutil
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from adafuse_llm.backends.fake import FakeCodec
-from adafuse_llm.text.chat import Tool, check_messages, fit, render_plain
-from adafuse_llm.text.codec import TextCodec, TokenizerCodec
+from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import check_conversation
 from tests.support.models import CHATML, STRICT, TEXT, TOKENIZER_KINDS, tokenizer
-from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer, turn
+from tests.support.templates import FAMILIES, family_tokenizer, turn
 from tests.support.tokenizers import known_tokenizer
 
 
@@ -33,7 +31,7 @@ def test_conversations_become_what_the_template_says(kind: Any, template: str | 
     ids = codec.encode_messages(messages)
     text = known.decode(ids)
     if template is None:
-        assert ids == codec.encode_prompt(render_plain(messages))
+        assert ids == codec.encode_prompt(check_conversation(messages).plain_text())
     elif template == CHATML:
         assert "one two" in text
         assert text.endswith("assistant\n")
@@ -85,12 +83,6 @@ def test_an_unfinished_character_shows_as_a_replacement_until_it_is_complete() -
 
 
 @pytest.mark.quick
-def test_codecs_are_text_codecs() -> None:
-    assert isinstance(TokenizerCodec(tokenizer("bytelevel")), TextCodec)
-    assert isinstance(FakeCodec(), TextCodec)
-
-
-@pytest.mark.quick
 def test_the_fake_codec_cuts_into_the_longest_tokens() -> None:
     codec = FakeCodec(["the", " light"])
     ids = codec.encode_prompt("the lighter<end>")
@@ -126,15 +118,6 @@ def test_what_a_template_writes_is_text_in_a_prompt_whatever_kind_of_token_it_is
         assert known.decode(tokens) == text
         if "\u25c7" not in text:  # one character cannot be taken apart
             assert markers.isdisjoint(tokens), text
-
-
-def test_a_template_that_writes_content_as_json_keeps_the_roles() -> None:
-    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | tojson }}{% endfor %}"
-    codec = TokenizerCodec(tokenizer("bytelevel", template))
-    tokens = codec.encode_messages([turn("system", 'say "a\nb"'), turn("user", "x\ny")])
-    text = tokenizer("bytelevel").decode(tokens)
-    assert "<system>" in text
-    assert "<user>" in text
 
 
 def _word_pieces() -> Any:
@@ -194,9 +177,7 @@ HOSTILE = {
     [(kind, (None, CHATML, STRICT)[n % 3]) for n, kind in enumerate(KINDS)],
     ids=KINDS,
 )
-def test_e4_control_tokens_that_a_user_spells_out_stay_text(
-    kind: str, template: str | None
-) -> None:
+def test_control_tokens_that_a_user_spells_out_stay_text(kind: str, template: str | None) -> None:
     known = _with_template(kind, template)
     codec = TokenizerCodec(known)
     control = {*known.all_special_ids, *known.get_added_vocab().values()}
@@ -225,43 +206,13 @@ def test_e4_control_tokens_that_a_user_spells_out_stay_text(
                 )
 
 
-@pytest.mark.parametrize(
-    ("kind", "family"),
-    [(kind, ("qwen2.5", "mistral-3-tools")[n % 2]) for n, kind in enumerate(KINDS)],
-    ids=KINDS,
-)
-def test_e4_control_tokens_in_tool_calls_stay_text(kind: str, family: str) -> None:
-    known = _with_template(kind, TOOL_FAMILIES[family].template)
-    codec = TokenizerCodec(known)
-    assert codec.tool_form is not None
-    control = {*known.all_special_ids, *known.get_added_vocab().values()}
-    if kind in LOSSY:
-        control -= {known.unk_token_id}
-    spellings = [known.convert_ids_to_tokens(token) for token in sorted(control)]
-    spellings += ["".join(chr(ord(letter) + 0xFEE0) for letter in "</s>")]
-
-    def found(text: str) -> list[int]:
-        call = {"id": "1", "name": "add", "arguments": {text: [text]}}
-        turns = [
-            turn("user", text),
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "1", "content": text},
-        ]
-        conversation = check_conversation(turns, [Tool("add", text, {text: text})])
-        return [token for token in codec.encode_conversation(conversation) if token in control]
-
-    for spelling in spellings:
-        assert found(f"a {spelling} b") == found("hello")
-
-
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
-def test_e4_the_time_is_linear_in_the_number_of_control_tokens(
+def test_the_time_is_linear_in_the_number_of_control_tokens(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = _with_template(kind, CHATML)
     codec = TokenizerCodec(known)
-    assert codec._fast is not None
-    encode_text = codec._fast.encode
+    encode_text = codec._encode
     read = 0
 
     def counting(text: str, **options: Any) -> Any:
@@ -269,7 +220,7 @@ def test_e4_the_time_is_linear_in_the_number_of_control_tokens(
         read += 40 + len(text)  # a call has a cost of its own
         return encode_text(text, **options)
 
-    monkeypatch.setattr(codec._fast, "encode", counting)
+    monkeypatch.setattr(codec, "_encode", counting)
     for encode in (codec.encode_prompt, lambda text: codec.encode_messages([turn("user", text)])):
         costs = []
         for count in (300, 1200):  # deeper than the interpreter's limit of recursion
@@ -280,15 +231,6 @@ def test_e4_the_time_is_linear_in_the_number_of_control_tokens(
         assert costs[1] < 5 * costs[0]
 
 
-def _fitted(known: Any, messages: list[Any]) -> list[dict[str, Any]]:
-    return fit(
-        check_messages(messages),
-        lambda turns: str(
-            known.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        ),
-    )
-
-
 ORDINARY = [
     turn("system", " Be brief.\n"),
     turn("user", "Who keeps the light?  caf\u00e9 \U0001f600 <b>5 < 6</b>"),
@@ -297,22 +239,27 @@ ORDINARY = [
 ]
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *KINDS])
-def test_messages_without_control_tokens_give_the_tokens_of_the_template(name: str) -> None:
-    known = family_tokenizer(name) if name in FAMILIES else _with_template(name, CHATML)
+@pytest.mark.parametrize("name", KINDS)
+def test_texts_without_control_tokens_give_the_tokens_of_transformers(name: str) -> None:
+    known = _with_template(name, CHATML)
     expected = known.apply_chat_template(
-        _fitted(known, ORDINARY), tokenize=True, add_generation_prompt=True, return_dict=False
+        ORDINARY, tokenize=True, add_generation_prompt=True, return_dict=False
     )
-    assert TokenizerCodec(known).encode_messages(ORDINARY) == expected
+    codec = TokenizerCodec(known)
+    assert codec.encode_messages(ORDINARY) == expected
+    for text in ("", "The ferry", "  two \n\n", "caf\u00e9 \U0001f600"):
+        assert codec.encode_prompt(text) == known.encode(text)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "bytelevel", "sentencepiece", "llama2", "llama3"])
+@pytest.mark.parametrize(
+    "name", ["qwen", "gemma", "bytelevel", "sentencepiece", "llama2", "llama3"]
+)
 def test_messages_with_control_tokens_give_the_tokens_of_transformers(name: str) -> None:
     known = family_tokenizer(name) if name in FAMILIES else _with_template(name, CHATML)
     spelled = "a" + "b, ".join(token.content for token in known.added_tokens_decoder.values())
     messages = [turn("user", spelled), turn("assistant", f" {spelled}\n"), turn("user", "ok")]
     expected = known.apply_chat_template(
-        _fitted(known, messages),
+        messages,
         tokenize=True,
         add_generation_prompt=True,
         return_dict=False,
@@ -338,47 +285,37 @@ def test_tokens_that_a_tokenizer_declares_as_control_tokens_stay_text() -> None:
     assert made.decode(tokens) == "<|Bot|>hi<|Bot|>no"
 
 
-def test_a_tokenizer_does_not_keep_the_texts_of_all_requests() -> None:
-    known = copy.deepcopy(tokenizer("sentencepiece"))
-    TokenizerCodec(known)
-    resident = psutil.Process().memory_info
-
-    def read(first: int, last: int) -> None:
-        for number in range(first, last):
-            known.backend_tokenizer.encode(
-                f"{number} The keeper counted the goats on the ice. " * 3
-            )
-
-    read(0, 1_500)
-    before = resident().rss
-    read(1_500, 6_000)
-    assert resident().rss - before < 4 * 2**20  # without a bound, it grows by more than 12 MB
-
-
 @pytest.mark.parametrize("what", ["prompt", "messages"])
-def test_e14_a_slow_encoding_blocks_no_other_call_of_a_codec(what: str) -> None:
+def test_a_slow_encoding_blocks_no_other_call_of_a_codec(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     codec = TokenizerCodec(copy.deepcopy(tokenizer("bytelevel", CHATML)))
     context = codec.encode_prompt("The ferry")
     started, gate = threading.Event(), threading.Event()
 
-    def hold(known: Any) -> None:
-        encode = known.encode
+    class Held:
+        """A tokenizer that waits for the gate."""
 
-        def held(text: str, **options: Any) -> Any:
+        def __init__(self, core: Any) -> None:
+            self._core = core
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._core, name)
+
+        def encode(self, text: str, **options: Any) -> Any:
             if "slow" in text:
                 started.set()
                 assert gate.wait(10), "another call waited for this one"
-            return encode(text, **options)
-
-        known.encode = held
+            return self._core.encode(text, **options)
 
     calls = {
-        "prompt": (codec._fast, lambda: codec.encode_prompt("slow")),
-        "messages": (codec._chat_tokenizer, lambda: codec.encode_messages([turn("user", "slow")])),
+        "prompt": ("_core", lambda: codec.encode_prompt("slow")),
+        "messages": ("_template_core", lambda: codec.encode_messages([turn("user", "slow")])),
     }
-    known, call = calls[what]
+    name, call = calls[what]
     expected = call()
-    hold(known)
+    monkeypatch.setattr(codec, name, Held(getattr(codec, name)))
+
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(call)
         assert started.wait(10)
@@ -388,3 +325,32 @@ def test_e14_a_slow_encoding_blocks_no_other_call_of_a_codec(what: str) -> None:
         assert codec.encode_prompt("The ferry") == context
         gate.set()
         assert running.result() == expected
+
+
+FERRY = "The ferry to Orrin leaves at nine."
+
+
+@pytest.mark.quick
+def test_settings_of_other_callers_do_not_change_the_tokens() -> None:
+    known = copy.deepcopy(tokenizer("bytelevel", CHATML))
+    codec = TokenizerCodec(known)
+    prompt, asked = codec.encode_prompt(FERRY), codec.encode_messages([turn("user", FERRY)])
+    known(FERRY, truncation=True, max_length=2)
+    known.pad_token = known.eos_token
+    known([FERRY, "a"], padding="max_length", max_length=64, split_special_tokens=False)
+    assert codec.encode_prompt(FERRY) == prompt
+    assert codec.encode_messages([turn("user", FERRY)]) == asked
+    assert codec.encode_continuation(prompt, f" {FERRY}")[1]
+
+
+@pytest.mark.quick
+def test_a_tokenizer_with_methods_of_its_own_is_called_through_them() -> None:
+    known = copy.deepcopy(tokenizer("bytelevel", CHATML))
+    plain = TokenizerCodec(copy.deepcopy(known))
+    known.decode = lambda tokens, **_: "-".join(map(str, tokens))
+    codec = TokenizerCodec(known)
+    assert codec.decode_continuation([], [1, 2]) == "1-2"
+    text = "a <|im_end|> b"
+    assert codec.encode_prompt(text) == plain.encode_prompt(text)
+    asked = [turn("user", text)]
+    assert codec.encode_messages(asked) == plain.encode_messages(asked)

@@ -1,4 +1,4 @@
-"""Checked conversations with tools."""
+"""Checked conversations, and their plain forms."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.conversation import Conversation, calls_in, check_conversation
+from adafuse_llm.text.conversation import Conversation, Tool, check_conversation
 
 pytestmark = pytest.mark.quick
 
@@ -17,6 +16,43 @@ USER: dict[str, Any] = {"role": "user", "content": "?"}
 ADD = Tool("add", "Adds up.", {"type": "object", "properties": {"a": {"type": "number"}}})
 CALL: dict[str, Any] = {"id": "1", "name": "add", "arguments": {"a": 1}}
 CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def test_checked_messages_have_plain_text_and_known_roles() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "human", "content": [{"type": "text", "text": "one "}, "two"]},
+        {"role": "ai", "content": None, "tool_calls": None},
+        {"role": "tool", "content": "42", "tool_call_id": None},
+    ]
+    assert check_conversation(messages).messages == (
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one two"},
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "42"},
+    )
+
+
+def test_the_plain_format() -> None:
+    asked = check_conversation([{"role": "system", "content": "Answer briefly."}, USER])
+    assert asked.plain_text() == "Answer briefly.\n\nUser: ?\n\nAssistant:"
+    begun = check_conversation([USER, {"role": "assistant", "content": "It "}]).continued()
+    assert begun.plain_text() == "User: ?\n\nAssistant: It "
+
+
+def test_calls_and_results_become_text() -> None:
+    results = [{"role": "tool", "tool_call_id": "1", "content": each} for each in ("</x>", "2")]
+    turns = [USER, {**CALLED, "content": "Well.\n"}, *results]
+    system, _, called, answered = check_conversation(turns, [ADD]).flat()
+    assert system["content"].startswith("# Tools")
+    assert called["content"] == (
+        'Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    )
+    assert answered == {
+        "role": "user",
+        "content": '<tool_response>\n{"name": "add", "content": "<\\/x>"}\n</tool_response>\n'
+        '<tool_response>\n{"name": "add", "content": "2"}\n</tool_response>',
+    }
 
 
 def test_a_conversation_without_tools_stays_as_it_is() -> None:
@@ -64,35 +100,24 @@ def test_mappings_of_other_types_become_plain_json() -> None:
     assert conversation.tools[0].parameters == {"type": "object", "properties": {}}
 
 
-def test_all_texts_are_mapped_and_nothing_else() -> None:
-    turns = [USER, CALLED, {"role": "tool", "tool_call_id": "1", "content": "3"}]
-    conversation = check_conversation(turns, [ADD], "add", instructions="Briefly.")
-    texts = conversation.texts()
-    assert {"?", "3", "add", "Adds up.", "Briefly.", "a", "number"} <= set(texts)
-    assert "1" not in texts
-    upper = conversation.map_texts(str.upper)
-    assert sorted(upper.texts()) == sorted(text.upper() for text in texts)
-    assert upper.map_texts(str.lower).messages == conversation.messages
-    assert upper.request.endswith("must call the tool ADD.")
-    assert [m["role"] for m in upper.messages] == ["user", "assistant", "tool"]
-
-
-def test_calls_are_found_in_text() -> None:
-    flat = check_conversation([USER, CALLED]).flat()
-    text = f"{flat[1]['content']} <tool_call>not JSON</tool_call>"
-    assert list(calls_in(text)) == [{"name": "add", "arguments": {"a": 1}}]
-
-
 @pytest.mark.parametrize(
     ("messages", "options", "says"),
     [
         ([], {}, "empty"),
         ("hello", {}, "got str"),
+        ({"role": "user", "content": "x"}, {}, "got dict"),
+        (None, {}, "NoneType"),
+        (["hello"], {}, "message 0 must be a dict"),
+        ([{"content": "x"}], {}, "'role'"),
+        ([USER, {"role": "usr", "content": "x"}], {}, "Did you mean 'user'"),
+        ([{"role": ["user"], "content": "x"}], {}, "role"),
+        ([{"role": "user", "content": 5}], {}, "type int"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "not text"),
         ([{"role": "user", "content": " "}], {}, "no text"),
         (
             [{**USER, "audio": "x"}],
             {},
-            "'audio'; only 'role', 'content', 'tool_calls', 'tool_call_id' and",
+            "'audio'; only 'role', 'content', 'tool_calls', 'tool_call_id', 'reas",
         ),
         ([{**USER, "tool_calls": [CALL]}], {}, "only an assistant message"),
         ([{**USER, "tool_call_id": "1"}], {}, "only a tool message"),

@@ -1,4 +1,4 @@
-"""Warnings about what members read, and what ends a reply in the plain format of messages."""
+"""What ends a reply in the plain format of messages, and warnings about what members read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, ContextWindowError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.text.codec import TokenizerCodec
-from adafuse_llm.text.conversation import check_conversation
 from adafuse_llm.text.exactness import change_of, difference
-from adafuse_llm.text.prompt_warnings import PromptWarnings
 from tests.support.models import CHATML, tokenizer
 from tests.support.scripted import scripted, scripted_model
 
@@ -35,11 +33,8 @@ def chat(name: str = "chat", script: Any = runs_on) -> HuggingFaceBackend:
     return scripted(script, name=name, template=CHATML)
 
 
-# R5 -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("strategy", ["adafuse", "single"])
-def test_r5_a_reply_in_the_plain_format_ends_before_an_invented_turn(strategy: str) -> None:
+def test_a_reply_in_the_plain_format_ends_before_an_invented_turn(strategy: str) -> None:
     with AdaFuseEngine([plain()], strategy=strategy) as engine:
         reply = engine.generate(messages=QUESTION, max_new_tokens=40)
         assert (reply.text, reply.finish_reason) == ("Yes.", "stop")
@@ -47,7 +42,7 @@ def test_r5_a_reply_in_the_plain_format_ends_before_an_invented_turn(strategy: s
         assert joined == "Yes."
 
 
-def test_r5_one_member_without_a_template_is_enough() -> None:
+def test_one_member_without_a_template_is_enough() -> None:
     with AdaFuseEngine([chat(), plain()]) as engine:
         assert engine.generate(messages=QUESTION).text == "Yes."
         assert engine.generate(messages=QUESTION, use=["plain"]).text == "Yes."
@@ -55,27 +50,27 @@ def test_r5_one_member_without_a_template_is_enough() -> None:
         assert alone.text == RUNS_ON
 
 
-def test_r5_a_member_that_ends_its_reply_ends_it_as_before() -> None:
+def test_a_member_that_ends_its_reply_ends_it_as_before() -> None:
     with AdaFuseEngine([chat(script=lambda _: "Yes. "), plain(script=lambda _: "Yes. ")]) as engine:
         reply = engine.generate(messages=QUESTION)
     assert (reply.text, reply.finish_reason) == ("Yes. ", "stop")
 
 
-def test_r5_prompts_and_forms_have_no_such_stop() -> None:
+def test_prompts_and_forms_have_no_such_stop() -> None:
     with AdaFuseEngine([plain()]) as engine:
         assert engine.generate("User: Is it blue?\n\nAssistant:").text.strip() == RUNS_ON
         chosen = engine.generate(messages=QUESTION, choices=["a\nUser: b", "c\nUser: d"])
         assert chosen.text in ("a\nUser: b", "c\nUser: d")
 
 
-def test_r5_a_grammar_is_not_cut() -> None:
+def test_a_grammar_is_not_cut() -> None:
     pytest.importorskip("llguidance")
     with AdaFuseEngine([plain()]) as engine:
         regex = r"Yes\. \n\nUser: [A-Z][a-z]"
         assert engine.generate(messages=QUESTION, regex=regex).text == "Yes. \n\nUser: Is"
 
 
-def test_r5_a_continued_message_ends_there_too() -> None:
+def test_a_continued_message_ends_there_too() -> None:
     begun = [*QUESTION, {"role": "assistant", "content": "Yes."}]
     rest = plain(script=lambda _: RUNS_ON)
     with AdaFuseEngine([rest]) as engine:
@@ -83,20 +78,17 @@ def test_r5_a_continued_message_ends_there_too() -> None:
     assert (reply.text, reply.finish_reason) == ("", "stop")
 
 
-def test_r5_stops_of_the_caller_count_too() -> None:
+def test_stops_of_the_caller_count_too() -> None:
     with AdaFuseEngine([plain()], AdaFuseConfig(stop=("es",))) as engine:
         reply = engine.generate(messages=QUESTION)
     assert (reply.text, reply.finish_reason) == ("Y", "stop_sequence")
-
-
-# R6 -------------------------------------------------------------------------------------------
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_r6_a_mixture_of_members_with_and_without_a_template_is_one_warning(caplog) -> None:
+def test_a_mixture_of_members_with_and_without_a_template_is_one_warning(caplog) -> None:
     with AdaFuseEngine([chat(), plain()]) as engine:
         engine.generate(messages=QUESTION)
     (warning,) = warnings_in(caplog)
@@ -105,18 +97,16 @@ def test_r6_a_mixture_of_members_with_and_without_a_template_is_one_warning(capl
 
 
 @pytest.mark.parametrize("make", [plain, chat])
-def test_r6_members_of_one_kind_are_no_warning(make, caplog) -> None:
+def test_members_of_one_kind_are_no_warning(make, caplog) -> None:
     with AdaFuseEngine([make("a"), make("b")]) as engine:
         engine.generate(messages=QUESTION)
     assert not warnings_in(caplog)
 
 
-# R7 -------------------------------------------------------------------------------------------
-
 RENDERED = "<|im_start|>user\nIs it blue?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_r7_a_rendered_prompt_is_one_warning(caplog) -> None:
+def test_a_rendered_prompt_is_one_warning(caplog) -> None:
     with AdaFuseEngine([chat("ink"), chat("jar")]) as engine:
         for _ in range(3):
             engine.generate(RENDERED)
@@ -127,14 +117,12 @@ def test_r7_a_rendered_prompt_is_one_warning(caplog) -> None:
     assert "messages=[...]" in warning
 
 
-def test_r7_other_prompts_are_no_warning(caplog) -> None:
+def test_other_prompts_are_no_warning(caplog) -> None:
     with AdaFuseEngine([chat()]) as engine:
         engine.generate("What does <|im_end mean? And <end_of_turn>?")
         engine.generate(messages=[{"role": "user", "content": RENDERED}])
     assert not warnings_in(caplog)
 
-
-# R9 -------------------------------------------------------------------------------------------
 
 DECOMPOSED = "cafe\u0301"
 
@@ -149,7 +137,7 @@ def normalizing(name: str) -> HuggingFaceBackend:
     return HuggingFaceBackend(model, known, name)
 
 
-def test_r9_what_a_tokenizer_changes_is_known() -> None:
+def test_what_a_tokenizer_changes_is_known() -> None:
     codec = normalizing("nfc").codec
     assert change_of(codec, DECOMPOSED) == r"'e\u0301' becomes '\xe9'"
     assert change_of(codec, unicodedata.normalize("NFC", DECOMPOSED)) is None
@@ -160,7 +148,7 @@ def test_r9_what_a_tokenizer_changes_is_known() -> None:
     assert difference("aa", "aaa") == "'' becomes 'a'"
 
 
-def test_r9_a_score_that_loses_a_member_says_so() -> None:
+def test_a_score_that_loses_a_member_says_so() -> None:
     with AdaFuseEngine([normalizing("nfc"), plain("whole")]) as engine:
         lost, kept = engine.score("One", [f" {DECOMPOSED} two", " two"]).texts
     assert set(lost.nll) == {"whole"}
@@ -169,62 +157,15 @@ def test_r9_a_score_that_loses_a_member_says_so() -> None:
     assert kept.missing == {}
 
 
-def test_r9_an_impossible_text_is_missing_for_another_reason() -> None:
+def test_an_impossible_text_is_missing_for_another_reason() -> None:
     sure = FakeBackend("sure", lambda text: {" a": 1.0, " b": 0.0})
     with AdaFuseEngine([sure]) as engine:
         (text,) = engine.score("One", [" b"]).texts
     assert text.missing == {"sure": "it gives the text a probability of 0"}
 
 
-@pytest.mark.parametrize("way", ["prompt", "messages"])
-def test_r9_a_prompt_that_a_member_changes_is_one_warning(way, caplog) -> None:
-    text = f"Where is the {DECOMPOSED}?"
-    given: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "prompt": text}
-    with AdaFuseEngine([normalizing("nfc"), plain("whole")]) as engine:
-        for _ in range(3):
-            engine.generate(**{way: given[way]})
-    (warning,) = warnings_in(caplog)
-    assert warning.startswith("member 'nfc' does not read exactly the given prompt")
-    assert r"'e\u0301' becomes '\xe9'" in warning
-
-
-def test_only_new_texts_of_a_conversation_are_read_back(monkeypatch) -> None:
-    codec = plain("whole").codec
-    sizes: list[int] = []
-    counts: list[int] = []
-    decode = codec.decode_continuation
-    monkeypatch.setattr(
-        codec, "decode_continuation", lambda context, ids: sizes.append(len(ids)) or decode((), ids)
-    )
-    warnings = PromptWarnings()
-    for texts in (["long " * 500], ["long " * 500, "new"], ["long " * 500, "new"]):
-        conversation = check_conversation([{"role": "user", "content": text} for text in texts])
-        ids = [token for text in texts for token in codec.encode_prompt(text)]
-        before = len(sizes)
-        warnings.check_conversation("whole", codec, ids, conversation)
-        counts.append(sum(sizes[before:]))
-    assert counts[0] > 1000
-    assert 0 < counts[1] < 100
-    assert counts[2] == 0
-
-
-@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
-@pytest.mark.parametrize(
-    ("text", "template"), [(" One  two \n\t</s> <|im_end|> <0x0A>", None), ("🙂 中文 é", CHATML)]
-)
-def test_r9_other_prompts_are_no_warning(kind, text, template, caplog) -> None:
-    member = scripted(lambda _: "Yes.", kind, template=template)
-    with AdaFuseEngine([member]) as engine:
-        engine.generate(messages=[{"role": "system", "content": text}, *QUESTION])
-        engine.score(text, ["Yes."])
-    assert not [each for each in warnings_in(caplog) if "does not read exactly" in each]
-
-
-# L5 -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("template", [None, CHATML])
-def test_l5_a_prompt_that_is_too_long_has_one_error_and_no_warning(template, caplog) -> None:
+def test_a_prompt_that_is_too_long_has_one_error_and_no_warning(template, caplog) -> None:
     model, known = scripted_model(lambda _: "Yes.", "bytelevel", template, window=64)
     known.model_max_length = 64
     before = (known.verbose, dict(known.deprecation_warnings))

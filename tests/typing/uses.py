@@ -24,6 +24,7 @@ from adafuse_llm import (
     RuntimeConfig,
     ScoredText,
     StreamEvent,
+    TransformersMember,
 )
 from adafuse_llm.config import DecodeOptions
 
@@ -40,8 +41,8 @@ def options() -> None:
     AdaFuseConfig().override({"max_words": 2})  # ok
     RuntimeConfig(max_requests=1, drafting=False, cache_bytes=None)  # ok
     RuntimeConfig(max_request=1)  # type: ignore[call-arg]
-    MemberSpec(path="Qwen/Qwen3-8B", name="qwen", weight=2)  # ok
-    MemberSpec(path="Qwen/Qwen3-8B", wieght=2)  # type: ignore[call-arg]
+    TransformersMember(path="Qwen/Qwen3-8B", name="qwen", weight=2)  # ok
+    TransformersMember(path="Qwen/Qwen3-8B", wieght=2)  # type: ignore[call-arg]
 
 
 def engines(path: Path, spec: MemberSpec, config: AdaFuseConfig) -> None:
@@ -80,7 +81,9 @@ async def asynchronous_calls(engine: AdaFuseEngine) -> None:
 
 def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse(members=PATHS)  # ok
-    lc.ChatAdaFuse(members=[*PATHS, MemberSpec(path="a"), {"path": "b"}], dtype="bfloat16")  # ok
+    lc.ChatAdaFuse(
+        members=[*PATHS, TransformersMember(path="a"), {"path": "b"}], dtype="bfloat16"
+    )  # ok
     lc.ChatAdaFuse(engine=engine, model="wren+heron", max_tokens=50, timeout=3.5)  # ok
     lc.ChatAdaFuse(engine=engine, round_detail="summary", trace_rounds=True, max_retries=2)  # ok
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
@@ -112,7 +115,9 @@ async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
 
 def llama_index(engine: AdaFuseEngine, path: Path) -> None:
     li.AdaFuseLLM(PATHS)  # ok
-    li.AdaFuseLLM(members=[*PATHS, MemberSpec(path="a"), {"path": "b"}], dtype="bfloat16")  # ok
+    li.AdaFuseLLM(
+        members=[*PATHS, TransformersMember(path="a"), {"path": "b"}], dtype="bfloat16"
+    )  # ok
     li.AdaFuseLLM(engine=engine, use="a", max_tokens=5, stop=("x",), weights={"a": 1})  # ok
     li.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     li.AdaFuseLLM(engine)  # type: ignore[arg-type]

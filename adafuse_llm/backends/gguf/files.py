@@ -37,7 +37,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
 
     Args:
         source: a file, a folder or a hub id. Only the local cache of the hub is read.
-        file: `MemberSpec.file`.
+        file: `GGUFMember.file`.
         revision: revision of a hub repository.
     """
     path = Path(source).expanduser()
@@ -153,7 +153,7 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     raise LoadError(
         f"{label} has {len(fitting)} GGUF files{'' if file is None else f' that fit {file!r}'}: "
         f"{listed(fitting)}. Pass the path of one of them. For a hub repository, pass "
-        f"MemberSpec(path=..., file={fitting[0]!r}), or a pattern that fits only one; in a "
+        f"GGUFMember(path=..., file={fitting[0]!r}), or a pattern that fits only one; in a "
         "configuration file, set path and file of the model."
     )
 

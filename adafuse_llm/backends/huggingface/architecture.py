@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from adafuse_llm.backends.file_facts import window_in
 from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.logits.rows import to_device
-from adafuse_llm.backends.windows import window_in
 
 ROW_COUNTING = ("attention_chunk_size", "attention_types", "alibi", "attn_config")
 """Configuration entries of models (Llama 4, GPT-Neo, Falcon, MPT) whose attention uses the index of

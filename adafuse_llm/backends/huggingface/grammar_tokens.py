@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from adafuse_llm.backends.stored import decoders, has_byte_tokens
+BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
+"""Decoders of tokenizers whose tokens have known bytes."""
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -27,7 +28,7 @@ def grammar_tokenizer(tokenizer: Any, size: int, end_ids: Collection[int]) -> An
     from llguidance.hf import from_tokenizer
 
     ends = sorted(end_ids)
-    spaces = [d["replacement"] for d in decoders(_decoder(tokenizer)) if d["type"] == "Metaspace"]
+    spaces = [d["replacement"] for d in _decoders(tokenizer) if d["type"] == "Metaspace"]
     if not spaces:
         return from_tokenizer(tokenizer, n_vocab=size, eos_token=ends)
     # llguidance does not read the pieces of Unigram vocabularies as their decoder does
@@ -37,14 +38,18 @@ def grammar_tokenizer(tokenizer: Any, size: int, end_ids: Collection[int]) -> An
 
 def follows_grammars(tokenizer: Any) -> bool:
     """Return whether the bytes of a tokenizer's tokens are known."""
-    return has_byte_tokens(_decoder(tokenizer))
+    return not BYTE_DECODERS.isdisjoint(each["type"] for each in _decoders(tokenizer))
 
 
-def _decoder(tokenizer: Any) -> Mapping[str, Any] | None:
-    """Return the decoder of a fast tokenizer as a dict; None if there is none."""
+def _decoders(tokenizer: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the decoder of a fast tokenizer and all decoders in it, as dicts."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.backend_tokenizer.decoder is None:
-        return None
-    return dict(json.loads(tokenizer.backend_tokenizer.decoder.__getstate__()))
+        return
+    pending = [json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())]
+    while pending:
+        each = pending.pop()
+        yield each
+        pending += each.get("decoders", ())
 
 
 class _Pieces:

@@ -80,7 +80,7 @@ class LlamaCppBackend(Backend):
     Args:
         path: the GGUF file, or the first file of a split model.
         name: the member's name.
-        context: as all other arguments, the field of `MemberSpec` of the same name, which checks
+        context: as all other arguments, the field of `GGUFMember` of the same name, which checks
             the values. The cache has `SPARE_CELLS` more cells, for tokens that members propose.
 
     Raises:
@@ -435,7 +435,7 @@ class LlamaCppBackend(Backend):
             raise LoadError(
                 f"{self._model.label} cannot be loaded: a cache of type {cache_type} for "
                 f"{context:,} tokens takes {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of "
-                "memory are free. Lower MemberSpec(context=...), or choose another cache_type."
+                "memory are free. Lower GGUFMember(context=...), or choose another cache_type."
             )
         return context
 

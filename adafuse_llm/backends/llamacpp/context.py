@@ -116,7 +116,7 @@ class Context:
             reason = f" ({errors[0]})" if errors else ""
             raise LoadError(
                 f"{model.label} cannot be loaded: llama.cpp cannot create a cache of type "
-                f"{cache_type} for {cells:,} tokens{reason}. Lower MemberSpec(context=...), or "
+                f"{cache_type} for {cells:,} tokens{reason}. Lower GGUFMember(context=...), or "
                 "choose another cache_type."
             )
         self._free = weakref.finalize(self, library.llama_free, self._pointer)
@@ -169,7 +169,7 @@ class Context:
         code = self._library.llama_decode(self._pointer, batch)
         if code == NO_ROOM:
             raise CacheFullError(
-                f"the cache of {self.cells:,} tokens is full; MemberSpec(context=...) makes it "
+                f"the cache of {self.cells:,} tokens is full; GGUFMember(context=...) makes it "
                 "larger"
             )
         if code:

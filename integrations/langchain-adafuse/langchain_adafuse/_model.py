@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from adafuse_llm import MemberSpec
 
     Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
-else:  # pydantic would need torch to resolve the types in MemberSpec
+else:  # checked when the ensemble is created
     Members = Any
 
 OPTIONS = tuple(name for name in AdaFuseConfig.model_fields if name != "use")
@@ -102,14 +102,15 @@ class EnsembleModel(Serializable):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     members: Members = None
-    """Folders, GGUF files, hub ids or `MemberSpec` objects; or ``"embedded"`` for the small models
-    that ship with adafuse-llm. Models with the same members share their weights."""
+    """Folders, GGUF files, hub ids, addresses of servers, or mappings of the settings of
+    members; or ``"embedded"`` for the small models that ship with adafuse-llm. Models with the same
+    members share their weights."""
     engine: Engine | None = None
     """An existing engine to use instead of `members`, such as a `RemoteEngine`."""
     dtype: Any = "auto"
     """Dtype of the weights, such as ``"bfloat16"``."""
     device_map: str | None = None
-    """Devices for the weights; ``"auto"`` divides the devices' memory among the members."""
+    """Devices for the weights, such as ``"auto"`` or ``"cuda:0"``."""
     revision: str | None = None
     """Revision of hub models."""
     trust_remote_code: bool = False

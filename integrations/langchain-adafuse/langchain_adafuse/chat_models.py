@@ -46,8 +46,7 @@ from langchain_adafuse._messages import (
 from langchain_adafuse._metadata import output_of, token_usage, usage_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
 from langchain_adafuse._rounds import ModelRun
-from langchain_adafuse._schema_forms import Schema
-from langchain_adafuse._structured import Method, StructuredOutput
+from langchain_adafuse._structured import Method, Schema, structured_output
 
 if TYPE_CHECKING:
     import os
@@ -178,42 +177,35 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         method: Method = "json_schema",
         include_raw: bool = False,
         strict: bool | None = None,
-        max_repairs: int = 2,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
         """Return a runnable whose output fits a schema.
 
-        The schema constrains decoding where it can be enforced (see `enforce`). A stream yields
-        partial objects until the reply is finished, then the complete object. If a reply does not
-        fit, the model sends it back to the members with the errors, up to `max_repairs` times. An
-        enforced reply always fits the schema, but a validator of a pydantic class can reject it.
+        The schema constrains decoding where it can be enforced (see `enforce`), so the reply fits.
+        Otherwise the members only read it; LangChain's ``with_retry`` asks again if a reply does
+        not fit. A stream yields partial objects until the reply is finished, then the complete
+        object.
 
         Args:
-            schema: a pydantic class (v1 or v2), a TypedDict or a JSON schema. A JSON schema can be
-                in a dict ``{"name": ..., "schema": ...}``, or in a ``response_format`` of OpenAI's
-                API. For a pydantic class, the output is an instance of the class; otherwise, it is
-                plain data. Only ``"json_mode"`` needs no schema.
+            schema: a pydantic class, a TypedDict or a JSON schema. A JSON schema can be in a dict
+                ``{"name": ..., "schema": ...}``, or in a ``response_format`` of OpenAI's API. For a
+                pydantic class, the output is an instance of the class; otherwise, it is plain data.
+                Only ``"json_mode"`` needs no schema.
             method: ``"json_schema"`` requests JSON that fits the schema; ``"function_calling"``
                 requests a call of a tool with this schema; ``"json_mode"`` requests any JSON
                 object, which your prompt must describe.
             include_raw: whether to return ``{"raw": message, "parsed": ..., "parsing_error": ...}``
                 instead of the object, and to raise no error if no reply fits.
             strict: whether additional properties are errors.
-            max_repairs: how many corrected replies the model may request, 0 or more.
             **kwargs: passed to every call.
 
         Raises:
-            InvalidInputError: `schema` contains no JSON schema, or an invalid one.
-            OutputParserException: no reply fits the schema, and `include_raw` is False.
+            InvalidInputError: `schema` is missing.
+            OutputParserException: the reply is cut off or does not fit the schema, and
+                `include_raw` is False.
         """
-        return StructuredOutput.of(
-            self,
-            schema,
-            method=method,
-            include_raw=include_raw,
-            strict=strict,
-            max_repairs=max_repairs,
-            **kwargs,
+        return structured_output(
+            self, schema, method=method, include_raw=include_raw, strict=strict, **kwargs
         )
 
     # Decoding ---------------------------------------------------------------------------------

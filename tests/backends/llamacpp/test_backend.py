@@ -328,7 +328,7 @@ def test_a_tiny_cache_works(tokens: int) -> None:
 def test_a_full_cache_is_an_error_that_leaves_the_member_usable() -> None:
     member = gguf("wren", context=256)
     tree = TokenTree([5] * 1000)
-    with pytest.raises(MemoryError, match=r"MemberSpec\(context=\.\.\.\)"):
+    with pytest.raises(MemoryError, match=r"GGUFMember\(context=\.\.\.\)"):
         member.evaluate([Query(tree, (tree.root,), (), 2)])
     short = TokenTree([5] * 200)
     assert member.evaluate([Query(short, (short.root,), (), 2)])[0].next

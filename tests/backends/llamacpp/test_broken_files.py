@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
+from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
 from adafuse_llm.backends.gguf.header import read_tokens
 from tests.support.gguf_files import embedded_gguf, rewrite_gguf
 
@@ -27,7 +27,7 @@ def wren() -> Path:
 
 
 def load(path: Path) -> AdaFuseEngine:
-    return AdaFuseEngine.from_pretrained([MemberSpec(str(path), name="m")])
+    return AdaFuseEngine.from_pretrained([GGUFMember(str(path), name="m")])
 
 
 def twice() -> list[str]:

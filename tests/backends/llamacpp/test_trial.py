@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
+from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, trial
 from adafuse_llm.backends.llamacpp.declarations import PACKAGE
 from adafuse_llm.backends.llamacpp.library import find_library, load_library
@@ -176,4 +176,4 @@ def test_a_library_that_crashes_takes_no_application_down(
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     path = str(embedded_gguf("wren", "q8_0"))
     with pytest.raises(LoadError, match=r"'m'.* ended a trial process by signal SIGILL"):
-        AdaFuseEngine.from_pretrained([MemberSpec(path, name="m")])
+        AdaFuseEngine.from_pretrained([GGUFMember(path, name="m")])

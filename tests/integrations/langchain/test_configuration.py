@@ -23,8 +23,8 @@ from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     InvalidOptionError,
-    MemberSpec,
     RuntimeConfig,
+    TransformersMember,
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.text.matchers import is_available
@@ -82,7 +82,7 @@ def test_other_names_of_options_are_fields(kind, obliging):
 def test_bound_options_stay_when_tools_or_a_schema_are_bound(chat):
     bound = chat.bind(use=["quill"], enforce=False)
     agent: Any = create_agent(bound, [City])
-    structured = bound.with_structured_output(City, include_raw=True, max_repairs=0)
+    structured = bound.with_structured_output(City, include_raw=True)
     for reply in (
         bound.bind_tools([City]).invoke("Hi"),
         bound.bind(tools=[], max_words=1).invoke("Hi"),
@@ -113,7 +113,7 @@ def test_a_call_replaces_the_form_of_the_response(kind, obliging):
 def test_copies_pickles_and_dumps_are_the_same_model(kind, obliging):
     members = [
         "a/b",
-        MemberSpec(path="c", weight=2.0, quantization_config={"bits": 4}),
+        TransformersMember(path="c", weight=2.0, quantization_config={"bits": 4}),
         {"path": "d.gguf", "end_tokens": ["<|eom_id|>"]},
     ]
     model = kind(

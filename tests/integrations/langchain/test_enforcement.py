@@ -73,16 +73,14 @@ def check_calls(message):
 async def test_a_reply_fits_the_schema_whatever_the_members_write(method):
     reply = UNFIT if method == "json_schema" else call("City", **json.loads(UNFIT))
     chat = chat_that(reply)
-    structured = chat.with_structured_output(City, method=method, max_repairs=0)
+    structured = chat.with_structured_output(City, method=method)
     with get_round_callback() as rounds:
         city = structured.invoke("Which city?")
     assert city.name == "Orrin"
     assert len({each["run_id"] for each in rounds.rounds}) == 1
     assert await structured.ainvoke("Which city?") == city
     assert list(structured.stream("Which city?"))[-1] == city
-    free = chat.with_structured_output(
-        City, method=method, max_repairs=0, include_raw=True, enforce=False
-    )
+    free = chat.with_structured_output(City, method=method, include_raw=True, enforce=False)
     assert "people" in str(free.invoke("Which city?")["parsing_error"])
 
 
@@ -106,9 +104,9 @@ def test_a_class_that_contains_itself_is_enforced_at_every_depth():
         return chat_that(reply, enforce=True, max_new_tokens=200)
 
     calling = that(call("Expr", **inner)).with_structured_output(
-        Expr, method="function_calling", strict=True, max_repairs=0
+        Expr, method="function_calling", strict=True
     )
-    writing = that(json.dumps(inner)).with_structured_output(Expr, max_repairs=0)
+    writing = that(json.dumps(inner)).with_structured_output(Expr)
     for structured in (calling, writing):
         expr = structured.invoke("Go")
         assert isinstance(expr.of, Expr)

@@ -114,13 +114,6 @@ A_NUMBER = {"properties": {"a": {"type": "number"}}}
     [
         (A_NUMBER, {"method": "grammar"}, "json_schema"),
         (None, {}, "schema"),
-        ({"properties": {"a": {"$ref": "#/$defs/S"}}}, {}, "#/\\$defs/S"),
-        ({"properties": {"a": {"$ref": "#/title"}}}, {}, "#/title"),
-        ({"$ref": "https://example.org/s.json"}, {}, "example.org"),
-        ({"properties": {"a": {"minimum": "x"}}}, {}, "'minimum'"),
-        ({"type": "string", "pattern": r"\p{L}"}, {}, "'pattern'"),
-        (A_NUMBER, {"max_repairs": -1}, "max_repairs"),
-        (A_NUMBER, {"max_repairs": True}, "max_repairs"),
     ],
     ids=str,
 )

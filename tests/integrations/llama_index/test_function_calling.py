@@ -36,7 +36,7 @@ from llama_index.llms.adafuse.raw import AdaFuseRaw
 from adafuse_llm import AdaFuseEngine, InvalidInputError, MalformedReplyError
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.strategies import FixedWords
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Tool
 from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted, scripted_engine

@@ -23,8 +23,8 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
-    MemberSpec,
     RuntimeConfig,
+    TransformersMember,
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
@@ -45,7 +45,7 @@ def no_loading(monkeypatch):
 
 @pytest.mark.quick
 def test_making_copying_and_pickling_load_nothing(no_loading):
-    llm = AdaFuseLLM(["no/such-model", MemberSpec(path="other/one", weight=2)], max_words=2)
+    llm = AdaFuseLLM(["no/such-model", TransformersMember(path="other/one", weight=2)], max_words=2)
     assert isinstance(llm, CustomLLM)
     assert copy.deepcopy(llm).to_dict() == llm.to_dict()
     again = pickle.loads(pickle.dumps(llm))

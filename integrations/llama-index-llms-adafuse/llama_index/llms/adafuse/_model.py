@@ -86,7 +86,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
 
     members: tuple[Any, ...] | Literal["embedded"] | None = Field(
         default=None,
-        description="Folders, GGUF files, hub ids or MemberSpec objects, or 'embedded'.",
+        description="Folders, GGUF files, hub ids, or mappings of settings; or 'embedded'.",
     )
     dtype: Any = Field(default="auto", description="Data type of the weights.")
     device_map: str | None = Field(
@@ -189,7 +189,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         check_engine(engine)
         if (members is None) == (engine is None):
             raise InvalidInputError(
-                "pass either members=[...] (folders, hub ids or MemberSpec) or engine=...; "
+                "pass either members=[...] (folders, GGUF files or hub ids) or engine=...; "
                 "AdaFuseLLM.from_embedded() uses the small models that ship with adafuse-llm"
             )
         if engine is not None and (loading := [key for key in _LOADING if key in base]):
@@ -385,7 +385,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
     def _can_enforce_calls(self) -> bool:
         if self.enforce is False:
             return False
-        return bool(self._told(lambda ensemble: ensemble.can_enforce()))
+        return self._ensemble.can_enforce()
 
     def _warn_once(self, message: str) -> None:
         """Log a warning, unless this LLM already logged the same one."""

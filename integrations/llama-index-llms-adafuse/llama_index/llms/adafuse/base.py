@@ -55,7 +55,7 @@ class AdaFuseLLM(RequestingLLM):
     options, but no weights.
 
     Args:
-        members: folders, GGUF files, hub ids or `MemberSpec` objects. For the three small models
+        members: folders, GGUF files, hub ids, or mappings of settings. For the three small models
             that ship with adafuse-llm, call `from_embedded`.
         engine: an existing engine, such as a `RemoteEngine`, to use instead of `members` and the
             options for loading them.
