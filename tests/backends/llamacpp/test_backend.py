@@ -278,7 +278,7 @@ def test_a_cancelled_prompt_stops_at_a_piece_and_a_later_request_goes_on_from_th
     member, cancel, sizes = gguf(NAMES[0]), threading.Event(), list[int]()
     run = member._context.run
 
-    def count(entries: Sequence[Any]) -> torch.Tensor:
+    def count(entries: Sequence[Any]) -> Any:
         sizes.append(len(entries))
         if sizes == [16, 16]:
             cancel.set()

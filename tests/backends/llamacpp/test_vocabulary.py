@@ -335,7 +335,7 @@ def test_closing_waits_for_calls_that_run(monkeypatch: pytest.MonkeyPatch) -> No
     closed = threading.Event()
     inner = text.tokenizer._tokenize_short
 
-    def held(piece: str, **options: Any) -> list[int]:
+    def held(piece: str, **options: Any) -> Any:
         entered.set()
         assert leave.wait(10)
         return inner(piece, **options)
