@@ -50,7 +50,6 @@ from adafuse_llm.strategies.base import (
 )
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.grammar import NO_LEAD, Grammar
-from adafuse_llm.text.isolation import isolated
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
 
@@ -270,10 +269,9 @@ class AdaFuseEngine(Engine):
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
-        with isolated():
-            if (grammar := Grammar.of(config)) is not None:
-                for backend, _ in self._active_backends(config):
-                    self._encoder.vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
+        if (grammar := Grammar.of(config)) is not None:
+            for backend, _ in self._active_backends(config):
+                backend.grammar_vocabulary().matcher(grammar, NO_LEAD)
 
     def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
         """Return an engine with the same loaded members and another strategy.
@@ -372,8 +370,7 @@ class AdaFuseEngine(Engine):
             if config.choices is None:
                 prepare_draws(active, config)
         top = max(self.strategy.top(config), config.top_logprobs)
-        with isolated(request.cancel, request.timeout):
-            responses = self._encoder.members(checked, active, top, seeds)
+        responses = self._encoder.members(checked, active, top, seeds)
         return [
             self._decoding(request, checked, members, seed)
             for members, seed in zip(responses, seeds, strict=True)

@@ -6,8 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
-from contextvars import copy_context
-from functools import partial
 from typing import Any
 
 from typing_extensions import Self, Unpack
@@ -24,7 +22,6 @@ from adafuse_llm.results import (
 )
 from adafuse_llm.run import RoundObserver, Run, with_alternatives
 from adafuse_llm.summary import choice_probabilities
-from adafuse_llm.text.isolation import grammar_threads
 
 __all__ = ["Engine"]
 
@@ -168,13 +165,8 @@ class Engine(ABC):
     async def aopen(
         self, requests: Sequence[Request], on_round: RoundObserver | None = None
     ) -> Run[Any]:
-        """Like `open`, but does not block the event loop.
-
-        A request without a grammar does not wait for the checks of grammars of others.
-        """
-        threads = grammar_threads() if any(each.has_grammar for each in requests) else None
-        work = partial(copy_context().run, self.open, requests, on_round)
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        """Like `open`, but does not block the event loop."""
+        return await asyncio.to_thread(self.open, requests, on_round)
 
     def generate(
         self,

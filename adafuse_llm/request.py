@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import Self
 
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig, ChoiceOptions, DecodeOptions
+from adafuse_llm.config import AdaFuseConfig, ChoiceOptions, DecodeOptions
 from adafuse_llm.errors import (
     ContextWindowError,
     InvalidInputError,
@@ -109,11 +109,6 @@ class Request:
         options = {**given}
         named = {name: options.pop(name) for name in KEYWORDS if name in options}
         return cls(options=options, **named, **fields)
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether an option of the request sets a grammar, which takes time to check."""
-        return any(self.options.get(name) is not None for name in GRAMMARS)
 
     def checked(self, config: AdaFuseConfig, *, to_encode: bool = False) -> Checked:
         """Check the request.

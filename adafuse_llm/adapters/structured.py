@@ -78,17 +78,6 @@ def _find_json(text: str, *, is_cut: bool) -> Any:
         raise ValueError(f"the JSON is malformed: {error}") from None
 
 
-def correction(error: str, *, tool: str | None = None) -> str:
-    """Return a user message that requests a correction of an unusable reply.
-
-    Args:
-        error: why the reply cannot be used.
-        tool: name of the tool that the reply must call; None if the reply must be a JSON value.
-    """
-    wanted = "the corrected JSON value" if tool is None else f"a corrected call of the tool {tool}"
-    return f"This reply cannot be used: {error}\nReply with {wanted}, and with nothing else."
-
-
 def partial_json(text: str) -> str:
     """Return the JSON in an unfinished reply, or "" if the reply has none yet.
 

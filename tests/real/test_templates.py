@@ -236,12 +236,10 @@ def test_the_default_system_text_stays_with_a_schema(
     schema = {"type": "json_schema", "json_schema": {"schema": Price.model_json_schema()}}
     prompts = [langchain_prompt(engine, [ASK], [], response_format=schema)]
     llm = AdaFuseLLM(engine=engine, enforce=False)
-    from llama_index.llms.adafuse._structured import Attempts
+    from llama_index.llms.adafuse._structured import asking
 
-    for messages in Attempts(Price, for_llama_index([ASK]), 0):
-        request, _ = llm._request(messages, {})
-        prompts.append(engine.encode_prompt(messages=request.messages))
-        break
+    request, _ = llm._request(asking(Price, for_llama_index([ASK])), {})
+    prompts.append(engine.encode_prompt(messages=request.messages))
     assert prompts[0] == prompts[1]
     text = tokenizers[name].decode(prompts[0][name])
     assert f"<|im_start|>system\n{DEFAULTS[name]}\n\nReply with one JSON value" in text

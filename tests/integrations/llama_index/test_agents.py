@@ -56,7 +56,7 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(streaming, tmp_path
     story = written_call("save_note", text="A fox. " * 40)
     for enforce in ("auto", False):
         with scripted_engine(lambda _: story) as engine:
-            llm = AdaFuseLLM(engine=engine, max_new_tokens=120, enforce=enforce, retries=0)
+            llm = AdaFuseLLM(engine=engine, max_new_tokens=120, enforce=enforce)
             tool = FunctionTool.from_defaults(save_note)
             agent = FunctionAgent(tools=[tool], llm=llm, streaming=streaming)
             if enforce:

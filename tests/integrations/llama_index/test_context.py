@@ -136,7 +136,7 @@ class Report(BaseModel):
 def test_replies_that_do_not_fit_the_class_of_the_answers_end_the_query(engine):
     llm = AdaFuseLLM(engine=engine, enforce=False)
     query_engine = LONG.as_query_engine(llm=llm, similarity_top_k=1, output_cls=Report)
-    with pytest.raises(MalformedReplyError, match="no reply was a valid Report"):
+    with pytest.raises(MalformedReplyError, match="no valid Report"):
         query_engine.query(QUESTION)
 
 

@@ -85,14 +85,14 @@ def llm():
 @pytest.fixture(scope="module")
 def free(llm):
     """The same members; nothing is enforced."""
-    return AdaFuseLLM(engine=llm.engine, enforce=False, retries=0)
+    return AdaFuseLLM(engine=llm.engine, enforce=False)
 
 
 @pytest.fixture(scope="module")
 def stubborn_llm():
     with scripted_engine(stubborn) as engine:
         ends = {'"': 50}  # strings end, so that no limit cuts them off
-        yield AdaFuseLLM(engine=engine, max_new_tokens=90, retries=0, logit_bias=ends, **QUICK)
+        yield AdaFuseLLM(engine=engine, max_new_tokens=90, logit_bias=ends, **QUICK)
 
 
 async def with_tools(llm: Any, way: str, *args: Any, **kwargs: Any) -> list[ChatResponse]:
@@ -397,24 +397,11 @@ def test_a_reply_is_the_same_however_it_is_cut(name, size):
         (written_call("sub", a=1, b=2), "there is no tool 'sub'"),
     ],
 )
-async def test_a_call_that_cannot_be_used_is_asked_for_again(way, reply, reason):
-    seen: list[str] = []
-
-    def learning(prompt: str) -> str:
-        seen.append(prompt)
-        return SUM if "cannot be used" in prompt and reason in prompt else reply
-
-    with scripted_engine(learning) as engine:
-        llm = AdaFuseLLM(engine=engine, enforce=False, query_wrapper_prompt="<<{query_str}>>")
-        asked: dict[str, Any] = {"tools": [ADD], "user_msg": "12 plus 7?", "tool_required": True}
-        (response,) = await with_tools(llm, way, **asked)
-        assert calls_of(response) == [("add", {"a": 12, "b": 7})]
-        once = AdaFuseLLM(engine=engine, enforce=False, retries=0)
-        with pytest.raises(MalformedReplyError, match=f"in 1 attempts.*{reason}"):
-            await with_tools(once, way, **asked)
-    corrected = [text for text in seen if "cannot be used" in text and "<<" in text]
-    assert corrected
-    assert all(text.count("<<") == 1 and "<<12 plus 7?>>" in text for text in corrected)
+async def test_a_call_that_cannot_be_used_is_an_error(way, reply, reason):
+    with scripted_engine(lambda _: reply) as engine:
+        llm = AdaFuseLLM(engine=engine, enforce=False)
+        with pytest.raises(MalformedReplyError, match=reason):
+            await with_tools(llm, way, tools=[ADD], user_msg="12 plus 7?", tool_required=True)
 
 
 # Programs and selectors --------------------------------------------------------------------------

@@ -163,11 +163,11 @@ def test_an_assigned_option_is_checked():
         for name, value in [("max_new_tokens", -5), ("stop", ("",)), ("weights", {"oak": -1.0})]:
             with pytest.raises(InvalidOptionError, match=name):
                 setattr(llm, name, value)
-        for name, value in [("retries", -1), ("emit_events", "perhaps"), ("max_new_token", 3)]:
+        for name, value in [("emit_events", "perhaps"), ("max_new_token", 3)]:
             with pytest.raises(ValueError, match=name):
                 setattr(llm, name, value)
         llm.stop = " one"  # type: ignore[assignment]
-        assert (llm.max_new_tokens, llm.retries, llm.stop) == (4, 2, (" one",))
+        assert (llm.max_new_tokens, llm.stop) == (4, (" one",))
 
 
 @pytest.mark.quick

@@ -1,11 +1,11 @@
-"""Function calling: tools of a request, replies with tool calls, and requests for corrections."""
+"""Function calling: tools of a request, and replies with tool calls."""
 
 from __future__ import annotations
 
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -22,17 +22,10 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
-from llama_index.llms.adafuse._messages import Correction
 from llama_index.llms.adafuse._react import without_cut_input
-from llama_index.llms.adafuse._structured import closing_of
 
 from adafuse_llm import InvalidInputError, MalformedReplyError, Tool
-from adafuse_llm.adapters.reply import (
-    CALL_CLOSES,
-    CALL_OPENS,
-    CUT,
-    ToolCall,
-)
+from adafuse_llm.adapters.reply import CALL_OPENS, CUT, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
 
 logger = logging.getLogger(__name__)
@@ -213,59 +206,22 @@ def selections(message: ChatMessage) -> list[ToolSelection]:
     ]
 
 
-class CallAttempts:
-    """An iterator over requests for calls. It ends at a reply whose calls are well-formed.
-
-        for request in attempts:
-            attempts.take(response to request)
-        attempts.response
-
-    After another reply, the next request contains that reply and what is wrong with it.
+def check_calls(request: Mapping[str, Any], response: ChatResponse) -> ChatResponse:
+    """Return the response to a request with tools.
 
     Args:
         request: keywords of `AdaFuseLLM.chat`.
-        retries: how many more requests there can be.
+        response: the response.
 
     Raises:
-        MalformedReplyError: no reply can be used. The iterator raises this error.
+        MalformedReplyError: it does not call the tools in the requested form.
     """
-
-    response: ChatResponse
-
-    def __init__(self, request: dict[str, Any], retries: int) -> None:
-        self._request = request
-        self._form = form_of(request)
-        self._attempts = 0
-        self._max_attempts = retries + 1
-        self._problem = ""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while not hasattr(self, "response"):
-            if self._attempts >= self._max_attempts:
-                raise MalformedReplyError(
-                    f"no reply called the tools in the requested form in {self._attempts} "
-                    f"attempts; the last reply cannot be used: {self._problem}"
-                )
-            self._attempts += 1
-            yield self._request
-
-    def take(self, response: ChatResponse) -> None:
-        """Accept a response, or add it and what is wrong with it to the next request."""
-        problem = _problem(self._form, response) if self._form.calls_tools else None
-        if problem is None:
-            self.response = response
-            return
-        self._problem = problem
-        if closing_of(response):  # the next reply would be as long
-            self._max_attempts = 0
-        reply = ChatMessage(role=MessageRole.ASSISTANT, content=_written(response.message))
-        text = (
-            f"This reply cannot be used: {problem}\n"
-            "Reply again, and call the tool in the form that the instructions describe."
+    form = form_of(request)
+    if form.calls_tools and (problem := _problem(form, response)):
+        raise MalformedReplyError(
+            f"the reply does not call the tools in the requested form: {problem}"
         )
-        correction = Correction(role=MessageRole.USER, blocks=[TextBlock(text=text)])
-        messages = [*self._request["messages"], reply, correction]
-        self._request = {**self._request, "messages": messages}
+    return response
 
 
 def _block(call_id: str, name: str, arguments: dict[str, Any] | str) -> ToolCallBlock:
@@ -274,16 +230,6 @@ def _block(call_id: str, name: str, arguments: dict[str, Any] | str) -> ToolCall
 
 def _call_id() -> str:
     return f"call_{uuid.uuid4().hex}"
-
-
-def _written(message: ChatMessage) -> str:
-    """Return the text of a reply, in which calls are as the members wrote them."""
-    calls = [
-        f"{CALL_OPENS}\n{json.dumps(call, ensure_ascii=False)}\n{CALL_CLOSES}"
-        for selection in selections(message)
-        if (call := {"name": selection.tool_name, "arguments": selection.tool_kwargs})
-    ]
-    return "\n".join([*filter(None, [(message.content or "").rstrip("\n")]), *calls])
 
 
 def _openai_call(block: ToolCallBlock) -> dict[str, Any]:

@@ -22,10 +22,6 @@ _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
 """Types of blocks that are not part of the text of a message."""
 
 
-class Correction(ChatMessage):
-    """A user message that requests the correction of a reply. The query wrapper leaves it alone."""
-
-
 class Instructions(ChatMessage):
     """Instructions for the form of the reply, which end the members' system text."""
 
@@ -63,17 +59,10 @@ def add_prompts(
     system_prompt: str | None,
     query_wrapper_prompt: BasePromptTemplate | None,
 ) -> list[ChatMessage]:
-    """Add the system prompt if it is missing, and wrap the text of the last user message.
-
-    The last user message is the user's question even if a `Correction` follows it.
-    """
+    """Add the system prompt if it is missing, and wrap the text of the last user message."""
     result = list(messages)
     if query_wrapper_prompt is not None:
-        users = [
-            n
-            for n, message in enumerate(result)
-            if message.role == "user" and not isinstance(message, Correction)
-        ]
+        users = [n for n, message in enumerate(result) if message.role == "user"]
         for number in users[-1:]:
             result[number] = _wrap(result[number], query_wrapper_prompt)
     if not system_prompt:

@@ -60,7 +60,6 @@ class LLMOptions(DecodeOptions, total=False):
     context_window: int | None
     is_chat_model: bool | None
     emit_events: bool
-    retries: int
     enforce: Enforce
     complete_as_chat: bool | None
     react_stop: bool
@@ -120,11 +119,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         default=True,
         description="Whether to emit instrumentation events for the rounds. Each response has "
         "its own span.",
-    )
-    retries: int = Field(
-        default=2,
-        ge=0,
-        description="How many times to request another reply if a reply is malformed.",
     )
     enforce: Literal["auto"] | bool = Field(
         default="auto",

@@ -18,7 +18,7 @@ from llama_index.llms.adafuse._decode import Chunk, Decode
 from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
 from llama_index.llms.adafuse._model import EnsembleLLM, without_constraints
 from llama_index.llms.adafuse._react import describes_steps, with_observation
-from llama_index.llms.adafuse._structured import Attempts, Model
+from llama_index.llms.adafuse._structured import Model, asking
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
 
 from adafuse_llm import InvalidInputError, InvalidOptionError, Request
@@ -63,7 +63,7 @@ class RequestingLLM(EnsembleLLM):
             messages = [ChatMessage(role=role, content="x") for role in ("system", "user")]
             messages = self._extend_messages(messages)  # as in `predict`
             if output_cls:
-                messages = next(iter(Attempts(output_cls, messages, retries=0)))
+                messages = asking(output_cls, messages)
             request = self._messages(messages, {})
             given = f"{system}x\nx"
         else:

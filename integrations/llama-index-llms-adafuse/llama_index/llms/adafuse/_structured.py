@@ -1,8 +1,8 @@
-"""Structured output: request replies that are objects of a class, parse them, and retry."""
+"""Structured output: request replies that are objects of a class, and parse them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import (
@@ -14,74 +14,36 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.program.utils import FlexibleModel, process_streaming_objects
-from llama_index.llms.adafuse._messages import Correction, Instructions
+from llama_index.llms.adafuse._messages import Instructions
 
 from adafuse_llm import MalformedReplyError
-from adafuse_llm.adapters.structured import (
-    correction,
-    find_json,
-    partial_json,
-    schema_instructions,
-)
+from adafuse_llm.adapters.structured import find_json, partial_json, schema_instructions
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Attempts(Generic[Model]):
-    """An iterator over conversations that request an object of a class. It ends at a valid reply.
+def asking(output_cls: type[BaseModel], messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return a conversation that requests an object of a class."""
+    instructions = schema_instructions(output_cls.model_json_schema())
+    first = Instructions(role=MessageRole.SYSTEM, blocks=[TextBlock(text=instructions)])
+    return [first, *messages]
 
-        for messages in attempts:
-            attempts.take(reply to messages)
-        attempts.output
 
-    After an invalid reply, the next conversation contains that reply and its errors. There are at
-    most `retries` such conversations.
+def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
+    """Return the object in a reply, ignoring code fences and text around it.
 
     Raises:
-        MalformedReplyError: no reply is a valid object. The iterator raises this error.
+        MalformedReplyError: the reply is no valid object.
     """
-
-    output: Model
-
-    def __init__(self, output_cls: type[Model], messages: list[ChatMessage], retries: int) -> None:
-        self._output_cls = output_cls
-        instructions = schema_instructions(output_cls.model_json_schema())
-        self._messages: list[ChatMessage] = [
-            Instructions(role=MessageRole.SYSTEM, blocks=[TextBlock(text=instructions)]),
-            *messages,
-        ]
-        self._attempts = 0
-        self._max_attempts = retries + 1
-        self._last_error = ""
-
-    def __iter__(self) -> Iterator[list[ChatMessage]]:
-        while not hasattr(self, "output"):
-            if self._attempts >= self._max_attempts:
-                raise MalformedReplyError(
-                    f"no reply was a valid {self._output_cls.__name__} in {self._attempts} "
-                    f"attempts; the last error: {self._last_error}"
-                )
-            self._attempts += 1
-            yield self._messages
-
-    def take(self, response: ChatResponse) -> None:
-        """Parse a reply; if it is invalid, add it and its errors to the next conversation."""
-        reply, closing = response.message.content or "", closing_of(response)
-        is_cut = getattr(response.raw, "finish_reason", None) == "length"
-        try:
-            value = find_json(reply, closing=closing, is_cut=is_cut)
-            self.output = self._output_cls.model_validate(value)
-        except (ValidationError, ValueError) as error:
-            self._last_error = _summarize(error)
-            if closing:  # the next reply would be as long
-                self._max_attempts = 0
-            self._messages = [
-                *self._messages,
-                ChatMessage(role="assistant", content=reply),
-                Correction(
-                    role=MessageRole.USER, blocks=[TextBlock(text=correction(self._last_error))]
-                ),
-            ]
+    is_cut = getattr(response.raw, "finish_reason", None) == "length"
+    reply = response.message.content or ""
+    try:
+        value = find_json(reply, closing=closing_of(response), is_cut=is_cut)
+        return output_cls.model_validate(value)
+    except (ValidationError, ValueError) as error:
+        raise MalformedReplyError(
+            f"the reply is no valid {output_cls.__name__}: {_summarize(error)}"
+        ) from error
 
 
 class Partial(Generic[Model]):

@@ -23,7 +23,7 @@ from llama_index.core.instrumentation.events.llm import (
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.llms.adafuse._calls import (
-    CallAttempts,
+    check_calls,
     conversation_of,
     cut_call,
     selections,
@@ -32,7 +32,7 @@ from llama_index.llms.adafuse._calls import (
 from llama_index.llms.adafuse._decode import aends_when_closed, ends_when_closed
 from llama_index.llms.adafuse._model import LLMOptions, Members
 from llama_index.llms.adafuse._requests import RequestingLLM
-from llama_index.llms.adafuse._structured import Attempts, Model, Partial
+from llama_index.llms.adafuse._structured import Model, Partial, asking, parsed
 from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Unpack, override
 
@@ -64,8 +64,6 @@ class AdaFuseLLM(RequestingLLM):
         context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They
             change nothing in the members.
         emit_events: whether to emit instrumentation events for the rounds.
-        retries: how many times structured prediction and `chat_with_tools` request another reply if
-            a reply is malformed.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
             ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
@@ -213,19 +211,17 @@ class AdaFuseLLM(RequestingLLM):
 
         The prompt includes the schema of the class. Where `enforce` allows it, the members can
         write nothing but an object that fits the schema. Otherwise, code fences and text around
-        the object are ignored. If a reply is not a valid object, for example because a validator
-        of the class refuses it, the LLM requests another one, up to `retries` times.
+        the object are ignored.
 
         Raises:
-            MalformedReplyError: no reply is a valid object.
+            MalformedReplyError: the reply is no valid object, for example because it was cut off.
             InvalidInputError: the prompt or an option cannot be used.
         """
-        attempts = self._attempts(output_cls, prompt, prompt_args)
+        messages = self._asking(output_cls, prompt, prompt_args)
         options = self._object_options(output_cls, llm_kwargs)
-        for messages in attempts:
-            attempts.take(self.chat(messages, **options))
-        dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
-        return attempts.output
+        output = parsed(output_cls, self.chat(messages, **options))
+        dispatcher.event(LLMStructuredPredictEndEvent(output=output))
+        return output
 
     async def astructured_predict(
         self,
@@ -235,12 +231,11 @@ class AdaFuseLLM(RequestingLLM):
         **prompt_args: Any,
     ) -> Model:
         """Return what `structured_predict` returns, without blocking the event loop."""
-        attempts = self._attempts(output_cls, prompt, prompt_args)
+        messages = self._asking(output_cls, prompt, prompt_args)
         options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
-        for messages in attempts:
-            attempts.take(await self.achat(messages, **options))
-        dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
-        return attempts.output
+        output = parsed(output_cls, await self.achat(messages, **options))
+        dispatcher.event(LLMStructuredPredictEndEvent(output=output))
+        return output
 
     def _structured_stream_call(
         self,
@@ -250,16 +245,13 @@ class AdaFuseLLM(RequestingLLM):
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
         """Yield partial objects during decoding, then the complete and valid object."""
-        conversation = prompt.format_messages(llm=self, **prompt_args)
-        attempts = Attempts(output_cls, conversation, self.retries)
+        messages = asking(output_cls, prompt.format_messages(llm=self, **prompt_args))
         options = self._object_options(output_cls, llm_kwargs)
-        for messages in attempts:
-            partial = Partial(output_cls)
-            for chunk in self.stream_chat(messages, **options):
-                if (obj := partial.take(chunk)) is not None:
-                    yield obj
-            attempts.take(chunk)
-        yield attempts.output
+        partial = Partial(output_cls)
+        for chunk in self.stream_chat(messages, **options):
+            if (obj := partial.take(chunk)) is not None:
+                yield obj
+        yield parsed(output_cls, chunk)
 
     async def _structured_astream_call(
         self,
@@ -268,20 +260,16 @@ class AdaFuseLLM(RequestingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Any, None]:
-        conversation = prompt.format_messages(llm=self, **prompt_args)
-        attempts = Attempts(output_cls, conversation, self.retries)
+        messages = asking(output_cls, prompt.format_messages(llm=self, **prompt_args))
         options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
 
         async def objects() -> AsyncGenerator[Any, None]:
-            for messages in attempts:
-                partial = Partial(output_cls)
-                stream = await self.astream_chat(messages, **options)
-                async with aclosing(stream):
-                    async for chunk in stream:
-                        if (obj := partial.take(chunk)) is not None:
-                            yield obj
-                attempts.take(chunk)
-            yield attempts.output
+            partial = Partial(output_cls)
+            async with aclosing(await self.astream_chat(messages, **options)) as stream:
+                async for chunk in stream:
+                    if (obj := partial.take(chunk)) is not None:
+                        yield obj
+            yield parsed(output_cls, chunk)
 
         return objects()
 
@@ -302,11 +290,10 @@ class AdaFuseLLM(RequestingLLM):
 
         Calls are `ToolCallBlock` blocks of the message; see `get_tool_calls_from_response`.
         Where `enforce` allows it, the members can write nothing but text and well-formed calls of
-        these tools, with arguments that fit the tools' schemas. Otherwise, if a call is malformed
-        or missing, the LLM requests another reply, up to `retries` times. The streaming forms
-        request no other reply. They leave a malformed call in the text. If the whole text is JSON
-        of valid calls, it becomes calls. If a reply looks like a call and is none,
-        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
+        these tools, with arguments that fit the tools' schemas. The streaming forms leave a
+        malformed call in the text. If the whole text is JSON of valid calls, it becomes calls. If a
+        reply looks like a call and is none, ``additional_kwargs["adafuse_warnings"]`` of the
+        response gives the reason.
 
         Args:
             tools: tools that the members can call.
@@ -320,7 +307,7 @@ class AdaFuseLLM(RequestingLLM):
 
         Raises:
             InvalidInputError: a tool, the choice or an option cannot be used.
-            MalformedReplyError: no reply has the requested form.
+            MalformedReplyError: the reply has not the requested form.
             MissingDependencyError: `enforce` is True and the extra is not installed.
         """
         request = self._prepare_chat_with_tools(
@@ -331,10 +318,7 @@ class AdaFuseLLM(RequestingLLM):
             tool_required=tool_required,
             **kwargs,
         )
-        attempts = CallAttempts(request, self.retries)
-        for keywords in attempts:
-            attempts.take(self.chat(**keywords))
-        return attempts.response
+        return check_calls(request, self.chat(**request))
 
     @override
     async def achat_with_tools(
@@ -356,10 +340,7 @@ class AdaFuseLLM(RequestingLLM):
             tool_required=tool_required,
             **kwargs,
         )
-        attempts = CallAttempts(request, self.retries)
-        for keywords in attempts:
-            attempts.take(await self.achat(**keywords))
-        return attempts.response
+        return check_calls(request, await self.achat(**request))
 
     @override
     def _prepare_chat_with_tools(
@@ -430,13 +411,13 @@ class AdaFuseLLM(RequestingLLM):
         parts = {"react_chat_formatter": ReActChatFormatter(), "output_parser": ReActOutputParser()}
         return {**parts, **kwargs}
 
-    def _attempts(
+    def _asking(
         self, output_cls: type[Model], prompt: BasePromptTemplate, prompt_args: dict[str, Any]
-    ) -> Attempts[Model]:
+    ) -> list[ChatMessage]:
+        """Return a conversation that requests an object, and report the beginning."""
         dispatcher.event(
             LLMStructuredPredictStartEvent(
                 output_cls=output_cls, template=prompt, template_args=prompt_args
             )
         )
-        conversation = prompt.format_messages(llm=self, **prompt_args)
-        return Attempts(output_cls, conversation, self.retries)
+        return asking(output_cls, prompt.format_messages(llm=self, **prompt_args))
