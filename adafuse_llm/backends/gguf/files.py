@@ -29,16 +29,11 @@ MAX_LISTED: Final = 30
 
 
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
-    """Return whether a member is loaded from a GGUF file.
+    """Return whether a member is loaded from a GGUF file. Of the hub, only the cache here is read.
 
     A folder or hub repository with ``config.json`` and weights for transformers is loaded with
     transformers, unless `file` is set. A hub repository that is not in the local cache has GGUF
     files if its name says so.
-
-    Args:
-        source: a file, a folder or a hub id. Only the local cache of the hub is read.
-        file: `GGUFMember.file`.
-        revision: revision of a hub repository.
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):

@@ -19,9 +19,6 @@ from typing import Any, Final
 from adafuse_llm.errors import LoadError, UnsupportedModelError, short_repr
 
 MAGIC: Final = b"GGUF"
-VERSIONS: Final = (2, 3)
-"""Versions of the format that llama.cpp reads."""
-
 ALIGNMENT: Final = 32
 """Alignment of the weights in bytes, unless the header sets another one."""
 
@@ -364,10 +361,10 @@ def _parse(path: Path, data: mmap.mmap) -> _Header:
             "it again, for example with 'git lfs pull' in a clone, or pass the GGUF file of a model"
         )
     reader = _Reader(data, 4)
-    if (version := reader.number(UINT32)) not in VERSIONS:
+    if (version := reader.number(UINT32)) not in (2, 3):
         raise _NotGGUFError(
-            f"it has version {version:#x} of the format; llama.cpp reads versions "
-            f"{' and '.join(map(str, VERSIONS))}, with little-endian numbers"
+            f"it has version {version:#x} of the format; llama.cpp reads versions 2 and 3, with "
+            "little-endian numbers"
         )
     tensor_count, entry_count = reader.number(), reader.number()
     entries = {reader.string(): reader.value() for _ in range(entry_count)}

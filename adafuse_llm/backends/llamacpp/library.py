@@ -115,9 +115,7 @@ class Model:
         settings: the settings.
 
     Attributes:
-        path: as above.
-        label: as above.
-        settings: as above.
+        path, label, settings: as above.
         pointer: the ``llama_model_p``. It is valid until `close`.
         vocabulary: number of tokens in the vocabulary, and of logits.
         on_gpu: whether layers run on a GPU.
