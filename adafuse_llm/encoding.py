@@ -76,10 +76,10 @@ class Encoder:
             to_score: whether the members score given texts. Leading whitespace of the texts then
                 counts after messages, too.
         """
-        prompt, conversation, config = checked
+        conversation, config = checked.conversation, checked.config
         check_listed([backend for backend, _ in active], top)
         decodes_freely = not to_score and config.choices is None
-        given = prompt or ""
+        given = checked.request.prompt or ""
         if conversation is not None:
             given = conversation.plain_text()
         text = given.rstrip(" ")
@@ -282,13 +282,13 @@ def _encode(
         start: how the member's chat template begins the reply to the conversation.
         bare: whether to leave out the spaces at the end of the text that the response continues.
     """
-    prompt, conversation, _ = checked
+    conversation = checked.conversation
     with naming_member(backend.name):
         if conversation is not None and start is not None:
             if bare:
                 conversation = conversation.with_last(conversation.begun.rstrip(" "))
             return backend.codec.encode_conversation(conversation, start)
-        prompt = prompt or ""
+        prompt = checked.request.prompt or ""
         return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
 
 
