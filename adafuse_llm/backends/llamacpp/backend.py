@@ -23,16 +23,9 @@ from adafuse_llm.backends.llamacpp.state import LlamaState
 from adafuse_llm.backends.llamacpp.trial import load, try_file
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
-from adafuse_llm.backends.prefixes import (
-    MIN_SHARED,
-    KeptPrefixes,
-    in_turn,
-    late,
-    longest,
-    read_piece,
-)
+from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, late, longest
+from adafuse_llm.backends.reading import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, LoadError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -133,15 +126,12 @@ class LlamaCppBackend(Backend):
         text = self._text
         self._tokens = TokenTable(self.end_ids, lambda: text.token_texts, self._model.vocabulary)
         self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
-        after_fork(self._renew)
+        self._lock = threading.Lock()  # several engines may share this member
+        self._running: weakref.WeakSet[LlamaState] = weakref.WeakSet()
         self._cell_bytes = max(1, facts.cache_bytes(1, cache_type))
         self.cache_limit = self._context.cells * self._cell_bytes
         limit = PREFIX_CACHE_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
         self._kept_tokens = limit // self._cell_bytes
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()  # several engines may share this member
-        self._running: weakref.WeakSet[LlamaState] = weakref.WeakSet()
 
     @property
     def lane(self) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 from adafuse_llm.backends.gguf.header import chat_templates, read_entries, read_tokens
 from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
 
 SENTENCEPIECE, BPE, WORDPIECE, UNIGRAM = 1, 2, 3, 4
@@ -109,15 +108,12 @@ class LlamaTokenizer:
             for parses in (True, False)
         }
         self._closed = False
-        after_fork(self._renew)
+        self._lock = threading.Lock()
         self._tokenize_short = functools.lru_cache(CACHED)(self._tokenize)
         plain, whole = self._tokenize("a"), self._tokenize("a", add_special=True)
         start = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
         self._before, self._after = whole[:start], whole[start + len(plain) :]
         self._adds_space = any(self.pieces[token].startswith(b" ") for token in plain[:1])
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.pieces)
