@@ -1,4 +1,4 @@
-r"""Grammars of replies that call tools, in the form of `adafuse_llm.adapters.conversation`.
+r"""Grammars of replies that call tools, in the form of `adafuse_llm.text.conversation`.
 
 `tool_grammar` returns a Lark grammar for the option `grammar` of `AdaFuseEngine.generate`. A member
 that follows it calls only tools that exist, with arguments that fit their schemas. For example,

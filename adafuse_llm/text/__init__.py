@@ -1,7 +1,11 @@
 """Text processing without models.
 
-words  where words begin and end
-codec  text to tokens and back, as a continuation of earlier tokens
-chat   messages, and each member's chat template
-stops  stop sequences, and the text of a response so far
+words         where words begin and end
+codec         text to tokens and back, as a continuation of earlier tokens
+opening       the beginning of a response: spaces of the prompt, whitespace of a reply
+stops         stop sequences, and the text of a response so far
+conversation  messages, tools and calls, and the forms in which members read them
+templates     each member's chat template
+reply_start   where a reply begins: in reasoning, or at the answer
+grammar       texts of a given form; matchers, schema, closing and isolation are parts of it
 """
