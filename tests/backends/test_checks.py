@@ -130,7 +130,7 @@ FAULTS: dict[str, tuple[Callable[[Results], Any], str]] = {
     ("fault", "start", "drafting"),
     [(fault, 4 * (n % 2), n % 4 < 2) for n, fault in enumerate(FAULTS)],
 )
-def test_e10_an_invalid_result_is_an_error_that_says_what_the_backend_did_wrong(
+def test_an_invalid_result_is_an_error_that_says_what_the_backend_did_wrong(
     fault: str, start: int, drafting: bool
 ) -> None:
     change, message = FAULTS[fault]
@@ -149,7 +149,7 @@ def test_e10_an_invalid_result_is_an_error_that_says_what_the_backend_did_wrong(
     ("value", "message"),
     [(math.nan, "NaN"), (math.inf, "is inf, but"), (0.5, "is 0.5, but the highest")],
 )
-def test_e10_an_invalid_score_of_a_node_is_an_error(value: float, message: str) -> None:
+def test_an_invalid_score_of_a_node_is_an_error(value: float, message: str) -> None:
     change = results(logprobs=lambda each: tuple(value for _ in each.logprobs))
     with AdaFuseEngine([Spoiled(change, 0)]) as engine:
         with pytest.raises(MemberError, match=message) as caught:
@@ -157,7 +157,7 @@ def test_e10_an_invalid_score_of_a_node_is_an_error(value: float, message: str) 
         assert caught.value.member == "spoiled"
 
 
-def test_e10_the_count_of_scores_is_checked() -> None:
+def test_the_count_of_scores_is_checked() -> None:
     tree = TokenTree([1])
     query = Query(tree, (), (tree.child(tree.root, 2),), 2)
     with pytest.raises(MemberError, match="it returned 0 log-probabilities for 1 nodes"):

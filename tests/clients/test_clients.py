@@ -90,11 +90,11 @@ def run(*command):
 
 
 @pytest.mark.parametrize("program", ["litellm_calls.py", "openai_agents.py"])
-def test_r3_v11_clients_in_python(address, program):
+def test_clients_in_python(address, program):
     run(ENVIRONMENT / "bin" / "python", HERE / program, address)
 
 
-def test_r3_v11_the_ai_sdk_of_vercel(address):
+def test_the_ai_sdk_of_vercel(address):
     modules = ENVIRONMENT / "node"
     if shutil.which("node") is None or not (modules / "node_modules").is_dir():
         pytest.skip("Node or the packages of the AI SDK are not installed")

@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_r8_adjusted_decodes_equal_the_reference(options: dict[str, Any], branches: int) -> None:
+def test_adjusted_decodes_equal_the_reference(options: dict[str, Any], branches: int) -> None:
     for members in (PAIR[:1], PAIR):
         for prompt in PROMPTS:
             decoding = {"branching_factor": branches, "max_new_tokens": sized(10, 20), **options}
@@ -52,7 +52,7 @@ def test_r8_adjusted_decodes_equal_the_reference(options: dict[str, Any], branch
 
 
 @pytest.mark.sweep(1)
-def test_r8_all_options_at_a_time_equal_the_reference() -> None:
+def test_all_options_at_a_time_equal_the_reference() -> None:
     """With drafting and without, greedily, drawn, and in a given form."""
     adjusted = {**OPTIONS["all"], "margin_threshold": 0.2, "max_new_tokens": sized(8, 14)}
     check(TRIPLE, PROMPTS[1], **adjusted, branching_factor=3)
@@ -61,12 +61,12 @@ def test_r8_all_options_at_a_time_equal_the_reference() -> None:
     check(PAIR, PROMPTS[0], **adjusted, top_logprobs=2)
 
 
-def test_r8_choices_have_the_members_own_probabilities() -> None:
+def test_choices_have_the_members_own_probabilities() -> None:
     choices = (" the light", " Orrin")
     check(PAIR, PROMPTS[0], choices=choices, **OPTIONS["all"])
 
 
-def test_r8_a_generation_config_is_followed_unless_a_call_sets_the_option() -> None:
+def test_a_generation_config_is_followed_unless_a_call_sets_the_option() -> None:
     own = Recipe("llama", "bytelevel", seed=131, end_bias=2.0)
     config = model(own).generation_config
     tokens = backend(own).codec.encode_continuation((), " the light")[0]

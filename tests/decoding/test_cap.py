@@ -19,7 +19,7 @@ PROMPTS = ("The ferry leaves at", "def f(x):\n    ", "Answer: ", "a,  b\n")[: si
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_e9_no_member_writes_more_tokens_than_the_cap(strategy: str) -> None:
+def test_no_member_writes_more_tokens_than_the_cap(strategy: str) -> None:
     chance = random.Random(strategy)
     lengths = set()
     for number, prompt in enumerate(PROMPTS):
@@ -33,7 +33,7 @@ def test_e9_no_member_writes_more_tokens_than_the_cap(strategy: str) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("cap", CAPS)
-def test_e9_one_member_alone_writes_up_to_the_cap(cap: int) -> None:
+def test_one_member_alone_writes_up_to_the_cap(cap: int) -> None:
     """Its own tokens are all whole characters, so a cut response has exactly as many."""
     for number in range(10):
         member = fake_member(random.Random(number), "oak", number, end=0.01)
@@ -48,7 +48,7 @@ def test_e9_one_member_alone_writes_up_to_the_cap(cap: int) -> None:
 @pytest.mark.parametrize(
     "kinds", [("bytelevel", "sentencepiece"), ("gemma", "unigram")], ids="+".join
 )
-def test_e9_models_stay_within_the_cap(kinds: tuple[str, str]) -> None:
+def test_models_stay_within_the_cap(kinds: tuple[str, str]) -> None:
     recipes = [Recipe("llama", kind, seed=61, end_bias=-4.0, layers=1) for kind in kinds]
     with AdaFuseEngine([recorded(recipe) for recipe in recipes]) as engine:
         for prompt in ("The ferry", "x = {\n  "):
@@ -56,7 +56,7 @@ def test_e9_models_stay_within_the_cap(kinds: tuple[str, str]) -> None:
                 check_cap(engine, prompt, cap)
 
 
-def test_e9_spaces_of_the_prompt_do_not_count() -> None:
+def test_spaces_of_the_prompt_do_not_count() -> None:
     """The member writes the indentation with three tokens before its two letters."""
 
     def rule(text: str) -> dict[str, float]:

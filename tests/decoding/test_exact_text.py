@@ -137,7 +137,7 @@ def is_cut(generation: Generation) -> bool:
 @example(prompt="Answer: ", options={"max_new_tokens": 8})
 @example(prompt="Answer:         ", options={"max_new_tokens": 8})
 @example(prompt="\U0001f600\U0001f600  ", options={"max_new_tokens": 8})
-def test_e1_members_hold_the_prompt_and_the_response(
+def test_members_hold_the_prompt_and_the_response(
     kind: str, prompt: str, options: dict[str, Any]
 ) -> None:
     known_tokenizer(kind)
@@ -156,7 +156,7 @@ def test_e1_members_hold_the_prompt_and_the_response(
 )
 @example(kind="sentencepiece", prompt="def f(x):\n    ", options={"max_new_tokens": 8})
 @example(kind="gemma", prompt="Answer: ", options={"max_new_tokens": 8})
-def test_e1_members_hold_the_text_with_every_strategy(
+def test_members_hold_the_text_with_every_strategy(
     strategy: str, kind: str, prompt: str, options: dict[str, Any]
 ) -> None:
     assume(prompt.rstrip(" "))
@@ -182,7 +182,7 @@ def test_many_rounds_can_be_compared_with_their_scores() -> None:
 
 @settings(max_examples=60)
 @given(prompt=PROMPTS)
-def test_e1_candidates_that_differ_in_whitespace_stay_apart(prompt: str) -> None:
+def test_candidates_that_differ_in_whitespace_stay_apart(prompt: str) -> None:
     """One member writes the word at once, the other a newline first: two candidates."""
     plain = prompt.rstrip(" ")
     assume(plain)
@@ -222,7 +222,7 @@ def test_e1_candidates_that_differ_in_whitespace_stay_apart(prompt: str) -> None
     ],
     ids=["word", "pieces", "end", "longer"],
 )
-def test_e1_spaces_at_the_end_of_a_prompt_are_healed(
+def test_spaces_at_the_end_of_a_prompt_are_healed(
     prompt: str, likely: dict[str, dict[str, float]], text: str, tokens: list[str]
 ) -> None:
     """Until they are written, the member chooses among the tokens that continue them."""
@@ -247,7 +247,7 @@ def test_e1_spaces_at_the_end_of_a_prompt_are_healed(
     assert nll == pytest.approx(sum(own) / len(own)), "scores are the model's own"
 
 
-def test_e1_the_margin_is_that_of_the_allowed_tokens() -> None:
+def test_the_margin_is_that_of_the_allowed_tokens() -> None:
     likely = {"Answer:": {"x": 0.5, " light": 0.3, " lamp": 0.1, "<end>": 0.1}}
     end = {"<end>": 0.9, "?": 0.1}
     texts = [" light", " lamp", *string.printable]
@@ -259,7 +259,7 @@ def test_e1_the_margin_is_that_of_the_allowed_tokens() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", " ", "     "])
-def test_e1_a_prompt_of_spaces_alone_is_refused(prompt: str) -> None:
+def test_a_prompt_of_spaces_alone_is_refused(prompt: str) -> None:
     engine = ensemble("adafuse", *members_of("bytelevel"))
     with pytest.raises(InvalidInputError, match="empty"):
         engine.generate(prompt)
@@ -306,7 +306,7 @@ places_in_code = pytest.mark.parametrize("count", [12, pytest.param(180, marks=p
 
 
 @places_in_code
-def test_e1_code_is_continued_where_the_prompt_ends(count: int) -> None:
+def test_code_is_continued_where_the_prompt_ends(count: int) -> None:
     """Random members: what they hold is the code so far, in all of the places."""
     engine = ensemble("adafuse", *members_of("sentencepiece"))
     failed: Counter[str] = Counter()
@@ -353,7 +353,7 @@ def writes_on(pieces: Sequence[str], *sources: str) -> Any:
 
 
 @places_in_code
-def test_e1_members_that_know_a_file_complete_it_from_any_place(count: int) -> None:
+def test_members_that_know_a_file_complete_it_from_any_place(count: int) -> None:
     """Three members, each with other tokens for indentation, write the file's next lines.
 
     The third would write the same with more indentation, and is outvoted.
@@ -394,7 +394,7 @@ def test_e1_members_that_know_a_file_complete_it_from_any_place(count: int) -> N
 @settings(max_examples=6)
 @given(question=PROMPTS, options=OPTIONS)
 @example(question="Who keeps the light?", options={"max_new_tokens": 12})
-def test_e1_replies_show_no_whitespace_before_the_first_character(
+def test_replies_show_no_whitespace_before_the_first_character(
     kind: str, template: str | None, question: str, options: dict[str, Any]
 ) -> None:
     assume(question.strip())
@@ -422,7 +422,7 @@ LEADING = st.text(st.sampled_from(" \n\t\u00a0"), max_size=4)
 @example(leading=["\n\n", ""], reply="The lamp.", max_words=1)
 @example(leading=["  ", " "], reply="The lamp.", max_words=2)
 @example(leading=["\n", "\n"], reply="", max_words=1)
-def test_e1_members_begin_a_reply_in_their_own_way(
+def test_members_begin_a_reply_in_their_own_way(
     leading: list[str], reply: str, max_words: int
 ) -> None:
     """Members write the same reply after whitespace of their own: one candidate, one text."""

@@ -206,7 +206,7 @@ def hanging() -> Iterator[Hanging]:
 
 
 @pytest.mark.quick
-def test_r3_v3_a_score_can_be_cancelled(hanging: Hanging) -> None:
+def test_a_score_can_be_cancelled(hanging: Hanging) -> None:
     """One score runs, one waits in the queue, and one is cancelled before."""
     runtime = RuntimeConfig(max_requests=1)
     with AdaFuseEngine([hanging], runtime=runtime) as ensemble, ThreadPoolExecutor(2) as pool:
@@ -230,7 +230,7 @@ def test_r3_v3_a_score_can_be_cancelled(hanging: Hanging) -> None:
 
 
 @pytest.mark.quick
-def test_r3_v3_a_batch_of_scores_shares_passes_and_equals_single_scores(hanging: Hanging) -> None:
+def test_a_batch_of_scores_shares_passes_and_equals_single_scores(hanging: Hanging) -> None:
     prompts, texts = ["x", "yes", "no no"], [["yes"], ["no", "yesno"], ["yes"]]
     with AdaFuseEngine([hanging]) as ensemble:
         alone = [ensemble.score(*each) for each in zip(prompts, texts, strict=True)]

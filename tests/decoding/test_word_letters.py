@@ -61,7 +61,7 @@ def members() -> tuple[tuple[HuggingFaceBackend, ...], tuple[ReferenceMember, ..
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("branching_factor", [1, 3])
-def test_r13_the_engine_equals_the_reference_with_and_without_drafts(branching_factor: int) -> None:
+def test_the_engine_equals_the_reference_with_and_without_drafts(branching_factor: int) -> None:
     backends, references = members()
     rounds = []
     for letters in sized((1, 4, 256), (1, 2, 4, 256)):
@@ -83,7 +83,7 @@ def test_r13_the_engine_equals_the_reference_with_and_without_drafts(branching_f
     assert rounds[0] > rounds[-1]
 
 
-def test_r13_one_member_writes_the_same_text_with_any_limit() -> None:
+def test_one_member_writes_the_same_text_with_any_limit() -> None:
     (backend, _), _ = members()
     with AdaFuseEngine([backend]) as engine:
         texts = {

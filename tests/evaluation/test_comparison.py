@@ -81,7 +81,7 @@ def subset_bounds(differences):
     ("wins", "losses", "ties"),
     [(3, 0, 9), (6, 0, 0), (6, 0, 5), (5, 1, 6), (0, 7, 4), (2, 2, 8), (3, 0, 0)],
 )
-def test_s7_the_interval_of_the_exact_test_is_that_of_all_subsets(wins, losses, ties):
+def test_the_interval_of_the_exact_test_is_that_of_all_subsets(wins, losses, ties):
     ours = [True] * wins + [False] * losses + [True] * ties
     theirs = [False] * wins + [True] * losses + [True] * ties
     found = compare("exact_match", ours, theirs)

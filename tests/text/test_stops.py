@@ -41,7 +41,7 @@ def test_what_was_held_back_is_released_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("gap", ["\n", "\n\n", " \n\n"])
-def test_r5_a_next_turn_ends_the_response_without_the_whitespace_before_it(gap: str) -> None:
+def test_a_next_turn_ends_the_response_without_the_whitespace_before_it(gap: str) -> None:
     transcript = Transcript(turns=TURNS)
     spans = ["Paris", ".", gap, "User", ": And"]
     shown = [transcript.push(span) for span in spans]
@@ -50,14 +50,14 @@ def test_r5_a_next_turn_ends_the_response_without_the_whitespace_before_it(gap: 
     assert transcript.flush() == ""
 
 
-def test_r5_a_response_that_mentions_a_turn_goes_on() -> None:
+def test_a_response_that_mentions_a_turn_goes_on() -> None:
     transcript = Transcript(turns=TURNS)
     spans = ["Ask the User:", "\nUsers", " know.\n", "Assistants", ": yes"]
     assert "".join(map(transcript.push, spans)) + transcript.flush() == "".join(spans)
     assert transcript.stopped is None
 
 
-def test_r5_the_earlier_of_a_stop_sequence_and_a_turn_counts() -> None:
+def test_the_earlier_of_a_stop_sequence_and_a_turn_counts() -> None:
     stop_first = Transcript(["."], turns=TURNS)
     stop_first.push("Paris. \nUser:")
     assert (stop_first.text, stop_first.stopped) == ("Paris", "stop_sequence")

@@ -121,7 +121,7 @@ def test_small_text_functions() -> None:
         (" ", " \u4e2d", 1, False),
     ],
 )
-def test_r13_a_word_has_a_limit_of_letters_of_scripts_without_spaces(
+def test_a_word_has_a_limit_of_letters_of_scripts_without_spaces(
     word: str, extended: str, letters: int, ends: bool
 ) -> None:
     assert ends_before(word, extended, letters) is ends

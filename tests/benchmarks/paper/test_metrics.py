@@ -32,7 +32,7 @@ from tests.support.paths import BENCHMARKS
         ("Paris", ["London", "Rome"], 0),
     ],
 )
-def test_f1_by_hand(prediction, accepted, overlap):
+def test_by_hand(prediction, accepted, overlap):
     assert f1(prediction, accepted) == pytest.approx(overlap)
 
 
