@@ -10,7 +10,8 @@ older text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,33 +147,42 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
 
 
 def command_line() -> str:
-    """Return the commands, each with a table of its flags."""
+    """Return the commands, each with a table of its flags. Common flags are in a table once."""
     import typer
 
     from adafuse_llm.cli import create_app
 
     root = typer.main.get_command(create_app())
     commands: dict[str, Any] = root.commands  # type: ignore[attr-defined]
-    return "\n\n".join(_command(name, command) for name, command in commands.items())
+    rows = {name: _flags(command) for name, command in commands.items()}
+    counts = Counter(row for each in rows.values() for row in each.items())
+    common = {row: flag for (flag, row), count in counts.items() if count > len(commands) / 2}
+    parts = ["## Flags of most commands", _table(common)]
+    for name, command in commands.items():
+        arguments = [each for each in command.params if each.param_type_name == "argument"]
+        usage = ["adafuse", name, *((each.metavar or each.name).upper() for each in arguments)]
+        own = [row for row in rows[name].values() if row not in common]
+        others = ", ".join(flag for flag, row in rows[name].items() if row in common)
+        parts += [f"## adafuse {name}", command.help, f"```text\n{' '.join(usage)} [flags]\n```"]
+        parts += [_table(own)] if own else []
+        parts.append(f"As [most commands](#flags-of-most-commands): {others}")
+    return "\n\n".join(parts)
 
 
-def _command(name: str, command: Any) -> str:
-    arguments: list[Any] = []
-    flags: list[Any] = []
-    for parameter in command.params:
-        (arguments if parameter.param_type_name == "argument" else flags).append(parameter)
-    usage = " ".join(
-        ["adafuse", name, *((each.metavar or each.name).upper() for each in arguments)]
-    )
-    rows = ["| flag | default | meaning |", "|---|---|---|"]
-    for flag in flags:
-        default = flag.default if flag.default not in (None, [], (), False) else ""
-        names = ", ".join(f"`{each}`" for each in flag.opts)
-        text = (getattr(flag, "help", None) or "").replace("|", "\\|")
-        rows.append(f"| {names} | {f'`{default}`' if default != '' else ''} | {text} |")
-    return f"## adafuse {name}\n\n{command.help}\n\n```text\n{usage} [flags]\n```\n\n" + "\n".join(
-        rows
-    )
+def _flags(command: Any) -> dict[str, str]:
+    """Return a row of a table for each flag of a command."""
+    rows = {}
+    for flag in command.params:
+        if flag.param_type_name != "argument":
+            default = "" if flag.default in (None, [], (), False) else f"`{flag.default}`"
+            names = ", ".join(f"`{each}`" for each in flag.opts)
+            text = (flag.help or "").replace("|", "\\|")
+            rows[names] = f"| {names} | {default} | {text} |"
+    return rows
+
+
+def _table(rows: Iterable[str]) -> str:
+    return "\n".join(["| flag | default | meaning |", "|---|---|---|", *rows])
 
 
 def model_card() -> str:
