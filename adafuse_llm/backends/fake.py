@@ -12,6 +12,7 @@ from adafuse_llm.adjustment import NOTHING, changed
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.text.matchers import grammar_tokenizer
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
 if TYPE_CHECKING:
@@ -236,9 +237,12 @@ class FakeCodec(TextCodec):
 
     def grammar_tokenizer(self) -> Any:
         """Return an ``llguidance.LLTokenizer`` with these tokens."""
-        from llguidance import LLTokenizer, TokenizerWrapper
 
-        return LLTokenizer(TokenizerWrapper(_Tokens(self)), eos_token=self.end_id)
+        def encode(text: bytes) -> list[int]:
+            return self.encode_prompt(text.decode())
+
+        tokens, ends = [text.encode() for text in self.texts], [self.end_id]
+        return grammar_tokenizer(tokens, ends, ends, encode)
 
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode_continuation((), text)[0]
@@ -261,19 +265,3 @@ class FakeCodec(TextCodec):
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the joined texts of `tokens`."""
         return "".join(self._texts[token] for token in tokens)
-
-
-class _Tokens:
-    """The tokens of a codec, as llguidance reads them."""
-
-    bos_token_id = None
-
-    def __init__(self, codec: FakeCodec) -> None:
-        self.eos_token_id = codec.end_id
-        self.special_token_ids = [codec.end_id]
-        self.tokens = [text.encode() for text in codec.texts]
-        self.codec = codec
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        text = text.decode() if isinstance(text, bytes) else text
-        return self.codec.encode_continuation((), text)[0]

@@ -358,7 +358,7 @@ class GrammarVocabulary:
         """Return the tokens that may follow in a state of a matcher."""
         bits = int.from_bytes(state.compute_bitmask(), "little") & self._usable
         if state.is_error():
-            raise too_complex(state)
+            raise too_complex(state, self.name)
         may_end = bool(state.is_accepting())
         is_forced = bits & (bits - 1) == 0 and bool(bits) != may_end
         if may_end:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from adafuse_llm.errors import GrammarError, MissingDependencyError, install_command
+
+Encode = Callable[[bytes], list[int]]
 
 MAX_LEXER_STATES = 25_000
 """Maximum number of states of a compiled grammar's lexer, which arise while text is read. 25,000
@@ -37,23 +40,47 @@ def llguidance() -> Any:
     return library
 
 
-class _Bytes:
-    """A vocabulary whose tokens are the 256 bytes and an end."""
+class _Tokens:
+    """A vocabulary as llguidance reads it."""
 
-    eos_token_id = 256
     bos_token_id = None
-    special_token_ids = (256,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
+    def __init__(
+        self, tokens: Sequence[bytes], end: int | None, special: Iterable[int], encode: Encode
+    ) -> None:
+        self.tokens = tokens
+        self.eos_token_id = end
+        self.special_token_ids = list(special)
+        self._encode = encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._encode(text)
+
+
+def grammar_tokenizer(
+    tokens: Sequence[bytes], end_ids: Iterable[int], special: Iterable[int], encode: Encode
+) -> Any:
+    """Return an ``llguidance.LLTokenizer``.
+
+    Args:
+        tokens: the bytes of each token, by id; empty for logits without a token.
+        end_ids: ids of the end-of-sequence tokens.
+        special: ids of the special tokens.
+        encode: returns the tokens of a text, which is UTF-8.
+
+    Raises:
+        ValueError: llguidance cannot read the tokens.
+    """
+    library, ends = llguidance(), sorted(end_ids)
+    wrapped = library.TokenizerWrapper(_Tokens(tokens, next(iter(ends), None), special, encode))
+    return library.LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
 
 
 @functools.cache
 def byte_tokenizer() -> Any:
     """Return a tokenizer whose tokens are the 256 bytes and an end."""
-    library = llguidance()
-    return library.LLTokenizer(library.TokenizerWrapper(_Bytes()), eos_token=256)
+    tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+    return grammar_tokenizer(tokens, [256], [256], list)
 
 
 def compiled(tokenizer: Any, lark: str) -> Any:
@@ -96,10 +123,11 @@ def next_bytes(state: Any) -> bytes:
     return b"".join(_set_bits(place, bits) for place, bits in enumerate(mask) if bits)
 
 
-def too_complex(state: Any) -> GrammarError:
-    """Return the error for a matcher that exceeds a limit of llguidance."""
+def too_complex(state: Any, member: str | None = None) -> GrammarError:
+    """Return the error for a matcher over bytes, or of a member, that exceeds a limit."""
+    whose = "" if member is None else f"member {member!r}: "
     reason = " ".join(state.get_error().split()).partition(" <state>")[0]
-    return GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
+    return GrammarError(f"{whose}the grammar is too complex: {reason:.200}. Simplify it.")
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -157,6 +158,8 @@ def test_a_grammar_that_reached_a_limit_is_compiled_anew_for_the_next_request() 
     assert grammar is not None
     for kept in (grammar._start, vocabulary._start(grammar.option, grammar.lark())):
         kept.consume_token(2**31 - 1)  # as if its lexer had too many states
+    with pytest.raises(GrammarError, match=re.escape(repr(vocabulary.name))):
+        vocabulary.mask(kept)
     assert not vocabulary.mask(vocabulary.matcher(grammar, NO_LEAD)).is_empty
     again = Grammar.of(config)
     assert again is not None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from adafuse_llm.text import matchers
 from adafuse_llm.text.codec import TokenizerCodec
 
 BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
@@ -57,16 +58,24 @@ def grammar_tokenizer(tokenizer: Any, size: int, end_ids: Collection[int]) -> An
     Raises:
         ValueError: llguidance cannot read tokenizers of this kind.
     """
-    from llguidance import LLTokenizer, TokenizerWrapper
     from llguidance.hf import from_tokenizer
 
-    ends = sorted(end_ids)
     spaces = [d["replacement"] for d in _decoders(tokenizer) if d["type"] == "Metaspace"]
     if not spaces:
-        return from_tokenizer(tokenizer, n_vocab=size, eos_token=ends)
+        return from_tokenizer(tokenizer, n_vocab=size, eos_token=sorted(end_ids))
     # llguidance does not read the pieces of Unigram vocabularies as their decoder does
-    tokens = TokenizerWrapper(_Pieces(tokenizer, spaces[0], size, ends))
-    return LLTokenizer(tokens, n_vocab=size, eos_token=ends)
+    added = {int(i): token for i, token in tokenizer.added_tokens_decoder.items()}
+    tokens = [b""] * size
+    for piece, token in tokenizer.get_vocab().items():
+        byte = _BYTE.fullmatch(piece)
+        text = piece if token in added else piece.replace(spaces[0], " ")
+        tokens[token] = bytes([int(byte[1], 16)]) if byte else text.encode()
+
+    def encode(text: bytes) -> list[int]:
+        return list(tokenizer.encode(text.decode(), add_special_tokens=False))
+
+    special = [i for i, token in added.items() if token.special]
+    return matchers.grammar_tokenizer(tokens, end_ids, special, encode)
 
 
 def _decoders(tokenizer: Any) -> Iterator[Mapping[str, Any]]:
@@ -78,32 +87,3 @@ def _decoders(tokenizer: Any) -> Iterator[Mapping[str, Any]]:
         each = pending.pop()
         yield each
         pending += each.get("decoders", ())
-
-
-class _Pieces:
-    """The tokens of a vocabulary in which a character stands for the space.
-
-    Args:
-        tokenizer: the tokenizer.
-        space: the character.
-        size: number of the model's logits.
-        ends: ids of the end-of-sequence tokens.
-    """
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Any, space: str, size: int, ends: list[int]) -> None:
-        added = {int(i): token for i, token in tokenizer.added_tokens_decoder.items()}
-        self.eos_token_id = ends[0] if ends else None
-        self.special_token_ids = [i for i, token in added.items() if token.special]
-        pieces = {i: piece for piece, i in tokenizer.get_vocab().items()}
-        self.tokens = [b""] * size
-        for token, piece in pieces.items():
-            byte = _BYTE.fullmatch(piece)
-            text = piece if token in added else piece.replace(space, " ")
-            self.tokens[token] = bytes([int(byte[1], 16)]) if byte else text.encode()
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        text = text.decode() if isinstance(text, bytes) else text
-        return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -15,6 +15,7 @@ from adafuse_llm.backends.gguf.header import chat_templates, read_entries, read_
 from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.text.codec import TokenizerCodec
+from adafuse_llm.text.matchers import grammar_tokenizer
 
 SENTENCEPIECE, BPE, WORDPIECE, UNIGRAM = 1, 2, 3, 4
 KINDS = range(1, 7)
@@ -341,32 +342,18 @@ class LlamaText:
         Raises:
             ValueError: llguidance cannot read the tokens.
         """
-        from llguidance import LLTokenizer, TokenizerWrapper
+        tokenizer = self.tokenizer
 
-        ends = sorted(end_ids)
-        tokens = TokenizerWrapper(_GrammarTokens(self.tokenizer, size, ends))
-        return LLTokenizer(tokens, n_vocab=size, eos_token=ends)
+        def encode(text: bytes) -> list[int]:
+            return tokenizer.encode(text.decode(), add_special_tokens=False)
+
+        special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
+        tokens = [*tokenizer.pieces, *[b""] * (size - len(tokenizer))]
+        return grammar_tokenizer(tokens, end_ids, special, encode)
 
     def close(self) -> None:
         """Wait for a call that runs, and refuse later ones. Texts of tokens stay available."""
         self.tokenizer.close()
-
-
-class _GrammarTokens:
-    """The tokens of a vocabulary, as llguidance reads them. Logits without a token are empty."""
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: LlamaTokenizer, size: int, ends: Sequence[int]) -> None:
-        added = tokenizer.added_tokens_decoder.items()
-        self.eos_token_id = ends[0] if ends else None
-        self.special_token_ids = [i for i, token in added if token.special]
-        self.tokens = [*tokenizer.pieces, *[b""] * (size - len(tokenizer))]
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        text = text.decode() if isinstance(text, bytes) else text
-        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
