@@ -14,7 +14,7 @@ from typing_extensions import Unpack, override
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
-from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
+from adafuse_llm.decoding.draft import Drafting, Drafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import (
     PlayRound,
@@ -365,9 +365,7 @@ class AdaFuseEngine(Engine):
         has_plain = not all(member.codec.has_chat_template for member in members)
         turns = TURNS if is_free and checked.conversation is not None and has_plain else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
-        drafts: Drafting = NoDrafts()
-        if self.runtime.drafting:
-            drafts = Drafts(members, self._is_crowded)
+        drafts = Drafts(members, self._is_crowded) if self.runtime.drafting else Drafting()
         if config.choices is not None:
             spare = check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)

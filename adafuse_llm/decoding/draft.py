@@ -49,7 +49,10 @@ MIN_RESPONSE_TOKENS = 4
 
 
 class Drafting:
-    """Orders the members' proposals and chooses the drafts of their passes. Here: none."""
+    """Orders the members' proposals and chooses the drafts of their passes.
+
+    This class adds no drafts, and all members propose at the same time.
+    """
 
     def around(self, steps: Events[E]) -> Events[E]:
         """Yield the steps of a request, and add drafts to its queries."""
@@ -67,16 +70,12 @@ class Drafting:
         return True
 
 
-class NoDrafts(Drafting):
-    """Drafting method that adds no drafts. All members propose at the same time."""
-
-
 class Drafts(Drafting):
     """Drafting method of one request.
 
-    Members of the same lane (`Backend.lane`) propose one after another, and the
-    passes of a member also evaluate the spans that earlier members have proposed. So does a GGUF
-    member with others on its device. Members of different lanes propose at the same time. While
+    Members of the same lane (`Backend.lane`) propose one after another, and the passes of a member
+    also evaluate the spans that earlier members have proposed. So does a GGUF member with others on
+    its device. Members of different lanes propose at the same time. While
     many requests are being decoded, all members do so: one pass of a member then serves several
     requests, which saves more than drafts do.
 

@@ -1,6 +1,6 @@
 """AdaFuse, the strategies beside it, and the parts for new strategies."""
 
-from adafuse_llm.decoding.draft import Drafting, NoDrafts
+from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span, branch, finish_words, propose
@@ -28,7 +28,6 @@ __all__ = [  # noqa: RUF022  grouped by use
     "register_strategy",
     "Drafting",
     "Member",
-    "NoDrafts",
     "PlayRound",
     "Pool",
     "PoolCandidate",

@@ -11,7 +11,7 @@ from typing_extensions import override
 from adafuse_llm import results
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.draft import NoDrafts
+from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
@@ -98,7 +98,7 @@ class _Rounds:
         self._members = members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
-        self._drafts = NoDrafts()
+        self._drafts = Drafting()
         for member in members:
             member.word_ends = True
 

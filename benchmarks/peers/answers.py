@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from adafuse_llm import AdaFuseConfig, Candidate
 from adafuse_llm.strategies import (
+    Drafting,
     Member,
-    NoDrafts,
     PlayRound,
     Pool,
     PoolCandidate,
@@ -168,7 +168,7 @@ class Rerank(WholeAnswers):
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
         if self.ranker is None:
-            return partial(play_round, context.members, context.config, NoDrafts(), proposer=answer)
+            return partial(play_round, context.members, context.config, Drafting(), proposer=answer)
         return partial(self._play, self.ranker, context.members, context.config)
 
     def _play(

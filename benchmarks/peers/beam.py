@@ -10,8 +10,8 @@ from typing_extensions import override
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.backends import Node
 from adafuse_llm.strategies import (
+    Drafting,
     Member,
-    NoDrafts,
     PlayRound,
     Proposal,
     Span,
@@ -64,7 +64,7 @@ class BeamSearch(Strategy):
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
         proposer = partial(_propose, num_beams=self.num_beams)
-        return partial(play_round, context.members, context.config, NoDrafts(), proposer=proposer)
+        return partial(play_round, context.members, context.config, Drafting(), proposer=proposer)
 
 
 @dataclass(frozen=True, slots=True)
