@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from adafuse_llm.adapters.reply import REASONING_CLOSES, ReplyParser, Text, read_json
+from adafuse_llm.adapters.reply import read_json
 from adafuse_llm.errors import InvalidInputError
 
 _FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
@@ -36,12 +36,12 @@ def schema_instructions(schema: Mapping[str, Any]) -> str:
 
 
 def find_json(text: str, *, closing: str = "", is_cut: bool = False) -> Any:
-    """Parse the JSON value in a reply, ignoring reasoning, code fences and text around it.
+    """Parse the JSON value in a reply, ignoring code fences and text around it.
 
     If the whole reply is not JSON, the value is its longest outermost object or array.
 
     Args:
-        text: the reply.
+        text: the reply, without reasoning.
         closing: the end of the reply that the engine made up (`Generation.closing`).
         is_cut: whether the reply ended at a length limit.
 
@@ -57,9 +57,9 @@ def find_json(text: str, *, closing: str = "", is_cut: bool = False) -> Any:
 
 
 def _find_json(text: str, *, is_cut: bool) -> Any:
-    answer = _answer(text).strip()
+    answer = text.strip()
     fenced = _FENCED.fullmatch(answer)
-    for candidate in (text, answer, *(fenced.groups() if fenced else ())):
+    for candidate in (text, *(fenced.groups() if fenced else ())):
         try:
             return read_json(candidate)
         except ValueError:
@@ -81,39 +81,17 @@ def _find_json(text: str, *, is_cut: bool) -> Any:
 def partial_json(text: str) -> str:
     """Return the JSON in an unfinished reply, or "" if the reply has none yet.
 
-    This is the longest outermost object or array outside of reasoning, even if it is not closed.
+    This is the longest outermost object or array, even if it is not closed.
     """
-    regions = (region.text for region in _regions(_answer(text)))
+    regions = (region.text for region in _regions(text))
     return max(regions, key=len, default="")
 
 
 class _Region(NamedTuple):
-    """An outermost object or array, with its position in a text."""
+    """An outermost object or array in a text."""
 
-    start: int
     text: str
     closed: bool
-
-    def holds(self, position: int) -> bool:
-        """Return whether the region is JSON and `position` is inside it."""
-        if not self.start < position < self.start + len(self.text):
-            return False
-        try:
-            read_json(self.text)
-        except ValueError:
-            return False
-        return True
-
-
-def _answer(text: str) -> str:
-    """Remove the reasoning from a reply. The prompt may contain the opening marker instead."""
-    parser = ReplyParser()
-    parts = [*parser.feed(text), *parser.close()]
-    answer = "".join(part.text for part in parts if isinstance(part, Text))
-    position = answer.rfind(REASONING_CLOSES)
-    if position < 0 or any(region.holds(position) for region in _regions(answer)):
-        return answer
-    return answer[position + len(REASONING_CLOSES) :]
 
 
 def _regions(text: str) -> Iterator[_Region]:
@@ -130,6 +108,6 @@ def _regions(text: str) -> Iterator[_Region]:
         elif open_brackets and character == open_brackets[-1]:
             open_brackets.pop()
             if not open_brackets:
-                yield _Region(start, text[start:position], closed=True)
+                yield _Region(text[start:position], closed=True)
     if open_brackets:
-        yield _Region(start, text[start:], closed=False)
+        yield _Region(text[start:], closed=False)
