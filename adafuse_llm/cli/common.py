@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import inspect
 import os
 import re
@@ -27,7 +28,6 @@ from adafuse_llm import (
     InvalidOptionError,
     RuntimeConfig,
 )
-from adafuse_llm.cli.collection import resume_collection
 from adafuse_llm.cli.terminal import (
     discard_stdout,
     drop_unwritten,
@@ -176,7 +176,9 @@ class Setup:
             )
             if self.threads is None and not _are_small(engine):
                 torch.set_num_threads(default)
-        resume_collection()
+        if not gc.isenabled():  # `run_app` has paused it
+            gc.freeze()  # it never visits the objects that exist now
+            gc.enable()
         return engine
 
     def _member(self, given: str | Mapping[str, Any]) -> MemberSpec:

@@ -1,5 +1,6 @@
 """The flags: derived from the configuration, parsed, passed on, reported."""
 
+import gc
 import io
 import json
 import re
@@ -298,3 +299,15 @@ def test_small_members_use_one_thread(
     result = adafuse("generate", "x", *members, "--max-new-tokens", 1, *flags)
     assert result.exit_code == 0, result.output
     assert chosen == expected
+
+
+def test_the_collector_that_commands_pause_goes_on_when_members_are_loaded(adafuse, fakes):
+    frozen = gc.get_freeze_count()
+    gc.disable()
+    try:
+        assert adafuse("generate", "Founder:").exit_code == 0
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+    finally:
+        gc.enable()
+        gc.unfreeze()
