@@ -7,7 +7,7 @@ import json
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -50,7 +50,7 @@ from adafuse_llm.text.conversation import check_conversation
 from tests.support.forks import in_child
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
-from tests.support.waiting import wait_until
+from tests.support.waiting import background, wait_until
 
 PATIENCE = 10.0
 KEY = "sk-secret-of-the-client"
@@ -130,13 +130,6 @@ def held() -> Iterator[Held]:
             with made.remote:
                 yield made
         member.gate.set()
-
-
-def background(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call, *args, **options)
-    pool.shutdown(wait=False)
-    return future
 
 
 def plain(result: Any) -> Any:

@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.compare import check
-from tests.support.models import Recipe, backend, model
+from tests.support.models import PAIR, TRIPLE, Recipe, backend, model
 from tests.support.sizes import sized
 
-PAIR = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-)
-TRIPLE = (*PAIR, Recipe("qwen3", "unigram", seed=33, spread=0.6))
 PROMPTS = (
     "The ferry to Orrin leaves at nine.",
     "a a a a b b b b a a a ",

@@ -13,24 +13,15 @@ pytest.importorskip("llguidance")
 from adafuse_llm.errors import InvalidOptionError
 from tests.reference import Options, Response, choose
 from tests.support.compare import TOLERANCE, check
-from tests.support.models import CHATML, STRICT, Recipe, engine, reference
+from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, engine, reference
 from tests.support.schemas import PERSON, is_valid, schemas
 
 pytestmark = pytest.mark.usefixtures("untried")
 
-PAIR = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-)
-TRIPLE = (*PAIR, Recipe("qwen3", "unigram", seed=33, spread=0.6))
-TEMPLATES = (
-    Recipe("llama", "bytelevel", seed=51, template=CHATML),
-    Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
-)
 MIXES = (
     PAIR,
     TRIPLE,
-    TEMPLATES,
+    CHATTING,
     (Recipe("qwen2", "gemma", seed=85), Recipe("llama", "legacy", seed=86)),
     (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88)),
     (Recipe("llama", "sentencepiece", seed=89),),

@@ -18,8 +18,11 @@ from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
 from tests.support.models import (
     ARCHITECTURES,
     CHATML,
+    LOSSY,
+    PAIR,
     STRICT,
     TOKENIZER_KINDS,
+    TRIPLE,
     Recipe,
     TokenizerKind,
     backend,
@@ -82,20 +85,6 @@ def test_pairs_and_triples_of_every_architecture(number: int) -> None:
         max_new_tokens=sized(12, 24),
     )
     assert generation.text or generation.finish_reason == "length"
-
-
-PAIR = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-)
-TRIPLE = (
-    *PAIR,
-    Recipe("qwen3", "unigram", seed=33, spread=0.6),
-)
-LOSSY = (
-    Recipe("llama", "unknowns", seed=34),
-    Recipe("qwen2", "bytelevel", seed=35),
-)
 
 
 @pytest.mark.sweep(5)

@@ -15,7 +15,7 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.stops import Transcript
 from tests.support.compare import approximately, as_data
-from tests.support.models import TOKENIZER_KINDS, Recipe, engine
+from tests.support.models import PAIR, TOKENIZER_KINDS, engine
 from tests.support.sizes import sized
 from tests.support.tokenizers import known_tokenizer
 
@@ -159,10 +159,6 @@ def test_control_tokens_spelled_out_stay_text(
 
 # Words and texts ------------------------------------------------------------------------------
 
-PAIR = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-)
 PROMPTS = st.text(
     st.sampled_from([*"aeiortn .,\n9", "\u00e9", "\u4e2d"]), min_size=1, max_size=12
 ).filter(lambda text: bool(text.rstrip(" ")))

@@ -18,8 +18,10 @@ from tests.reference import Options, Response, decode
 from tests.reference_sampling import kept, seeds
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same, check
 from tests.support.models import (
-    CHATML,
-    STRICT,
+    CHATTING,
+    LOSSY,
+    PAIR,
+    TRIPLE,
     Recipe,
     backend,
     engine,
@@ -29,17 +31,7 @@ from tests.support.models import (
 from tests.support.schemas import PERSON
 from tests.support.sizes import sized
 
-PAIR = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-)
-TRIPLE = (*PAIR, Recipe("qwen3", "unigram", seed=33, spread=0.6))
-TEMPLATES = (
-    Recipe("llama", "bytelevel", seed=51, template=CHATML),
-    Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
-    Recipe("qwen3", "unigram", seed=53),
-)
-LOSSY = (Recipe("llama", "unknowns", seed=34), Recipe("qwen2", "bytelevel", seed=35))
+TEMPLATES = (*CHATTING, Recipe("qwen3", "unigram", seed=53))
 OTHERS = (Recipe("qwen2", "gemma", seed=85), Recipe("llama", "legacy", seed=86))
 PREFIXED = (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88))
 MIXES = (PAIR, TRIPLE, OTHERS, PREFIXED, LOSSY, TRIPLE[2:])

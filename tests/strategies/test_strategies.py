@@ -28,14 +28,8 @@ from adafuse_llm.strategies import (
 from adafuse_llm.strategies.registry import NAMED
 from tests.reference import Options, decode
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
-from tests.support.models import Recipe, backend, reference
+from tests.support.models import LOSSY, PAIR, TRIPLE, Recipe, backend, reference
 
-PAIR = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-)
-TRIPLE = (*PAIR, Recipe("qwen3", "unigram", seed=33, spread=0.6))
-LOSSY = (Recipe("llama", "unknowns", seed=34), Recipe("qwen2", "bytelevel", seed=35))
 PROMPTS = (
     "The ferry to Orrin leaves at nine.",
     "Question: who keeps the light?\nAnswer:",

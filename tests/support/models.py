@@ -288,6 +288,23 @@ class Recipe:
         return f"{self.arch}-{self.kind}-{self.seed}"
 
 
+PAIR = (
+    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
+    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
+)
+TRIPLE = (*PAIR, Recipe("qwen3", "unigram", seed=33, spread=0.6))
+"""Two and three members that often disagree."""
+
+LOSSY = (Recipe("llama", "unknowns", seed=34), Recipe("qwen2", "bytelevel", seed=35))
+"""Two members, the first of which cannot write every text."""
+
+CHATTING = (
+    Recipe("llama", "bytelevel", seed=51, template=CHATML),
+    Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
+)
+"""Two members with a chat template."""
+
+
 def configuration(recipe: Recipe, vocabulary: int) -> Any:
     prefix, options = ARCHITECTURES[recipe.arch]
     settings = {**options, "vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}

@@ -17,17 +17,8 @@ from benchmarks.peers import BeamSearch, DeePEn, GaC, MajorityVote, Rerank, Swee
 from tests import reference_tokens
 from tests.reference import Options, decode, mean_nll, propose_beams
 from tests.support.compare import TOLERANCE, as_data, assert_same
-from tests.support.models import CHATML, STRICT, Recipe, backend, reference
+from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, backend, reference
 
-PAIR = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-)
-TRIPLE = (*PAIR, Recipe("qwen3", "unigram", seed=33, spread=0.6))
-CHATTING = (
-    Recipe("llama", "bytelevel", seed=51, template=CHATML),
-    Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
-)
 PROMPT = "Question: who keeps the light?\nAnswer:"
 MESSAGES = [{"role": "user", "content": "Who keeps the light?"}]
 
