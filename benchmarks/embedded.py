@@ -34,11 +34,11 @@ Job = tuple[str, str, str, Any]
 """A table, a row of it, a system, and a question or a case."""
 
 
-def heldout_cases(number: int, seed: int = 1) -> list[AgentCase]:
+def heldout_cases(number: int) -> list[AgentCase]:
     """Draw cases of the held-out split, divided equally among the needs."""
     cases = []
     for index, need in enumerate(NEEDS):
-        names = Names(random.Random(f"agents {seed} {need}"), "heldout")
+        names = Names(random.Random(f"agents 1 {need}"), "heldout")
         wanted = (number + len(NEEDS) - 1 - index) // len(NEEDS)
         cases += [draw_agent_case(names, need) for _ in range(wanted)]
     return cases

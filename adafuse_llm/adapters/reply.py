@@ -143,7 +143,6 @@ class ReplyParser:
 
     Args:
         tools: whether to recognize calls; otherwise they are text.
-        reasoning: whether to recognize reasoning; otherwise it is text.
         prefix: text with which the chat templates began the reply (`StreamEvent.reply_prefix`). If
             it opens reasoning, the reply begins inside the reasoning.
         calls_forbidden: whether a grammar keeps the reply from opening a call. The beginning of an
@@ -154,15 +153,15 @@ class ReplyParser:
         self,
         *,
         tools: bool = False,
-        reasoning: bool = True,
         prefix: str = "",
         calls_forbidden: bool = False,
     ) -> None:
         self._tools = tools
         self._calls_forbidden = calls_forbidden
-        self._reasoning = reasoning  # becomes False after the first text
-        is_open = reasoning and bool(prefix and open_reasoning(prefix))
-        self._kind: type[Text | Reasoning | ToolCall] = Reasoning if is_open else Text
+        self._may_reason = True  # until the first text
+        self._kind: type[Text | Reasoning | ToolCall] = (
+            Reasoning if open_reasoning(prefix) else Text
+        )
         self._buffer = ""
         self._complete = False
 
@@ -215,7 +214,7 @@ class ReplyParser:
             return []
         if self._kind is Reasoning:
             return [Reasoning(head)]
-        self._reasoning = self._reasoning and head.isspace()
+        self._may_reason = self._may_reason and head.isspace()
         return [Text(head)]
 
     def _first_marker(self) -> tuple[int, str] | None:
@@ -260,7 +259,7 @@ class ReplyParser:
     def _markers(self) -> list[str]:
         if self._kind is Reasoning:
             return [REASONING_CLOSES]
-        return [CALL_OPENS] * self._tools + [REASONING_OPENS] * self._reasoning
+        return [CALL_OPENS] * self._tools + [REASONING_OPENS] * self._may_reason
 
     def _is_valid_at(self, marker: str, position: int) -> bool:
         """Return whether the marker takes effect at `position`. Reasoning must precede all text."""

@@ -28,7 +28,7 @@ SUBSETS, AT_ONCE = 40_000, 1000
 SEED = 1
 
 
-def interval(metric: Metric, answers: Sequence[Statistics], *, seed: int = SEED) -> Score:
+def interval(metric: Metric, answers: Sequence[Statistics]) -> Score:
     """Return the score of answers with its 95 % bootstrap interval.
 
     If all answers are right, or all are wrong, the bound is the exact one (Clopper and Pearson).
@@ -36,10 +36,9 @@ def interval(metric: Metric, answers: Sequence[Statistics], *, seed: int = SEED)
     Args:
         metric: the metric of the score.
         answers: statistics of every answer, at least one.
-        seed: seed of the random draws.
     """
     table = np.array(answers, dtype=np.float64)
-    rng, rows = np.random.default_rng(seed), len(answers)
+    rng, rows = np.random.default_rng(SEED), len(answers)
     value = metric.score(table.sum(axis=0))
     drawn = [
         metric.score(np.bincount(rng.integers(rows, size=rows), minlength=rows) @ table)

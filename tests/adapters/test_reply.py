@@ -24,9 +24,9 @@ ADD = '\n{"name": "add", "arguments": {"a": 1}}\n'
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
-def parsed(*pieces, **options):
+def parsed(*pieces, tools=False):
     """The parts of a reply, neighbouring texts of one kind joined."""
-    parser = ReplyParser(**options)
+    parser = ReplyParser(tools=tools)
     parts = [part for piece in pieces for part in parser.feed(piece)] + parser.close()
     joined: list[Any] = []
     for part in parts:
@@ -48,9 +48,8 @@ def test_text_reasoning_and_calls():
     ]  # fmt: skip
 
 
-def test_calls_are_text_where_there_are_no_tools_and_reasoning_where_it_is_not_wanted():
+def test_calls_are_text_where_there_are_no_tools():
     said = f"<think>a</think><tool_call>{ADD}</tool_call>"
-    assert parsed(said, reasoning=False) == [Text(said)]
     assert parsed(said) == [Reasoning("a"), Text(f"<tool_call>{ADD}</tool_call>")]
 
 
@@ -169,9 +168,8 @@ replies = st.lists(
 ).map("".join)  # fmt: skip
 
 
-@given(replies, st.data(), st.booleans(), st.booleans())
-def test_the_parts_do_not_depend_on_how_a_reply_is_cut(reply, data, tools, reasoning):
-    options = {"tools": tools, "reasoning": reasoning}
+@given(replies, st.data(), st.booleans())
+def test_the_parts_do_not_depend_on_how_a_reply_is_cut(reply, data, tools):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(reply)))))
     pieces = [reply[a:b] for a, b in zip([0, *cuts], [*cuts, len(reply)], strict=True)]
-    assert parsed(*pieces, **options) == parsed(reply, **options)
+    assert parsed(*pieces, tools=tools) == parsed(reply, tools=tools)

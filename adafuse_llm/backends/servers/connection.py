@@ -47,7 +47,6 @@ class Connection:
         url: address of the server, without ``/v1``.
         api_key: key for the server, or None.
         key_source: name of the environment variable with the key, for errors.
-        patience: seconds for which calls are repeated after the server has stopped answering.
 
     Attributes:
         url: the address.
@@ -62,7 +61,6 @@ class Connection:
         url: str,
         api_key: str | None = None,
         key_source: str | None = None,
-        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.url = url
         self.losses = 0
@@ -70,7 +68,6 @@ class Connection:
         self._member = member
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._key_source = key_source
-        self._patience = patience
         self._closed = threading.Event()
         after_fork(self._connect)
 
@@ -108,7 +105,7 @@ class Connection:
             MemberError: the server refuses the request.
             MemberUnavailableError: the server does not answer, and has not for a while.
         """
-        until, delay = time.monotonic() + self._patience, FIRST_DELAY
+        until, delay = time.monotonic() + PATIENCE_SECONDS, FIRST_DELAY
         while not self._closed.is_set():
             try:
                 answer = self._send("POST", path, body)
@@ -116,7 +113,7 @@ class Connection:
                 if delay == FIRST_DELAY and not self._closed.is_set():
                     self.losses += 1
                     logger.warning(
-                        "%s. The call is repeated for up to %g seconds", error, self._patience
+                        "%s. The call is repeated for up to %g seconds", error, PATIENCE_SECONDS
                     )
                 if time.monotonic() + delay > until:
                     raise

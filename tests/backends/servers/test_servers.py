@@ -74,7 +74,7 @@ def running() -> Iterator[Callable[[InferenceServer], str]]:
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection.Connection.__init__, "__defaults__", (None, None, 3.0))
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 3.0)
 
 
 def member(url: str, folder: Path, **settings: Any) -> ServerBackend:
