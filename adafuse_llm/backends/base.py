@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.config import GRAMMARS
-from adafuse_llm.errors import GrammarError
+from adafuse_llm.errors import GrammarError, MissingDependencyError
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.grammar import GrammarVocabulary
 from adafuse_llm.text.opening import SpaceTokens
@@ -270,6 +270,8 @@ class Backend(ABC):
                     self._grammar_vocabulary = GrammarVocabulary(
                         self.name, self.grammar_tokenizer(), self.token_texts or (), self.end_ids
                     )
+                except MissingDependencyError:
+                    raise
                 except Exception as error:
                     reason = f"{error}"
             if self._grammar_vocabulary is not None:
