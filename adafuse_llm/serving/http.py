@@ -71,19 +71,16 @@ async def read_object(
         )
     body = await request.body()
     if len(body) < LARGE:
-        return read(_object(body, ignored), ignored)
-    return await asyncio.to_thread(lambda: read(_object(body, ignored), ignored))
+        return read(_object(body), ignored)
+    return await asyncio.to_thread(lambda: read(_object(body), ignored))
 
 
-def _object(body: bytes, ignored: Ignored) -> dict[str, Any]:
+def _object(body: bytes) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
         value = read_json(text)
-        if re.search(r"\\u[dD][89a-fA-F]", text):
-            whole, halves = HALF.subn("\ufffd", json.dumps(value, ensure_ascii=False))
-            if halves:
-                ignored.note("body", "half of a character, such as half an emoji, became U+FFFD")
-                value = read_json(whole)
+        if re.search(r"\\u[dD][89a-fA-F]", text):  # half of a character, such as half an emoji
+            value = read_json(HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:  # JSON, its numbers, or Unicode
         raise invalid(f"the body cannot be read as JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):

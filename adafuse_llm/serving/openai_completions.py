@@ -84,7 +84,7 @@ class CompletionWriter:
 
     def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
         """Yield the usage of all responses, if the client wants it, and the last event."""
-        if self._asked.include_usage:
+        if self._asked.body.stream_options.include_usage:
             total = total_usage(generations, self._prompts)
             frame = self._frame([], {"usage": total.model_dump()}, is_chunk=True)
             yield sent_event({**frame, "usage": openai_usage(total)})
@@ -99,7 +99,7 @@ class CompletionWriter:
         total = total_usage(generations, self._prompts)
         written = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            extension = wire.whole(generation, rounds=self._asked.rounds)
+            extension = wire.whole(generation, rounds=self._asked.body.adafuse.rounds)
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
         extension = {"usage": total.model_dump()}
         if warnings := [*self._warnings, *(each for c in self._choices for each in c.warnings)]:
@@ -115,7 +115,7 @@ class CompletionWriter:
 
     def _chunk(self, part: Chunk) -> dict[str, Any]:
         """Return a chunk of a stream with one choice."""
-        warnings, rounds = [*self._warnings, *part.warnings], self._asked.rounds
+        warnings, rounds = [*self._warnings, *part.warnings], self._asked.body.adafuse.rounds
         extension = wire.chunk(part.done, part.event, warnings, rounds=rounds)
         return self._frame([part.choice], extension, is_chunk=True)
 

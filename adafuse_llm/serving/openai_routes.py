@@ -38,11 +38,12 @@ from adafuse_llm.serving.http import (
 from adafuse_llm.serving.openai_completions import CompletionWriter, model_object
 from adafuse_llm.serving.openai_fields import Ignored, warnings_header
 from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
-from adafuse_llm.serving.openai_vocabulary import check_prompts, with_variables
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
 from adafuse_llm.serving.service import SINGLE, Service, smallest_window
 from adafuse_llm.text.isolation import isolated
+from adafuse_llm.text.prompt_warnings import spelled_token
+from adafuse_llm.text.templates import SWITCHES
 
 logger = logging.getLogger(__name__)
 
@@ -106,14 +107,14 @@ async def _complete(
     opened = service.admitted(
         partial(_open, service, asked),
         has_grammar=asked.has_grammar,
-        limit=service.time_limit(asked.timeout),
+        limit=service.time_limit(asked.body.adafuse.timeout),
     )
     try:
-        if asked.check:
+        if asked.body.adafuse.check:
             work = service.result(partial(_check, service, asked), has_grammar=True)
             await unless_disconnected(request.receive, work)
             return JSONResponse({"object": "check", "choices": []})
-        if not asked.stream or asked.texts is not None:
+        if not asked.body.stream or asked.body.adafuse.texts is not None:
             return await unless_disconnected(request.receive, _whole(service, asked, opened))
         parts = _parts(service, asked, opened)
         first = await unless_disconnected(request.receive, anext(parts))
@@ -124,7 +125,7 @@ async def _complete(
 
 def _check(service: Service, asked: ServedRequest, cancel: threading.Event) -> None:
     """Check that the members can follow the grammar of a request."""
-    engine, options = service.resolve(asked.model, asked.strategy, asked.options)
+    engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
     with isolated(cancel):
         engine.check_grammar(**service.check_limits(engine, options))
 
@@ -138,10 +139,8 @@ def _open(
         ApiError: the request cannot be served.
         InvalidInputError: an option cannot be used.
     """
-    engine, options = service.resolve(asked.model, asked.strategy, asked.options)
-    if asked.variables or asked.effort is not None:
-        options = with_variables(engine, options, asked)
-    check_prompts(engine, options, asked)
+    engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
+    options = _with_variables(engine, options, asked)
     chat, inputs = asked.conversation, len(asked.prompts) or 1
     has_limit = "max_new_tokens" in options or engine.config.max_new_tokens != DEFAULT_LIMIT
     open_ended = asked.open_ended or (asked.form.calls_tools and not has_limit)
@@ -149,7 +148,7 @@ def _open(
         engine,
         options,
         inputs=inputs,
-        characters=sum(map(len, asked.texts or ()))
+        characters=sum(map(len, asked.body.adafuse.texts or ()))
         + (max(map(len, asked.prompts)) if chat is None else chat.characters),
         length_option=asked.length_field,
         open_ended=open_ended,
@@ -166,23 +165,52 @@ def _open(
     request = EngineRequest(
         messages=chat,
         options=options,
-        texts=asked.texts,
-        stops=asked.stops,
-        timeout=service.time_limit(asked.timeout),
+        texts=asked.body.adafuse.texts,
+        stops=asked.body.adafuse.stops,
+        timeout=service.time_limit(asked.body.adafuse.timeout),
         cancel=cancel,
     )
     requests = [request] if chat else [replace(request, prompt=each) for each in asked.prompts]
     run = _opened(engine, requests, open_ended=open_ended)
     config = engine.config.override(options)
-    model = asked.model or service.config.served_model_name
+    model = asked.body.model or service.config.served_model_name
     leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
-    if asked.echoed is None or asked.texts is not None:
+    if asked.echoed is None or asked.body.adafuse.texts is not None:
         return run, CompletionWriter(model, asked, run.size // inputs, leader)
 
     def count_tokens(member: str, text: str) -> int:
         return len(engine.encode_text(text, use=(member,))[member])
 
     return run, ResponseWriter(model, asked, config, leader, count_tokens)
+
+
+def _with_variables(
+    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
+) -> dict[str, Any]:
+    """Return options with those variables of a request that a chat template of a member reads.
+
+    ``reasoning_effort`` is a variable; ``none`` also switches reasoning off. A raw prompt that
+    spells out a control token gets a warning.
+
+    Raises:
+        ApiError: a variable is ignored, and the server is strict.
+    """
+    active = engine.config.override(options).use or engine.members
+    backends = [backend for backend in engine.backends if backend.name in active]
+    known = {name for each in backends for name in each.codec.template_facts.variables}
+    told = (spelled_token(each.name, each.codec, p) for each in backends for p in asked.prompts)
+    asked.ignored.warnings += [warning for warning in told if warning][:1]
+    given = dict(asked.variables)
+    if asked.effort == "none" and "reasoning_effort" not in known:
+        switch = next((name for name in SWITCHES if name in known), "reasoning_effort")
+        given.setdefault(switch, False)
+    elif asked.effort is not None:
+        given.setdefault("reasoning_effort", asked.effort)
+    for name in [name for name in given if name not in known and name not in engine.members]:
+        asked.ignored.add(name, "no chat template of the members reads it")
+        del given[name]
+    given |= options.get("chat_template_kwargs") or {}
+    return {**options, "chat_template_kwargs": given} if given else options
 
 
 def _opened(engine: AdaFuseEngine, requests: list[EngineRequest], *, open_ended: bool) -> Run[Any]:
@@ -207,7 +235,7 @@ async def _whole(service: Service, asked: ServedRequest, opened: Opened) -> Resp
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
     results: list[Any] = [done[index] for index in range(run.size)]
-    if isinstance(writer, CompletionWriter) and asked.texts is not None:
+    if isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None:
         response = writer.scored(results)
     else:
         response = writer.response(results)

@@ -13,24 +13,15 @@ from starlette.routing import Route
 from adafuse_llm.serving.errors import invalid
 from adafuse_llm.serving.http import read_object, unless_disconnected
 from adafuse_llm.serving.openai_fields import Ignored, parse, warnings_header
-from adafuse_llm.serving.openai_requests import (
-    Extended,
-    Extension,
-    read_conversation,
-    read_options,
-)
+from adafuse_llm.serving.openai_requests import Conversational, read_conversation
 from adafuse_llm.serving.service import Service, smallest_window
 from adafuse_llm.wire import EXTENSION
 
 
-class _TokenizeBody(Extended):
+class _TokenizeBody(Conversational):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    add_special_tokens: bool | None = None
+    add_special_tokens: bool = True
 
 
 def routes(service: Service) -> list[Route]:
@@ -44,27 +35,18 @@ async def _tokenize(service: Service, request: Request) -> Response:
     asked = await read_object(request, partial(parse, _TokenizeBody), ignored)
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("send either prompt or messages", "prompt")
-    if asked.messages is not None and asked.add_generation_prompt is False:
-        raise invalid(
-            "add_generation_prompt: false is not supported: the tokens of messages are those of a "
-            "prompt, up to the beginning of the reply",
-            "add_generation_prompt",
-        )
-    engine, options = service.resolve(asked.model, None, read_options(asked)[0])
+    engine, options = service.resolve(asked.model, None, asked.options(ignored)[0])
     options.setdefault("chat_template_kwargs", asked.chat_template_kwargs)
-    instructions = (asked.adafuse or Extension()).instructions
 
     def encode(_: threading.Event) -> dict[str, list[int]]:
         text, conversation = asked.prompt or "", None
         if asked.messages is not None:
-            conversation = read_conversation(
-                asked.messages, asked.tools or (), asked.tool_choice, instructions, ignored
-            )
+            conversation = read_conversation(asked, asked.messages, ignored)
         characters = len(text) if conversation is None else conversation.characters
         service.check_limits(engine, options, characters=characters)
         if conversation is not None:
             return engine.encode_prompt(messages=conversation, **options)
-        if asked.add_special_tokens is False:
+        if not asked.add_special_tokens:
             return engine.encode_text(text, **options)
         return engine.encode_prompt(text, **options)
 

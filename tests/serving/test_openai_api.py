@@ -350,7 +350,6 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         (400, "messages.0", {"messages": [{"role": "user", "content": "x", "name": 1}]}),
         (400, "max_tokens", {"max_tokens": 401}),
         (400, "n", {"n": 3}),
-        (400, "top_logprobs", {"top_logprobs": 2}),
         (400, "logit_bias", {"extra_body": {"logit_bias": {" the": 101}}}),
         (400, "top_k", {"extra_body": {"top_k": -3}}),
         (400, "adafuse.max_wrds", {"extra_body": {"adafuse": {"max_wrds": 3}}}),
