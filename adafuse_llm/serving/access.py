@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Final
 from urllib.parse import quote
@@ -51,6 +51,9 @@ REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_PATH: Final = 200
 """Maximum length of a path in the log."""
 
+STATUSES: Final = {408: "timeout", 429: "busy", 499: "cancelled", 504: "timeout"}
+"""Outcomes by status. Others are ``refused`` or ``failed``."""
+
 Count = Callable[[str, str, float], object]
 """A function that counts a request: its path, its outcome, and its seconds."""
 
@@ -60,7 +63,6 @@ def middlewares(
     api_keys: Sequence[str] = (),
     *,
     count: Count = lambda *_: None,
-    counted: Container[str] = (),
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
@@ -68,7 +70,6 @@ def middlewares(
         config: options of the server.
         api_keys: keys that clients may use. If there are none, clients need no key.
         count: function that counts requests when they end.
-        counted: the paths whose requests are counted.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -78,7 +79,7 @@ def middlewares(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
     chosen = [Middleware(at_root_path, prefix=config.root_path)] if config.root_path else []
-    chosen.append(Middleware(AccessLog, count=count, counted=counted))
+    chosen.append(Middleware(AccessLog, count=count))
     if config.allowed_hosts:
         hosts = [each.lower() for each in config.allowed_hosts]
         if any(each.startswith("[") for each in hosts):
@@ -149,67 +150,51 @@ class AccessLog:
     Args:
         app: the application.
         count: function that counts requests when they end.
-        counted: the paths whose requests are counted.
     """
 
-    def __init__(self, app: ASGIApp, count: Count, counted: Container[str]) -> None:
+    def __init__(self, app: ASGIApp, count: Count) -> None:
         self.app = app
         self._count = count
-        self._counted = counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        call = _Call(scope, receive, send)
+        call = _Call(scope, send)
         _CALL.set(call)
         try:
-            await self.app(scope, call.receive, call.send)
+            await self.app(scope, receive, call.send)
         except Exception as error:
             logger.exception("request %s failed", call.id)
             if call.status:  # the server closes the connection, so that the client sees a failure
                 call.is_broken = True
                 raise
-            await error_response(api_error(error))(scope, call.receive, call.send)
+            await error_response(api_error(error))(scope, receive, call.send)
         except BaseException:  # such as a cancellation at shutdown
             call.is_broken = True
             raise
         finally:
-            outcome, seconds = call.end()
-            if scope["path"] in self._counted:
-                self._count(scope["path"], outcome, seconds)
+            self._count(scope["path"], *call.end())
 
 
 class _Call:
     """One request: its id, and what became of it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.noted: str | None = None
         self.status = 0
-        self.is_complete = self.has_left = self.is_broken = False
+        self.is_complete = self.is_broken = False
         self._scope = scope
-        self._receive = receive
         self._send = send
-        self._is_ambiguous = {b"content-length", b"transfer-encoding"} <= dict(
-            scope["headers"]
-        ).keys()
         self.started = time.perf_counter()
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.disconnect" and not self.is_complete:
-            self.has_left = True
-        return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message)["X-Request-ID"] = self.id
-            if self._is_ambiguous:  # RFC 9112, section 6.1; proxies may see another end of the body
-                MutableHeaders(scope=message)["Connection"] = "close"
         elif not message.get("more_body"):
             self.is_complete = True
         await self._send(message)
@@ -225,11 +210,11 @@ class _Call:
             outcome = "failed"
         elif self.noted is not None:
             outcome = self.noted
-        elif self.has_left or not self.is_complete:
+        elif not self.is_complete:
             outcome = "cancelled"
         elif self.status >= 400:
             refused = "failed" if self.status >= 500 else "refused"
-            outcome = {408: "timeout", 429: "busy", 504: "timeout"}.get(self.status, refused)
+            outcome = STATUSES.get(self.status, refused)
         else:
             outcome = "ok"
         path, client = self._scope["path"], self._scope.get("client")
@@ -305,9 +290,7 @@ class BodyLimit:
         log_bodies: whether to log bodies.
     """
 
-    def __init__(
-        self, app: ASGIApp, limit: int, timeout: float, *, log_bodies: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, limit: int, timeout: float, log_bodies: bool) -> None:
         self.app = app
         self._limit = limit
         self._timeout = timeout
@@ -319,17 +302,15 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         try:
-            body = await asyncio.wait_for(self._read(receive), self._timeout)
-        except asyncio.TimeoutError:
-            await _answer_and_close(self._too_slow(), scope, receive, send)
+            unread = [await asyncio.wait_for(self._read(receive), self._timeout)]
+        except (ApiError, asyncio.TimeoutError) as error:
+            response = error_response(error if isinstance(error, ApiError) else self._too_slow())
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
             return
-        except ApiError as error:
-            await _answer_and_close(error, scope, receive, send)
-            return
-        if self._logs_bodies and body.get("body"):
-            text = json.dumps(body["body"].decode(errors="replace"))
+        if self._logs_bodies and (body := unread[0].get("body")):
+            text = json.dumps(body.decode(errors="replace"))
             logger.info("request=%s body=%s", request_id(), text)
-        unread = [body]
 
         async def replay() -> Message:
             return unread.pop() if unread else await receive()
@@ -352,16 +333,13 @@ class BodyLimit:
             size += len(part)
             body += part if size <= self._limit else b""
         if size > self._limit:
-            raise self._too_large()
+            raise ApiError(
+                413,
+                f"the body of the request is too large: at most {self._limit:,} bytes are allowed "
+                "(max_body_bytes). Send a shorter one.",
+                code="request_too_large",
+            )
         return {"type": "http.request", "body": bytes(body), "more_body": False}
-
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body of the request is too large: at most {self._limit:,} bytes are allowed "
-            "(max_body_bytes). Send a shorter one.",
-            code="request_too_large",
-        )
 
     def _too_slow(self) -> ApiError:
         return ApiError(
@@ -371,9 +349,3 @@ class BodyLimit:
             type=LATE,
             code="body_timeout",
         )
-
-
-async def _answer_and_close(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(error)
-    response.headers["Connection"] = "close"
-    await response(scope, receive, send)

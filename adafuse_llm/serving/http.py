@@ -51,7 +51,7 @@ async def read_object(
     A large body is read in a thread.
 
     Raises:
-        ApiError: the body has another content type, is compressed, or is not a JSON object; or
+        ApiError: the body has another content type, or is not a JSON object; or
             `read` raised it.
         ClientDisconnect: the client left before the body was complete.
     """
@@ -60,13 +60,6 @@ async def read_object(
         raise ApiError(
             415,
             f"the body must have the header 'Content-Type: {JSON}'; got {kind[:100]!r}",
-            code="unsupported_media_type",
-        )
-    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise ApiError(
-            415,
-            "the body must not be compressed: leave the header Content-Encoding out; got "
-            f"{coding[:100]!r}",
             code="unsupported_media_type",
         )
     body = await request.body()

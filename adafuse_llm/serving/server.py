@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import math
@@ -17,7 +16,6 @@ from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError
@@ -144,7 +142,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",  # by default, uvicorn takes uvloop where another package installed it
-        http=_Connection,
+        http="h11",
         ws="none",
         log_config=None,
         access_log=False,
@@ -223,20 +221,3 @@ class _Server(uvicorn.Server):
 def _give_up() -> None:
     logger.error("the server did not stop in time, so the process ends now")
     _leave(1)
-
-
-class _Connection(H11Protocol):
-    """A connection whose IPv4 clients have their IPv4 addresses at an IPv6 socket, too.
-
-    A client that asks for another protocol, such as HTTP/2, gets its answer without a warning in
-    the log about libraries that the server does not need.
-    """
-
-    def _unsupported_upgrade_warning(self) -> None:
-        pass
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection."""
-        super().connection_made(transport)
-        if self.client is not None:
-            self.client = (self.client[0].removeprefix("::ffff:"), self.client[1])
