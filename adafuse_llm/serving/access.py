@@ -31,8 +31,6 @@ from adafuse_llm.serving.openai_fields import HEADER
 from adafuse_llm.serving.settings import KEY
 from adafuse_llm.serving_config import ServingConfig
 
-__all__ = ["middlewares", "note_outcome", "request_id", "seconds_since_arrival"]
-
 logger = logging.getLogger(__name__)
 
 PROBES: Final = frozenset({"/health", "/ready"})
@@ -51,8 +49,8 @@ REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_PATH: Final = 200
 """Maximum length of a path in the log."""
 
-STATUSES: Final = {408: "timeout", 429: "busy", 499: "cancelled", 504: "timeout"}
-"""Outcomes by status. Others are ``refused`` or ``failed``."""
+OUTCOMES: Final = {408: "timeout", 429: "busy", 499: "cancelled", 504: "timeout"}
+"""Outcomes by status. Those of other errors are ``refused`` and ``failed``."""
 
 Count = Callable[[str, str, float], object]
 """A function that counts a request: its path, its outcome, and its seconds."""
@@ -129,6 +127,13 @@ def note_outcome(outcome: str) -> None:
     """Set the outcome that the access log and the metrics have for the current request."""
     if (call := _CALL.get()) is not None:
         call.noted = outcome
+
+
+def outcome_of(status: int) -> str:
+    """Return the outcome that the access log and the metrics have for a status."""
+    if status < 400:
+        return "ok"
+    return OUTCOMES.get(status, "failed" if status >= 500 else "refused")
 
 
 def at_root_path(app: ASGIApp, prefix: str) -> ASGIApp:
@@ -212,11 +217,8 @@ class _Call:
             outcome = self.noted
         elif not self.is_complete:
             outcome = "cancelled"
-        elif self.status >= 400:
-            refused = "failed" if self.status >= 500 else "refused"
-            outcome = STATUSES.get(self.status, refused)
         else:
-            outcome = "ok"
+            outcome = outcome_of(self.status)
         path, client = self._scope["path"], self._scope.get("client")
         is_quiet = path in PROBES or (path in QUIET and outcome == "ok")
         logger.log(

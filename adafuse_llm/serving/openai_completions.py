@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from adafuse_llm import wire
@@ -316,25 +316,3 @@ def _finish_reason(generation: Generation, calls: int = 0) -> str:
     reason: str = generation.finish_reason
     reason = FINISH_REASONS.get(reason, reason)
     return "tool_calls" if calls and reason == "stop" else reason
-
-
-def model_object(
-    name: str,
-    created: int,
-    members: Sequence[str],
-    strategy: str,
-    window: int | None,
-    **more: Any,
-) -> Mapping[str, Any]:
-    """Return a model in the list of models.
-
-    `window` is its context window in tokens, and `more` is what else the extension tells.
-    """
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "adafuse-llm",
-        "max_model_len": window,
-        EXTENSION: {"members": list(members), "strategy": strategy, **more},
-    }

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API: chat completions, completions, responses, models."""
+"""The routes of OpenAI's API: chat completions, completions, responses, models; and tokens."""
 
 from __future__ import annotations
 
@@ -35,15 +35,22 @@ from adafuse_llm.serving.http import (
     unless_disconnected,
     with_pauses,
 )
-from adafuse_llm.serving.openai_completions import CompletionWriter, model_object
-from adafuse_llm.serving.openai_fields import Ignored, warnings_header
-from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
+from adafuse_llm.serving.openai_completions import CompletionWriter
+from adafuse_llm.serving.openai_fields import Ignored, parse, warnings_header
+from adafuse_llm.serving.openai_requests import (
+    Conversational,
+    ServedRequest,
+    read_chat,
+    read_completion,
+    read_conversation,
+)
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
 from adafuse_llm.serving.service import SINGLE, Service, smallest_window
 from adafuse_llm.text.isolation import isolated
 from adafuse_llm.text.prompt_warnings import spelled_token
 from adafuse_llm.text.templates import SWITCHES
+from adafuse_llm.wire import EXTENSION
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +64,19 @@ DEFAULT_LIMIT = AdaFuseConfig().max_new_tokens
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
+class _TokenizeBody(Conversational):
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
 def routes(service: Service) -> list[Route]:
-    """Return the routes of OpenAI's API."""
+    """Return the routes."""
     return [
         Route(CHAT, partial(_complete, service, read_chat), methods=["POST"]),
         Route(COMPLETION, partial(_complete, service, read_completion), methods=["POST"]),
         Route(RESPONSE, partial(_complete, service, read_response), methods=["POST"]),
+        Route("/tokenize", partial(_tokenize, service), methods=["POST"]),
         Route("/v1/models", partial(_models, service), methods=["GET"]),
         Route("/v1/models/{name:path}", partial(_model, service), methods=["GET"]),
     ]
@@ -82,21 +96,29 @@ async def _model(service: Service, request: Request) -> Response:
     return JSONResponse(_described(service, service.engine, name))
 
 
-def _described(service: Service, engine: AdaFuseEngine, name: str) -> Any:
+def _described(service: Service, engine: AdaFuseEngine, name: str) -> dict[str, Any]:
+    """Return a model, with its context window in tokens."""
     if name == service.config.served_model_name:
-        return model_object(
-            name,
-            service.created,
-            engine.members,
-            engine.strategy.name,
-            engine.context_window,
-            member_info=[each.model_dump() for each in engine.member_info],
-            config=engine.config.override(service.check_limits(engine, {})).model_dump(
-                mode="json", exclude_defaults=True
-            ),
-            can_enforce=engine.can_enforce,
-        )
-    return model_object(name, service.created, [name], SINGLE, smallest_window(engine, [name]))
+        config = engine.config.override(service.check_limits(engine, {}))
+        window = engine.context_window
+        extension = {
+            "members": list(engine.members),
+            "strategy": engine.strategy.name,
+            "member_info": [each.model_dump() for each in engine.member_info],
+            "config": config.model_dump(mode="json", exclude_defaults=True),
+            "can_enforce": engine.can_enforce,
+        }
+    else:
+        window = smallest_window(engine, [name])
+        extension = {"members": [name], "strategy": SINGLE}
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "adafuse-llm",
+        "max_model_len": window,
+        EXTENSION: extension,
+    }
 
 
 async def _complete(
@@ -271,3 +293,38 @@ async def _parts(
         if not isinstance(error, (ApiError, AdaFuseError)):
             logger.exception("request %s failed", request_id())
         yield writer.failure(asked.error(error))
+
+
+async def _tokenize(service: Service, request: Request) -> Response:
+    """Return the tokens of a prompt, of a conversation, or of a text inside a prompt."""
+    ignored = Ignored(strict=service.config.strict)
+    asked = await read_object(request, partial(parse, _TokenizeBody), ignored)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise invalid("send either prompt or messages", "prompt")
+    engine, options = service.resolve(asked.model, None, asked.options(ignored)[0])
+    options.setdefault("chat_template_kwargs", asked.chat_template_kwargs)
+
+    def encode(_: threading.Event) -> dict[str, list[int]]:
+        text, conversation = asked.prompt or "", None
+        if asked.messages is not None:
+            conversation = read_conversation(asked, asked.messages, ignored)
+        characters = len(text) if conversation is None else conversation.characters
+        service.check_limits(engine, options, characters=characters)
+        if conversation is not None:
+            return engine.encode_prompt(messages=conversation, **options)
+        if not asked.add_special_tokens:
+            return engine.encode_text(text, **options)
+        return engine.encode_prompt(text, **options)
+
+    tokens = await unless_disconnected(request.receive, service.result(encode))
+    member = max(tokens, key=lambda name: len(tokens[name]))
+    extension: dict[str, Any] = {"member": member, "tokens": tokens}
+    if ignored.warnings:
+        extension["warnings"] = ignored.warnings
+    answer: dict[str, Any] = {
+        "count": len(tokens[member]),
+        "max_model_len": smallest_window(engine, tokens),
+        "tokens": tokens[member],
+        EXTENSION: extension,
+    }
+    return JSONResponse(answer, headers=warnings_header(ignored.warnings))

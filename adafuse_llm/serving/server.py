@@ -16,6 +16,7 @@ from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError
@@ -142,7 +143,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",  # by default, uvicorn takes uvloop where another package installed it
-        http="h11",
+        http=_Connection,
         ws="none",
         log_config=None,
         access_log=False,
@@ -221,3 +222,10 @@ class _Server(uvicorn.Server):
 def _give_up() -> None:
     logger.error("the server did not stop in time, so the process ends now")
     _leave(1)
+
+
+class _Connection(H11Protocol):
+    """Answers requests for another protocol, such as HTTP/2, without two warnings in the log."""
+
+    def _unsupported_upgrade_warning(self) -> None:
+        pass

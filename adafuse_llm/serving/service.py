@@ -24,13 +24,9 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.results import Scores, StreamEvent
 from adafuse_llm.run import Run
-from adafuse_llm.serving.access import note_outcome, request_id, seconds_since_arrival
+from adafuse_llm.serving.access import note_outcome, outcome_of, request_id, seconds_since_arrival
 from adafuse_llm.serving.errors import (
-    BUSY,
     CONTEXT_CODE,
-    FAILED,
-    INVALID,
-    LATE,
     ApiError,
     api_error,
     invalid,
@@ -51,9 +47,6 @@ TOKEN_CHARACTERS = 16
 """Characters of a prompt for each token of the context window, above which it is refused at once.
 Tokens have three to five characters on average."""
 
-OUTCOMES = {INVALID: "refused", BUSY: "busy", LATE: "timeout", FAILED: "failed"}
-"""Outcomes of requests that end with an error, by its type."""
-
 T = TypeVar("T")
 E = TypeVar("E", bound=StreamEvent | Scores)
 
@@ -68,7 +61,6 @@ class Service:
         config: options of the server.
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
-        failures: number of requests that have failed because of the server.
 
     Raises:
         InvalidOptionError: an allowed strategy does not exist.
@@ -78,7 +70,6 @@ class Service:
         self.config = config
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
-        self.failures = 0
         self._engine: AdaFuseEngine | None = None
         self._strategies = _strategies(config.allowed_strategies)
         self._views: dict[str, AdaFuseEngine] = {}
@@ -314,8 +305,8 @@ class Service:
             outcome = "cancelled"
             raise
         except BaseException as error:
-            outcome = OUTCOMES[api_error(error).type]
-            if outcome == OUTCOMES[FAILED] and isinstance(error, AdaFuseError):
+            outcome = outcome_of(api_error(error).status)
+            if outcome == "failed" and isinstance(error, AdaFuseError):
                 logger.error("request %s failed: %s", request_id(), error)
             raise
         finally:

@@ -22,8 +22,8 @@ from adafuse_llm.serving.openai_fields import (
     REFUSED,
 )
 from adafuse_llm.serving.openai_requests import _ChatBody, _CompletionBody
+from adafuse_llm.serving.openai_routes import _TokenizeBody
 from adafuse_llm.serving.responses_requests import _ResponseBody
-from adafuse_llm.serving.tokenization import _TokenizeBody
 from tests.support.paths import ROOT
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.serving import served

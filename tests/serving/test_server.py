@@ -223,6 +223,14 @@ def trickled(client: socket.socket, pause: float = 0.05) -> Iterator[None]:
     thread.join()
 
 
+def test_a_request_for_another_protocol_is_answered_quietly(caplog) -> None:
+    with running() as each:
+        for protocol in ("websocket", "h2c"):
+            headers = {"Connection": "Upgrade", "Upgrade": protocol}
+            assert httpx.get(f"{each.url}/health", headers=headers).status_code == 200
+    assert not [each for each in caplog.messages if "pgrade" in each or "WebSocket" in each]
+
+
 def test_a_body_that_trickles_is_cut(caplog) -> None:
     caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
     with running(body_timeout=0.5) as each, connected(each.address, UPLOAD) as client:
