@@ -5,7 +5,6 @@ These are ASGI middlewares. They answer errors in the form of OpenAI's API.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import json
@@ -18,6 +17,7 @@ from contextvars import ContextVar
 from typing import Final
 from urllib.parse import quote
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -151,10 +151,6 @@ class AccessLog:
     """Gives every request an id, logs one line when it ends, and answers unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-
-    Args:
-        app: the application.
-        count: function that counts requests when they end.
     """
 
     def __init__(self, app: ASGIApp, count: Count) -> None:
@@ -247,12 +243,7 @@ class HostCheck(TrustedHostMiddleware):
 
 
 class KeyCheck:
-    """Refuses requests without a valid key in the header ``Authorization: Bearer KEY``.
-
-    Args:
-        app: the application.
-        keys: the valid keys.
-    """
+    """Refuses requests without a valid key in the header ``Authorization: Bearer KEY``."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self.app = app
@@ -285,11 +276,7 @@ def _digest(key: str) -> bytes:
 class BodyLimit:
     """Reads the body of a request before the application runs, up to a limit of size and time.
 
-    Args:
-        app: the application.
-        limit: maximum bytes of a body.
-        timeout: maximum seconds until a body is complete.
-        log_bodies: whether to log bodies.
+    The limits are in bytes and in seconds.
     """
 
     def __init__(self, app: ASGIApp, limit: int, timeout: float, log_bodies: bool) -> None:
@@ -304,8 +291,9 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         try:
-            unread = [await asyncio.wait_for(self._read(receive), self._timeout)]
-        except (ApiError, asyncio.TimeoutError) as error:
+            with anyio.fail_after(self._timeout):
+                unread = [await self._read(receive)]
+        except (ApiError, TimeoutError) as error:
             response = error_response(error if isinstance(error, ApiError) else self._too_slow())
             response.headers["Connection"] = "close"
             await response(scope, receive, send)

@@ -23,9 +23,6 @@ T = TypeVar("T")
 LARGE = 32_768
 """Bytes of a body from which on reading it could hold up other requests."""
 
-CANCEL_SECONDS = 0.5
-"""Seconds after which a task that has not ended is cancelled again."""
-
 SILENT_SECONDS = 15.0
 """Seconds of silence after which a stream has a comment. Many proxies close a connection that is
 silent for 60 seconds."""
@@ -137,14 +134,9 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task until it has ended.
-
-    Once is not enough: before Python 3.12, `asyncio.wait_for` ignores a cancellation that comes
-    when its work is just done. Such a stream would go on for a client that has left.
-    """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+    """Cancel a task, and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task})
     if not task.cancelled():
         task.exception()  # nobody else asks for it
 

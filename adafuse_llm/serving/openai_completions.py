@@ -132,13 +132,7 @@ class CompletionWriter:
 
 
 class ChatChoice:
-    """One reply to a conversation.
-
-    Args:
-        index: number of the reply.
-        form: the form of the reply.
-        leader: member whose log-probabilities the reply has; None for none.
-    """
+    """One reply to a conversation. Its log-probabilities are those of `leader`, if any."""
 
     def __init__(self, index: int, form: ReplyForm, leader: str | None) -> None:
         self._index = index
@@ -217,13 +211,7 @@ class ChatChoice:
 
 
 class TextChoice:
-    """One completion of a prompt.
-
-    Args:
-        index: number of the completion.
-        leader: member whose log-probabilities the completion has; None for none.
-        echo: text with which the completion begins.
-    """
+    """One completion of a prompt, which begins with the text `echo`."""
 
     def __init__(self, index: int, leader: str | None, echo: str = "") -> None:
         self._index = index

@@ -49,15 +49,7 @@ class _ResponseBody(Conversational):
 
 
 def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
-    """Read a request for a response.
-
-    Args:
-        body: the body of the request.
-        ignored: takes what is ignored.
-
-    Raises:
-        ApiError: a field is not supported, or has an invalid value.
-    """
+    """Read a request for a response. The arguments and errors are those of `read_chat`."""
     given = parse(_ResponseBody, body, ignored)
     response_format, metadata = given.text.format, body.get("metadata")
     asked = conversational(

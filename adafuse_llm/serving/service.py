@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, closing
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+import anyio
 from starlette.requests import ClientDisconnect
 
 from adafuse_llm.engine import AdaFuseEngine
@@ -54,9 +55,6 @@ E = TypeVar("E", bound=StreamEvent | Scores)
 class Service:
     """An ensemble that is served, or will be once its members are loaded.
 
-    Args:
-        config: options of the server.
-
     Attributes:
         config: options of the server.
         metrics: what the server counts.
@@ -77,8 +75,6 @@ class Service:
         self._lock = threading.Lock()
         self._stops = False
         self._cancelled = False
-
-    # The engine --------------------------------------------------------------------------------
 
     def open(self, engine: AdaFuseEngine) -> None:
         """Serve an engine from now on. The caller closes it.
@@ -137,11 +133,8 @@ class Service:
     ) -> tuple[AdaFuseEngine, dict[str, Any]]:
         """Return the engine and the options for a model's name.
 
-        Args:
-            model: name of the ensemble or of a member; None for the ensemble.
-            strategy: name of a strategy; None for the ensemble's own, and for a member alone
-                `SINGLE`.
-            options: options of the request.
+        Without a model, it is the ensemble. Without a strategy, it is the ensemble's own, and for a
+        member alone `SINGLE`.
 
         Raises:
             ApiError: there is no such model or strategy, or the model contradicts the option
@@ -185,8 +178,6 @@ class Service:
                 code="model_not_found",
             )
 
-    # Requests ----------------------------------------------------------------------------------
-
     def check_limits(
         self,
         engine: AdaFuseEngine,
@@ -208,7 +199,7 @@ class Service:
             open_ended: whether the response may fill the smallest context window.
 
         Returns:
-            The options, with the server's limits of tokens if they have none.
+            The options, with the server's limit of tokens if they have none.
 
         Raises:
             ApiError: a limit is exceeded.
@@ -289,15 +280,14 @@ class Service:
             result = asyncio.get_running_loop().run_in_executor(
                 threads, copy_context().run, work, cancel
             )
-            try:
-                done = await asyncio.wait_for(result, limit)
-            except RequestTimeoutError:
-                raise
-            except asyncio.TimeoutError:
+            # before Python 3.12, asyncio.wait_for loses some cancellations
+            with anyio.move_on_after(limit) as scope:
+                done = await result
+            if scope.cancelled_caught:
                 raise RequestTimeoutError(
                     f"the request was stopped after {limit:g} seconds, before it could start. "
                     "Shorten the prompt, or try again later."
-                ) from None
+                )
             yield done
             if self._cancelled and cancel.is_set():
                 outcome = "stopped"
@@ -341,8 +331,6 @@ class Service:
                             raise not_ready("the server stops")
                         self.metrics.generation(generation)
                 yield index, event
-
-    # The end -----------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
