@@ -46,9 +46,6 @@ requests of probes."""
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
 
-MAX_PATH: Final = 200
-"""Maximum length of a path in the log."""
-
 OUTCOMES: Final = {408: "timeout", 429: "busy", 499: "cancelled", 504: "timeout"}
 """Outcomes by status. Those of other errors are ``refused`` and ``failed``."""
 
@@ -169,11 +166,11 @@ class AccessLog:
         except Exception as error:
             logger.exception("request %s failed", call.id)
             if call.status:  # the server closes the connection, so that the client sees a failure
-                call.is_broken = True
+                call.noted = "failed"
                 raise
             await error_response(api_error(error))(scope, receive, call.send)
         except BaseException:  # such as a cancellation at shutdown
-            call.is_broken = True
+            call.noted = "failed"
             raise
         finally:
             self._count(scope["path"], *call.end())
@@ -187,7 +184,7 @@ class _Call:
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.noted: str | None = None
         self.status = 0
-        self.is_complete = self.is_broken = False
+        self.is_complete = False
         self._scope = scope
         self._send = send
         self.started = time.perf_counter()
@@ -207,14 +204,7 @@ class _Call:
             The outcome, as `Metrics.request` calls it, and the seconds since the request arrived.
         """
         seconds = time.perf_counter() - self.started
-        if self.is_broken:
-            outcome = "failed"
-        elif self.noted is not None:
-            outcome = self.noted
-        elif not self.is_complete:
-            outcome = "cancelled"
-        else:
-            outcome = outcome_of(self.status)
+        outcome = self.noted or (outcome_of(self.status) if self.is_complete else "cancelled")
         path, client = self._scope["path"], self._scope.get("client")
         is_quiet = path in PROBES or (path in QUIET and outcome == "ok")
         logger.log(
@@ -223,7 +213,7 @@ class _Call:
             self.id,
             client[0] if client else "-",
             self._scope["method"],
-            quote(path[:MAX_PATH]),
+            quote(path[:200]),
             self.status or "-",
             seconds * 1000,
             outcome,

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -31,7 +30,6 @@ COMMENT = b": waiting\n\n"
 """A comment between two events. Clients skip it."""
 
 JSON = "application/json"
-EVENTS = "text/event-stream"
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
@@ -142,26 +140,15 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 
 class StreamResponse(Response):
-    """A response that is sent in parts as they arrive.
+    """A stream of events, whose first part has been taken. It is closed if the client leaves.
 
-    If the client leaves, the parts are closed.
-
-    Args:
-        parts: the parts of the body. Its first part is `first`.
-        first: the first part, which has been taken from `parts`.
-        media_type: content type of the response.
-        headers: more headers of the response.
+    Starlette's own class does not close the parts.
     """
 
     def __init__(
-        self,
-        parts: AsyncGenerator[bytes, None],
-        first: bytes,
-        *,
-        media_type: str = EVENTS,
-        headers: Mapping[str, str] = MappingProxyType({}),
+        self, parts: AsyncGenerator[bytes, None], first: bytes, headers: Mapping[str, str]
     ) -> None:
-        super().__init__(headers={**STREAM_HEADERS, **headers}, media_type=media_type)
+        super().__init__(headers={**STREAM_HEADERS, **headers}, media_type="text/event-stream")
         del self.headers["content-length"]
         self._parts = parts
         self._first = first

@@ -17,17 +17,29 @@ from adafuse_llm.serving.errors import CONTEXT_CODE, LATE, ApiError, api_error, 
 from adafuse_llm.serving.openai_fields import LENGTHS, NO_LIMIT, NO_TOOLS, Body, Ignored, parse
 from adafuse_llm.text.conversation import Conversation, Tool, check_tools
 
-MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-"""Keys of a message that the members may read. Clients send many others, which are ignored."""
-
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of content parts that are reasoning of earlier replies, which members do not read there."""
 
 
-class StreamOptions(BaseModel):
-    """What a stream has beside the text."""
+class Part(BaseModel):
+    """A part of a body. Keys that it does not have are ignored."""
 
     model_config = ConfigDict(strict=True)
+
+
+class Message(Part):
+    """A message, with the fields of `Turn`. Clients send many others, which no member reads."""
+
+    role: str
+    content: Any = None
+    name: str | None = None
+    tool_calls: Any = None
+    tool_call_id: str | None = None
+    reasoning: str | None = Field(default=None, alias="reasoning_content")
+
+
+class StreamOptions(Part):
+    """What a stream has beside the text."""
 
     include_usage: bool | None = None
 
@@ -49,7 +61,7 @@ class Conversational(Common):
 
 
 class _ChatBody(Conversational):
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
@@ -136,7 +148,7 @@ def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
         ApiError: a field is not supported, or has an invalid value.
     """
     chat = parse(_ChatBody, body, ignored)
-    turns = [_turn(number, each, ignored) for number, each in enumerate(chat.messages)]
+    turns = _turns(chat.messages, ignored)
     return ServedRequest(
         **conversational(chat, ignored, turns, response_format=chat.response_format),
         effort=chat.reasoning_effort,
@@ -273,7 +285,7 @@ def _functions(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Map
 
 
 def read_conversation(
-    body: Conversational, messages: Sequence[dict[str, Any]], ignored: Ignored
+    body: Conversational, messages: Sequence[Message], ignored: Ignored
 ) -> Conversation:
     """Return a conversation for its tokens, without the form of a reply.
 
@@ -281,29 +293,22 @@ def read_conversation(
         ApiError: a message or a tool has an invalid form.
     """
     tools, choice = _tools(body, _functions(body.tools, ignored))
-    turns = [_turn(number, each, ignored) for number, each in enumerate(messages)]
+    turns = _turns(messages, ignored)
     instructions = body.adafuse.instructions
     with naming("messages"):
         return to_conversation(turns, tools=tools, tool_choice=choice, instructions=instructions)
 
 
-def _turn(number: int, message: dict[str, Any], ignored: Ignored) -> Turn:
-    """Return a message of OpenAI's API as a turn. Keys that members do not read are ignored."""
-    known = {name: value for name, value in message.items() if name in MESSAGE_KEYS}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if not isinstance(known.get(name), (str, type(None))):
-            raise invalid(
-                f"message {number}: {name} must be a text; got {short_repr(known[name])}",
-                f"messages.{number}",
-            )
-    if (reasoning := known.pop("reasoning_content", None)) is not None:
-        known["reasoning"] = reasoning
-    content = readable(known.get("content"))
-    if known.get("role") == "tool":
-        content = readable_result(content, f"messages.{number}.content", ignored)
-    known["content"] = content
-    turn: Turn = known  # type: ignore[assignment]
-    return turn
+def _turns(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
+    """Return messages of OpenAI's API as turns."""
+    turns: list[Turn] = []
+    for number, each in enumerate(messages):
+        content = readable(each.content)
+        if each.role == "tool":
+            content = readable_result(content, f"messages.{number}.content", ignored)
+        turn: Any = {**dict(each), "content": content}
+        turns.append(turn)
+    return turns
 
 
 def readable(content: Any) -> Any:

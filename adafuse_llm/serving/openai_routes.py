@@ -39,6 +39,7 @@ from adafuse_llm.serving.openai_completions import CompletionWriter
 from adafuse_llm.serving.openai_fields import Ignored, parse, warnings_header
 from adafuse_llm.serving.openai_requests import (
     Conversational,
+    Message,
     ServedRequest,
     read_chat,
     read_completion,
@@ -66,7 +67,7 @@ CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/res
 
 class _TokenizeBody(Conversational):
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[Message] | None = None
     add_special_tokens: bool = True
 
 
@@ -142,7 +143,7 @@ async def _complete(
         first = await unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    return StreamResponse(parts, first, headers=warnings_header(asked.ignored.warnings))
+    return StreamResponse(parts, first, warnings_header(asked.ignored.warnings))
 
 
 def _check(service: Service, asked: ServedRequest, cancel: threading.Event) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.errors import short_repr
@@ -14,6 +14,7 @@ from adafuse_llm.serving.errors import invalid
 from adafuse_llm.serving.openai_fields import NO_STORE, Ignored, parse
 from adafuse_llm.serving.openai_requests import (
     Conversational,
+    Part,
     ServedRequest,
     conversational,
     note_of,
@@ -28,15 +29,11 @@ ITEMS = ("message", "reasoning", "function_call", "function_call_output")
 """Types of items in the input."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Text(_Part):
+class _Text(Part):
     format: dict[str, Any] | None = None
 
 
-class _Reasoning(_Part):
+class _Reasoning(Part):
     effort: str | None = None
 
 

@@ -102,9 +102,9 @@ def run(
         app: the application.
         service: the service of the application, without an engine.
         listener: a socket that accepts connections.
-        load: function that loads the members.
+        load: loads the members.
         config: options of the server.
-        on_ready: function that is called when the members are loaded.
+        on_ready: is called when the members are loaded.
 
     Returns:
         0 after SIGTERM, and 130 after SIGINT.
@@ -171,11 +171,7 @@ def _leave(code: int) -> None:
 class _Server(uvicorn.Server):
     """A server that drains its service on a signal.
 
-    Args:
-        uvicorn_config: options of uvicorn.
-        service: the service.
-        config: options of the server.
-        on_start: function that is called when connections and signals are accepted.
+    It calls `on_start` when it accepts connections and signals.
 
     Attributes:
         signal: the signal that stops the server, or None.

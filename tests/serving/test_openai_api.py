@@ -347,7 +347,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         (404, "model", {"model": "gpt-9"}),
         (400, "messages", {"messages": []}),
         (400, "messages", {"messages": IMAGE}),
-        (400, "messages.0", {"messages": [{"role": "user", "content": "x", "name": 1}]}),
+        (400, "messages.0.name", {"messages": [{"role": "user", "content": "x", "name": 1}]}),
         (400, "max_tokens", {"max_tokens": 401}),
         (400, "n", {"n": 3}),
         (400, "logit_bias", {"extra_body": {"logit_bias": {" the": 101}}}),
