@@ -281,13 +281,16 @@ class Service:
                 threads, copy_context().run, work, cancel
             )
             # before Python 3.12, asyncio.wait_for loses some cancellations
-            with anyio.move_on_after(limit) as scope:
-                done = await result
-            if scope.cancelled_caught:
+            try:
+                with anyio.fail_after(limit):
+                    done = await result
+            except RequestTimeoutError:
+                raise
+            except TimeoutError:
                 raise RequestTimeoutError(
                     f"the request was stopped after {limit:g} seconds, before it could start. "
                     "Shorten the prompt, or try again later."
-                )
+                ) from None
             yield done
             if self._cancelled and cancel.is_set():
                 outcome = "stopped"
