@@ -54,7 +54,13 @@ REFUSED: Mapping[str, str] = {
 """Fields that determine the form of an answer or what it answers, and what to do instead. Values
 such as false or an empty list ask for nothing."""
 
-OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys()
+OWN = frozenset(
+    ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
+) | {"weights", "use"}
+"""Options that only an ensemble has. They count in the extension only, because a field of OpenAI's
+API could have such a name tomorrow."""
+
+OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - OWN
 """Fields that are options of the engine."""
 
 SIMILARITY = 0.8
@@ -121,7 +127,7 @@ class Extension(BaseModel):
 
 
 class Body(BaseModel):
-    """The body of a request. It can also have all options of the engine."""
+    """The body of a request. It can also have all `OPTIONS`."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -196,7 +202,8 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
         if name in REFUSED and value and value not in ("none", "auto"):
             raise refused(name, f": {REFUSED[name]}", value)
         if value not in (None, False) and name not in REFUSED and name not in QUIET:
-            ignored.add(name, nearest(name, known, similarity=SIMILARITY).strip())
+            advice = nearest(name, known, similarity=SIMILARITY).strip()
+            ignored.add(name, f"send it in {EXTENSION!r}" if name in OWN else advice)
     try:
         return kind.model_validate({name: each for name, each in body.items() if each is not None})
     except ValidationError as error:

@@ -155,6 +155,7 @@ def test_other_fields_are_ignored_with_a_warning_or_refused(address, strict):
     fields = {
         "mirostat": 2,
         "temperatur": 1,
+        "max_words": 3,
         "a_field_of_next_year": {"a": [1]},
         "reasoning_effort": "low",
         "logit_bias": {"17": 5},
@@ -171,6 +172,7 @@ def test_other_fields_are_ignored_with_a_warning_or_refused(address, strict):
         assert refused["param"] == name
         assert "ignored" not in refused["message"]
     assert any("Did you mean 'temperature'?" in each for each in told)
+    assert any("send it in 'adafuse'" in each for each in told)
 
 
 def test_warnings_have_a_limit(address):
