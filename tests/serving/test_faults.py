@@ -269,14 +269,14 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():
         assert "this server allows 1600" in response.text
 
 
-def test_texts_of_an_option_are_as_long_as_a_prompt_at_most(name="stop"):
+def test_texts_of_an_option_are_as_long_as_a_prompt_at_most():
     member = FakeBackend("small", words, context_window=100)
     with served(create_app(AdaFuseEngine([member]))) as url:
         texts = [f"x{number:03}" for number in range(500)]
         given = {"prompt": "x", "max_tokens": 8}
-        refused = httpx.post(url + COMPLETE, json={**given, name: texts})
-        accepted = httpx.post(url + COMPLETE, json={**given, name: texts[:2]})
-    assert (refused.status_code, error_of(refused)["param"]) == (400, name)
+        refused = httpx.post(url + COMPLETE, json={**given, "stop": texts})
+        accepted = httpx.post(url + COMPLETE, json={**given, "stop": texts[:2]})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "stop")
     assert accepted.status_code == 200
 
 
