@@ -6,6 +6,7 @@ score a candidate is absent from the candidate's ``nll``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -34,7 +35,7 @@ class Candidate(_Result):
     Attributes:
         text: the span as its first proposer wrote it. Spaces at the end of the prompt and
             whitespace before a reply to messages are not included.
-        stops: whether the response ends after the span.
+        ends: whether the response ends after the span.
         proposers: names of the members that proposed the span, in member order.
         nll: mean negative log-likelihood per token by member, in nats (equation 4).
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member could
@@ -42,7 +43,7 @@ class Candidate(_Result):
     """
 
     text: str
-    stops: bool
+    ends: bool
     proposers: tuple[str, ...]
     nll: dict[str, float]
     score: float | None
@@ -108,6 +109,10 @@ class Round(_Result):
     forced: bool = False
     closes: bool = False
     logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
+
+
+RoundObserver = Callable[[Round], None]
+"""A function to call with every round."""
 
 
 class Usage(_Result):

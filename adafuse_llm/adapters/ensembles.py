@@ -16,7 +16,6 @@ from adafuse_llm.backends.file_facts import file_has_template, file_window
 from adafuse_llm.config import GRAMMARS, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.specs import (
@@ -26,7 +25,6 @@ from adafuse_llm.loading.specs import (
     as_specs,
     member_names,
 )
-from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available
 
@@ -190,8 +188,6 @@ class Ensemble:
             with _LOADED.lock_of(self._key):
                 if (engine := _LOADED.engines.pop(self._key, None)) is not None:
                     engine.close()
-                    del engine  # releases the members, unless other code still has the engine
-                    trim_heap()
 
     def _read(
         self, read: Callable[[str, str | None, str | None], T | None], names: Collection[str]
@@ -276,9 +272,6 @@ class _Loaded:
 
     def __init__(self) -> None:
         self.engines: dict[str, AdaFuseEngine] = {}
-        after_fork(self._renew_locks)
-
-    def _renew_locks(self) -> None:
         self._locks: dict[str, threading.Lock] = {}
 
     def lock_of(self, key: str) -> threading.Lock:

@@ -132,7 +132,7 @@ class Drafts(Drafting):
         yield from in_lockstep([self._in_turn(group, proposals) for group in groups])
         for candidate in self._pool.candidates:
             for member in candidate.exact:
-                self._lookups[member].add(member, candidate.ends[member])
+                self._lookups[member].add(member, candidate.nodes[member])
         return [self._proposals[member] for member in proposals]
 
     def _in_turn(self, members: Sequence[Member], proposals: Proposals) -> Steps[None]:
@@ -164,7 +164,7 @@ class Drafts(Drafting):
                 is_likely = self._is_likely(member, candidate)
                 path = tree.path(end)
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
-                if is_likely and not candidate.stops:
+                if is_likely and not candidate.ends:
                     tips += self._next(member, end)
         if not member.backend.drafts_sparingly and self._may_waste(member):
             for tip in tips:

@@ -21,30 +21,30 @@ class PoolCandidate:
     Attributes:
         text: the text, as its first proposer wrote it.
         shown: the part of the text that belongs to the response.
-        stops: whether the response ends after the text.
+        ends: whether the response ends after the text.
         proposers: the members that proposed the candidate, in member order.
-        ends: the candidate's last node in each member's tree. A member is missing if it has not
+        nodes: the candidate's last node in each member's tree. A member is missing if it has not
             encoded the text, or if its context window has no room for the text.
         exact: members whose tokens decode to exactly the text. Other members cannot score it.
     """
 
-    def __init__(self, text: str, shown: str, stops: bool) -> None:
+    def __init__(self, text: str, shown: str, ends: bool) -> None:
         self.text = text
         self.shown = shown
-        self.stops = stops
+        self.ends = ends
         self.proposers: list[Member] = []
-        self.ends: dict[Member, Node] = {}
+        self.nodes: dict[Member, Node] = {}
         self.exact: set[Member] = set()
 
     def terms(self, member: Member) -> int:
         """Return the number of terms in the mean `nll`, or 0 if the member cannot score."""
         if member not in self.exact:
             return 0
-        return len(self.path(member)) + self.stops
+        return len(self.path(member)) + self.ends
 
     def path(self, member: Member) -> list[Node]:
         """Return the candidate's nodes in a member's tree. The member must be in `ends`."""
-        return member.tree.path(self.ends[member])
+        return member.tree.path(self.nodes[member])
 
     def nll(self, member: Member) -> float:
         """Return the mean negative log-likelihood per token in nats (equation 4).
@@ -55,8 +55,8 @@ class PoolCandidate:
         if member not in self.exact:
             return math.inf
         terms = [node.logprob for node in self.path(member)]
-        if self.stops:
-            terms.append(member.next(self.ends[member]).end_logprob)
+        if self.ends:
+            terms.append(member.next(self.nodes[member]).end_logprob)
         known = [term for term in terms if term is not None]
         assert len(known) == len(terms), "the candidate is not evaluated"
         if member.grammar is not None:
@@ -105,18 +105,18 @@ class Pool:
         if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         for span, text in zip(proposal.spans, texts, strict=True):
-            candidate = self.suggest(text, stops=span.stops)
+            candidate = self.suggest(text, ends=span.ends)
             if member not in candidate.proposers:
                 candidate.proposers.append(member)
-                candidate.ends[member] = span.node
+                candidate.nodes[member] = span.node
                 candidate.exact.add(member)
-        return self._by_key[self._key(texts[0], proposal.spans[0].stops)]
+        return self._by_key[self._key(texts[0], proposal.spans[0].ends)]
 
-    def suggest(self, text: str, *, stops: bool = False) -> PoolCandidate:
+    def suggest(self, text: str, *, ends: bool = False) -> PoolCandidate:
         """Return the candidate with this text. If the pool does not have it, add it first."""
-        key = self._key(text, stops)
+        key = self._key(text, ends)
         if key not in self._by_key:
-            self._by_key[key] = self._candidate(text, stops=stops)
+            self._by_key[key] = self._candidate(text, ends=ends)
             self.candidates.append(self._by_key[key])
         return self._by_key[key]
 
@@ -132,12 +132,12 @@ class Pool:
             text = self._text(proposer, node)
             if candidate.text.startswith(text):  # the text does not end inside a character
                 prefix = self._candidate(text)
-                prefix.ends[proposer] = node
+                prefix.nodes[proposer] = node
                 for member in self._members:
                     self.encode(member, prefix)
                 yield prefix
         prefix = self._candidate("")
-        prefix.ends = {member: member.tree.root for member in self._members}
+        prefix.nodes = {member: member.tree.root for member in self._members}
         yield prefix
 
     def fits(self, candidate: PoolCandidate) -> bool:
@@ -146,7 +146,7 @@ class Pool:
         It must leave every member within its limit of tokens. Under a grammar, a short text must
         then complete the response within the limit and the context window of every member.
         """
-        if not all(member.room(end) >= 0 for member, end in candidate.ends.items()):
+        if not all(member.room(end) >= 0 for member, end in candidate.nodes.items()):
             return False
         grammar = next((member.grammar for member in self._members), None)
         if grammar is None:
@@ -158,7 +158,7 @@ class Pool:
 
     def _has_room(self, member: Member, candidate: PoolCandidate, closing: str) -> bool:
         """Return whether a member has room for `closing` after a candidate."""
-        end = candidate.ends.get(member)
+        end = candidate.nodes.get(member)
         if end is None or not member.permits.is_whole(end):
             return False
         after = member.opening.after(candidate.text)
@@ -169,7 +169,7 @@ class Pool:
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
         """Return the candidate of this pool that equals `candidate` from another pool."""
-        return self._by_key[self._key(candidate.text, candidate.stops)]
+        return self._by_key[self._key(candidate.text, candidate.ends)]
 
     def read(self, member: Member, likely: Callable[[PoolCandidate], bool]) -> Steps[None]:
         """Score every candidate of the pool with a member, in one pass.
@@ -183,7 +183,7 @@ class Pool:
             end = self.encode(member, candidate)
             if end is not None:
                 line = [member.tree.root, *candidate.path(member)]
-                needed = candidate.stops or likely(candidate)
+                needed = candidate.ends or likely(candidate)
                 nodes += line if needed else line[:-1]
                 ends.append(end)
         yield from member.evaluate(nodes, ends)
@@ -191,17 +191,17 @@ class Pool:
     def encode(self, member: Member, candidate: PoolCandidate) -> Node | None:
         """Return a candidate's last node for a member, or None if the member cannot score it."""
         self._members[member] = None
-        if member not in candidate.ends:
+        if member not in candidate.nodes:
             self._encode(member, candidate)
-        return candidate.ends[member] if member in candidate.exact else None
+        return candidate.nodes[member] if member in candidate.exact else None
 
     def why_missing(self, member: Member, candidate: PoolCandidate) -> str:
         """Return why a member has no finite NLL of a candidate."""
-        if member not in candidate.ends:
+        if member not in candidate.nodes:
             return "its context window has no room for the text"
         if member in candidate.exact:
             return "it gives the text a probability of 0"
-        read = member.text(candidate.ends[member])
+        read = member.text(candidate.nodes[member])
         change = difference(self.written(member, candidate.text), read)
         return f"its tokenizer cannot write the text: {change}"
 
@@ -218,11 +218,11 @@ class Pool:
         """Return the text of a span that ends at `node`."""
         return member.opening.from_member(member.text(node))
 
-    def _candidate(self, text: str, *, stops: bool = False) -> PoolCandidate:
-        return PoolCandidate(text, self._opening.shown(text), stops)
+    def _candidate(self, text: str, *, ends: bool = False) -> PoolCandidate:
+        return PoolCandidate(text, self._opening.shown(text), ends)
 
-    def _key(self, text: str, stops: bool) -> tuple[str, bool]:
-        return self._opening.key(text), stops
+    def _key(self, text: str, ends: bool) -> tuple[str, bool]:
+        return self._opening.key(text), ends
 
     def written(self, member: Member, text: str) -> str:
         """Return the text that a member's tree gains if `text` is committed."""
@@ -233,7 +233,7 @@ class Pool:
     def _encode(self, member: Member, candidate: PoolCandidate) -> None:
         encoded = member.encode(self.written(member, candidate.text))
         if encoded is not None:
-            candidate.ends[member], exact = encoded
+            candidate.nodes[member], exact = encoded
             if exact:
                 candidate.exact.add(member)
 
@@ -267,7 +267,7 @@ def to_result(
     """Return a candidate as a result model. Infinite NLLs are left out."""
     return results.Candidate(
         text=candidate.shown,
-        stops=candidate.stops,
+        ends=candidate.ends,
         proposers=tuple(member.name for member in candidate.proposers),
         nll={m.name: value for m, value in zip(members, nll, strict=True) if math.isfinite(value)},
         score=score,

@@ -121,7 +121,7 @@ class Extension(BaseModel):
     enforce: bool | Literal["auto"] = "auto"
     instructions: str = ""
     texts: list[str] | None = None
-    stops: bool = False
+    ends: bool = False
     check: bool = False
     timeout: float | None = Field(default=None, gt=0)
 

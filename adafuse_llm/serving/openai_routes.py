@@ -48,7 +48,6 @@ from adafuse_llm.serving.openai_requests import (
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
 from adafuse_llm.serving.service import SINGLE, Service, smallest_window
-from adafuse_llm.text.isolation import isolated
 from adafuse_llm.text.prompt_warnings import spelled_token
 from adafuse_llm.text.templates import SWITCHES
 from adafuse_llm.wire import EXTENSION
@@ -146,11 +145,10 @@ async def _complete(
     return StreamResponse(parts, first, warnings_header(asked.ignored.warnings))
 
 
-def _check(service: Service, asked: ServedRequest, cancel: threading.Event) -> None:
+def _check(service: Service, asked: ServedRequest, _: threading.Event) -> None:
     """Check that the members can follow the grammar of a request."""
     engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
-    with isolated(cancel):
-        engine.check_grammar(**service.check_limits(engine, options))
+    engine.check_grammar(**service.check_limits(engine, options))
 
 
 def _open(
@@ -177,7 +175,7 @@ def _open(
         open_ended=open_ended,
     )
     try:
-        options, problem = enforced(engine, asked.form, options, asked.enforce, cancel=cancel)
+        options, problem = enforced(engine, asked.form, options, asked.enforce)
     except (InvalidOptionError, MissingDependencyError) as error:
         named = "response_format" if asked.echoed is None else "text.format"
         raise invalid(str(error), named if asked.form.schema is not None else "tools") from error
@@ -189,7 +187,7 @@ def _open(
         messages=chat,
         options=options,
         texts=asked.body.adafuse.texts,
-        stops=asked.body.adafuse.stops,
+        ends=asked.body.adafuse.ends,
         timeout=service.time_limit(asked.body.adafuse.timeout),
         cancel=cancel,
     )

@@ -130,9 +130,9 @@ class RoundCallbackHandler(BaseCallbackHandler):
         every = []
         for place, records in self._responses().items():
             last = records[-1]
-            stops = last["candidates"][last["winner"]]["stops"]
+            ends = last["candidates"][last["winner"]]["ends"]
             ended = (place[0], 0, 0) in self._ends
-            reason = "stop" if stops else "length" if ended else "cancelled"
+            reason = "stop" if ends else "length" if ended else "cancelled"
             info = self._ends.get(place, {})
             reason = info.get("finish_reason", reason)
             members = info.get("usage_by_member") or {name: {} for name in last["margins"]}
