@@ -243,7 +243,7 @@ def test_a_raw_prompt_with_control_tokens_has_a_warning():
 )
 def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, limit, reason):
     long = "word " * 400
-    runtime = RuntimeConfig(cache_bytes=60_000)  # for 3,750 tokens, and the window has 8,192
+    runtime = RuntimeConfig(cache_bytes=240_000)  # for 3,750 tokens, and the window has 8,192
     with (
         AdaFuseEngine([scripted(lambda _: long)], runtime=runtime) as engine,
         served(create_app(engine, ServingConfig(max_output_tokens=limit))) as url,

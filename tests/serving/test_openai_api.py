@@ -318,7 +318,7 @@ def test_a_form_that_cannot_be_enforced_is_described_or_refused(client):
     described = ask(client, response_format=form())
     (warning,) = described.model_extra["adafuse"]["warnings"]
     assert "not enforced" in warning
-    with pytest.raises(openai.BadRequestError, match="part of the same schema") as caught:
+    with pytest.raises(openai.BadRequestError, match="with the path to a schema") as caught:
         ask(client, response_format=form(strict=True))
     assert caught.value.param == "response_format"
     plain = ask(client, response_format=form(), extra_body={"adafuse": {"enforce": False}})
