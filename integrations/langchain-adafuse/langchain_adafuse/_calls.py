@@ -5,41 +5,45 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import AIMessage
 
-from adafuse_llm import ContextWindowError, Engine, Request, Round, StreamEvent
+from adafuse_llm import (
+    ContextWindowError,
+    Engine,
+    Request,
+    RequestTimeoutError,
+    Round,
+    StreamEvent,
+)
 from adafuse_llm.adapters.enforcing import enforced
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.summary import record
 from adafuse_llm.text.matchers import is_available
 from langchain_adafuse._metadata import metadata_of
-from langchain_adafuse._rounds import ModelRun, RoundRecords, RoundReporter
-from langchain_adafuse.errors import CallTimeoutError
+from langchain_adafuse._rounds import ROUNDS_KEY, RoundRecords
 
 if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
 
-ANY_TEXT = ReplyForm()
-
 
 class Step(NamedTuple):
-    """An event of a response, or a whole response as one event.
+    """An event of a response.
 
     Attributes:
         number: number of the response in the call.
         event: the event.
-        records: the records of its rounds that messages have.
+        rounds: the record of its round, for callbacks.
         metadata: the metadata of the response, in the last event; otherwise empty.
     """
 
     number: int
     event: StreamEvent
-    records: RoundRecords
+    rounds: RoundRecords
     metadata: dict[str, Any]
 
 
@@ -48,39 +52,29 @@ class Call:
 
     Args:
         model: the model, with the overrides of the call.
-        run: the run to report rounds to.
-        form: the form of the replies.
-        numbers_prompts: whether records of rounds have the number of their prompt.
+        form: the form of the replies; None for a text model, whose records of rounds have the
+            number of their prompt.
 
     Attributes:
         model: as above.
         form: as above.
     """
 
-    def __init__(
-        self,
-        model: EnsembleModel,
-        run: ModelRun | None,
-        form: ReplyForm = ANY_TEXT,
-        *,
-        numbers_prompts: bool = False,
-    ) -> None:
-        self.form = form
+    def __init__(self, model: EnsembleModel, form: ReplyForm | None = None) -> None:
+        self.form = form or ReplyForm()
         self.model = model
-        self._numbers_prompts = numbers_prompts
-        self._reporter = RoundReporter(run, model.round_detail, model.trace_rounds)
+        self._numbers_prompts = form is None
         self._cancel = threading.Event()
         self._began = self._loaded = time.perf_counter_ns()
         self._first: dict[int, int] = {}  # when each response had its first event
 
     def steps(self, requests: Sequence[Request]) -> Generator[Step, None, None]:
-        """Yield the steps of all responses, and report their rounds. Load the members if needed."""
+        """Yield the steps of all responses. Load the members if needed."""
         engine = self.model._loaded()
         requests = self._prepared(engine, requests)
         with self._limited(), closing(engine.open(requests)) as run:
             for number, event in run:
-                labels = self._labels(number)
-                yield self._step(number, event, self._reporter.report(event, **labels))
+                yield self._step(number, event)
 
     async def asteps(self, requests: Sequence[Request]) -> AsyncGenerator[Step, None]:
         """Do the same as `steps`, without blocking the event loop."""
@@ -93,51 +87,23 @@ class Call:
             requests = await asyncio.to_thread(self._prepared, engine, requests)
         with self._limited(), closing(await engine.aopen(requests)) as run:
             async for number, event in run:
-                labels = self._labels(number)
-                yield self._step(number, event, await self._reporter.areport(event, **labels))
-
-    def wholes(
-        self, steps: Iterable[Step], as_partial: Callable[[Step], AIMessage | str]
-    ) -> list[Step]:
-        """Return the whole response of each last step, with the records and metadata of all steps.
-
-        Args:
-            steps: steps of the call.
-            as_partial: converts a response for the error.
-
-        Raises:
-            CallTimeoutError: a response was cancelled, because the call took too long.
-        """
-        ends: dict[int, Step] = {}
-        records: dict[int, RoundRecords] = {}
-        for step in steps:
-            records.setdefault(step.number, []).extend(step.records)
-            ends[step.number] = step
-        wholes, is_late = [], False
-        for number, step in sorted(ends.items()):
-            generation = step.event.generation
-            assert generation is not None, "a response ends with its generation or an error"
-            event = StreamEvent(
-                text=generation.text,
-                round=None,
-                generation=generation,
-                reply_prefix=generation.reply_prefix,
-            )
-            metadata = {**step.metadata, **self._logprobs(generation.rounds)}
-            wholes.append(Step(number, event, records[number], metadata))
-            is_late = is_late or generation.finish_reason == "cancelled"
-        if is_late:
-            raise CallTimeoutError(
-                "the call was stopped, because it took longer than "
-                f"timeout={self.model.timeout} seconds",
-                list(map(as_partial, wholes)),
-            )
-        return wholes
+                yield self._step(number, event)
 
     def metadata(self, step: Step) -> dict[str, Any]:
-        """Return the metadata of one step of a stream, with its log-probabilities."""
+        """Return the metadata of one chunk, with the log-probabilities of its round."""
         done = step.event.round
-        return step.metadata if done is None else {**step.metadata, **self._logprobs((done,))}
+        return {**step.metadata, **self.logprobs(() if done is None else (done,))}
+
+    def kept(self, rounds: RoundRecords) -> dict[str, RoundRecords]:
+        """Return the rounds under their key in messages, if messages have them."""
+        return {ROUNDS_KEY: rounds} if rounds and self.model.round_detail == "full" else {}
+
+    def logprobs(self, rounds: Sequence[Round]) -> dict[str, Any]:
+        """Return the metadata with the log-probabilities of rounds; empty without the option."""
+        if not rounds or self._config.counted_logprobs is None:
+            return {}
+        leader = self._config.reported_member(self._members)
+        return {"logprobs": openai_logprobs(rounds, leader)}
 
     def _prepared(self, engine: Engine, requests: Sequence[Request]) -> list[Request]:
         """Return requests with the options of the call, once the members are loaded."""
@@ -159,17 +125,26 @@ class Call:
             for each in requests
         ]
 
-    def _labels(self, number: int) -> dict[str, int]:
-        """Return what records of rounds tell about the place of a response in the call."""
-        prompt, response = divmod(number, self._config.n)
-        labels = {"prompt": prompt} if self._numbers_prompts else {}
-        return {**labels, "response": response} if self._config.n > 1 else labels
+    def _step(self, number: int, event: StreamEvent) -> Step:
+        """Return a step. Time that a consumer of the steps takes does not count as a duration.
 
-    def _step(self, number: int, event: StreamEvent, records: RoundRecords) -> Step:
-        """Return a step. Time that a consumer of the steps takes does not count as a duration."""
+        Raises:
+            RequestTimeoutError: the call took too long.
+        """
         first = self._first.setdefault(number, time.perf_counter_ns())
+        rounds = []
+        if event.round is not None and self.model.round_detail != "none":
+            prompt, response = divmod(number, self._config.n)
+            labels = {"prompt": prompt} if self._numbers_prompts else {}
+            labels |= {"response": response} if self._config.n > 1 else {}
+            rounds = [record(event.round) | labels]
         if event.generation is None:
-            return Step(number, event, records, {})
+            return Step(number, event, rounds, {})
+        if event.generation.finish_reason == "cancelled":
+            raise RequestTimeoutError(
+                "the call was stopped, because it took longer than "
+                f"timeout={self.model.timeout} seconds"
+            )
         later = event.generation.rounds[1:]
         durations = {  # with the names and the unit of Ollama's API
             "load_duration": self._loaded - self._began,
@@ -182,14 +157,7 @@ class Call:
             detail=self.model.round_detail,
             durations={"total_duration": sum(durations.values()), **durations},
         )
-        return Step(number, event, records, metadata)
-
-    def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any]:
-        """Return the metadata with the log-probabilities of rounds; empty without the option."""
-        if not rounds or self._config.counted_logprobs is None:
-            return {}
-        leader = self._config.reported_member(self._members)
-        return {"logprobs": openai_logprobs(rounds, leader)}
+        return Step(number, event, rounds, metadata)
 
     @contextmanager
     def _limited(self) -> Iterator[None]:

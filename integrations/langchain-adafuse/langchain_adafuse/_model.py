@@ -46,7 +46,7 @@ else:  # checked when the ensemble is created
     Members = Any
 
 OPTIONS = tuple(name for name in AdaFuseConfig.model_fields if name != "use")
-PER_CALL = (*("use", "model", "timeout", "max_retries", "round_detail", "trace_rounds"),)
+PER_CALL = ("use", "model", "timeout", "max_retries", "round_detail")
 ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
@@ -76,7 +76,6 @@ class ModelFields(DecodeOptions, total=False):
     max_retries: int | None
     streaming: bool | None
     round_detail: RoundDetail
-    trace_rounds: bool
     api_key: object
     stream: object
     name: str | None
@@ -96,7 +95,7 @@ class EnsembleModel(Serializable):
     """The base class of `AdaFuseLLM` and `ChatAdaFuse`. Creating a model loads nothing.
 
     If a decoding option is None, the engine's value applies (see `AdaFuseConfig`). Every call can
-    override the decoding options, `model`, `timeout`, `round_detail` and `trace_rounds`.
+    override the decoding options, `model`, `timeout` and `round_detail`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -170,8 +169,8 @@ class EnsembleModel(Serializable):
     always continue the prompt."""
 
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
-    """Time limit of a call in seconds, excluding loading. A longer call raises `CallTimeoutError`,
-    which has the response so far."""
+    """Time limit of a call in seconds, excluding loading. A longer call raises
+    `RequestTimeoutError`."""
     max_retries: int | None = None
     """Has no effect: a failed call is not repeated. LangChain's `with_retry` repeats calls, such as
     those that a server refuses because it is busy."""
@@ -179,10 +178,7 @@ class EnsembleModel(Serializable):
     round_detail: RoundDetail = "summary"
     """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (rounds
     backed and decided, agreement, margins), ``"full"`` to add a record of each round, or
-    ``"none"``. Events and callbacks receive full records, except with ``"none"``."""
-    trace_rounds: bool = False
-    """Whether to report each round as a child run. Use it for tracers that do not show custom
-    events, such as LangSmith."""
+    ``"none"``. Callbacks receive full records, except with ``"none"``."""
 
     _call_options: ClassVar[frozenset[str]] = frozenset((*OPTIONS, *PER_CALL, *ALIASES))
     _logger: ClassVar[logging.Logger] = logging.getLogger("langchain_adafuse")

@@ -17,7 +17,6 @@ from adafuse_llm import Generation, InvalidInputError, MissingDependencyError
 from adafuse_llm.errors import install_command
 from adafuse_llm.results import Usage
 from adafuse_llm.summary import Summary
-from langchain_adafuse._rounds import ROUND_EVENT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,18 +49,11 @@ class RoundCallbackHandler(BaseCallbackHandler):
         self.rounds: list[dict[str, Any]] = []
         self._ends: dict[Place, dict[str, Any]] = {}
 
-    def on_custom_event(
-        self,
-        name: str,
-        data: Any,
-        *,
-        run_id: UUID,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+    def on_llm_new_token(
+        self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any
     ) -> None:
-        if name == ROUND_EVENT:
-            self.rounds.append({"run_id": str(run_id), **data})
+        records = getattr(chunk, "rounds", ())
+        self.rounds += [{"run_id": str(run_id), **each} for each in records]
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         for prompt, generations in enumerate(response.generations):

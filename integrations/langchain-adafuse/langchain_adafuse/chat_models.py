@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import (
-    AsyncCallbackManager,
     AsyncCallbackManagerForLLMRun,
-    CallbackManager,
     CallbackManagerForLLMRun,
 )
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ensure_config
-from langchain_core.utils.uuid import uuid7
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
 from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
 
@@ -33,19 +27,18 @@ from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_to
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, short_repr
 from adafuse_llm.text.matchers import is_available
-from langchain_adafuse._calls import Call, Step
+from langchain_adafuse._calls import Call
 from langchain_adafuse._messages import (
-    Reply,
     ToolLike,
     omitted_blocks,
     to_openai_tool,
     to_tools,
     to_turns,
-    with_call_errors,
 )
-from langchain_adafuse._metadata import output_of, token_usage, usage_of
+from langchain_adafuse._metadata import output_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
-from langchain_adafuse._rounds import ModelRun
+from langchain_adafuse._replies import Replies
+from langchain_adafuse._rounds import for_whole
 from langchain_adafuse._structured import Method, Schema, structured_output
 
 if TYPE_CHECKING:
@@ -93,8 +86,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     Raises:
         ContextOverflowError: the messages do not fit a member's context window. In this case,
             nothing is decoded.
-        CallTimeoutError: the call takes longer than `timeout` seconds. The error has the message
-            so far.
+        RequestTimeoutError: the call takes longer than `timeout` seconds.
         MemberError: a member fails; the message names the member.
     """
 
@@ -118,7 +110,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     _call_options = EnsembleModel._call_options | {"enforce"}
     _logger = logging.getLogger(__name__)
-    _run: ModelRun | None = PrivateAttr(default=None)
     _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
     """Groups of active members that were loaded before. The copies for calls share it."""
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
@@ -217,9 +208,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._call(messages, stop, run_manager, kwargs)
-        responses = call.wholes(call.steps([request]), partial(_message, call))
-        return _result(call, responses)
+        call, request = self._call(messages, stop, kwargs)
+        replies, run = Replies(call), for_whole(run_manager)
+        with closing(call.steps([request])) as steps:
+            for step in steps:
+                for chunk in replies.chunks(step):
+                    if run:
+                        run.on_llm_new_token("" if step.number else chunk.text, chunk=chunk)
+        return replies.result()
 
     async def _agenerate(
         self,
@@ -228,10 +224,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._call(messages, stop, run_manager, kwargs)
+        call, request = self._call(messages, stop, kwargs)
+        replies, run = Replies(call), for_whole(run_manager)
         async with aclosing(call.asteps([request])) as steps:
-            responses = call.wholes([step async for step in steps], partial(_message, call))
-        return _result(call, responses)
+            async for step in steps:
+                for chunk in replies.chunks(step):
+                    if run:
+                        await run.on_llm_new_token("" if step.number else chunk.text, chunk=chunk)
+        return replies.result()
 
     def _stream(
         self,
@@ -240,11 +240,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with closing(self._chunks(messages, stop, run_manager, kwargs)) as chunks:
-            for chunk in chunks:
-                if run_manager:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        call, request = self._call(messages, stop, kwargs, streams=True)
+        replies = Replies(call, is_merged=run_manager is None)
+        with closing(call.steps([request])) as steps:
+            for step in steps:
+                for chunk in replies.chunks(step):
+                    if run_manager:
+                        run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
 
     async def _astream(
         self,
@@ -253,38 +256,20 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        async with aclosing(self._achunks(messages, stop, run_manager, kwargs)) as chunks:
-            async for chunk in chunks:
-                if run_manager:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
-
-    def _chunks(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run: CallbackManagerForLLMRun | None,
-        keywords: Mapping[str, Any],
-    ) -> Generator[ChatGenerationChunk, None, None]:
-        call, request = self._call(messages, stop, run, keywords, streams=True)
-        reply = Reply(call.form)
-        with closing(call.steps([request])) as steps:
-            for step in steps:
-                yield from _chunks(call, reply, step, is_merged=run is None)
-
-    async def _achunks(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run: AsyncCallbackManagerForLLMRun | None,
-        keywords: Mapping[str, Any],
-    ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call, request = self._call(messages, stop, run, keywords, streams=True)
-        reply = Reply(call.form)
+        call, request = self._call(messages, stop, kwargs, streams=True)
+        replies = Replies(call, is_merged=run_manager is None)
         async with aclosing(call.asteps([request])) as steps:
             async for step in steps:
-                for chunk in _chunks(call, reply, step, is_merged=run is None):
+                for chunk in replies.chunks(step):
+                    if run_manager:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
+
+    def _streaming_disabled(self, **kwargs: Any) -> bool:
+        """Never stream several responses to handlers. `stream` itself passes ``stream=True``."""
+        if super()._streaming_disabled(**kwargs):
+            return True
+        return not kwargs.get("stream") and self._for_call(None, _options_in(kwargs))._config.n > 1
 
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
         options = dict(overrides)
@@ -302,7 +287,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         self,
         messages: list[BaseMessage],
         stop: list[str] | None,
-        run: ModelRun | None,
         keywords: Mapping[str, Any],
         *,
         streams: bool = False,
@@ -312,7 +296,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         if streams:
             model._check_one_response()
         prompt, form = model._prepare(messages, keywords)
-        return Call(model, run or self._run, form), Request(messages=prompt)
+        return Call(model, form), Request(messages=prompt)
 
     def _prepare(
         self, messages: list[BaseMessage], keywords: Mapping[str, Any]
@@ -345,106 +329,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     def _enforces(self) -> Enforce:
         return self.enforce
 
-    # Runs: `BaseChatModel.stream` does not pass its run to `_stream` ----------------------------
-
-    def stream(
-        self,
-        input: LanguageModelInput,  # noqa: A002
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Iterator[AIMessageChunk]:
-        """Stream a reply, as `BaseChatModel.stream` does."""
-        config = ensure_config(config)
-        manager = CallbackManager.configure(*self._callback_arguments(config))
-        run = CallbackManagerForLLMRun(**_run_fields(manager, config))
-        config = {**config, "callbacks": manager, "run_id": run.run_id}
-        streamed = super(ChatAdaFuse, self._with_run(run)).stream(
-            input, config, stop=stop, **kwargs
-        )
-        with closing(cast("Any", streamed)) as chunks:
-            yield from chunks
-
-    async def astream(
-        self,
-        input: LanguageModelInput,  # noqa: A002
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[AIMessageChunk]:
-        """Stream a reply, as `BaseChatModel.astream` does."""
-        config = ensure_config(config)
-        manager = AsyncCallbackManager.configure(*self._callback_arguments(config))
-        run = AsyncCallbackManagerForLLMRun(**_run_fields(manager, config))
-        config = {**config, "callbacks": manager, "run_id": run.run_id}
-        streamed = super(ChatAdaFuse, self._with_run(run)).astream(
-            input, config, stop=stop, **kwargs
-        )
-        async with aclosing(cast("Any", streamed)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def _generate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        result = super(ChatAdaFuse, self._with_run(run_manager))._generate_with_cache(
-            messages, stop, run_manager, **self._unstreamed(kwargs)
-        )
-        return self._completed(result)
-
-    async def _agenerate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        result = await super(ChatAdaFuse, self._with_run(run_manager))._agenerate_with_cache(
-            messages, stop, run_manager, **self._unstreamed(kwargs)
-        )
-        return self._completed(result)
-
-    def _unstreamed(self, keywords: dict[str, Any]) -> dict[str, Any]:
-        """Return the keywords of a call. With several responses, handlers cannot stream them."""
-        call = self._for_call(None, _options_in(keywords))
-        return keywords if call._config.n == 1 else {**keywords, "stream": False}
-
-    def _completed(self, result: ChatResult) -> ChatResult:
-        """Fill the ``llm_output`` and the errors of malformed calls. The result may come from a
-        cache.
-        """
-        for generation in result.generations:
-            generation.message = with_call_errors(cast("AIMessage", generation.message))
-        messages = [cast("AIMessage", generation.message) for generation in result.generations]
-        name = messages[0].response_metadata.get("model_name", self.model_name)
-        usage = token_usage([message.usage_metadata or {} for message in messages])
-        result.llm_output = output_of(name, [usage])
-        return result
-
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
         outputs = [output for output in llm_outputs if output]
         name = outputs[0]["model_name"] if outputs else self.model_name
         return output_of(name, [output["token_usage"] for output in outputs])
-
-    def _with_run(self, run: ModelRun | None) -> Self:
-        """Return a copy of the model that reports its rounds to a run."""
-        model = self.model_copy()
-        model._run = run
-        return model
-
-    def _callback_arguments(self, config: RunnableConfig) -> tuple[Any, ...]:
-        """Return the arguments of `CallbackManager.configure`."""
-        return (
-            *(config.get("callbacks"), self.callbacks, self.verbose),
-            *(config.get("tags"), self.tags),
-            *(config.get("metadata"), self.metadata),
-        )
 
     # LangChain's cache key and model profile ---------------------------------------------------
 
@@ -538,62 +426,6 @@ def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
         schema,
         completes=schema is None or "tools" not in keywords,  # agents parse the text themselves
     )
-
-
-def _message(call: Call, response: Step) -> AIMessage:
-    """Convert a whole response to a message."""
-    event = response.event
-    assert event.generation is not None, "it is a whole response"
-    usage = usage_of(event.generation)
-    chunks = Reply(call.form).chunks(event, response.records, response.metadata, usage)
-    (generation,) = generate_from_stream(iter(chunks)).generations
-    return with_call_errors(cast("AIMessage", generation.message))
-
-
-def _result(call: Call, responses: Sequence[Step]) -> ChatResult:
-    messages = [_message(call, each) for each in responses]
-    return ChatResult(generations=[ChatGeneration(message=message) for message in messages])
-
-
-def _chunks(call: Call, reply: Reply, step: Step, *, is_merged: bool) -> list[ChatGenerationChunk]:
-    """Return the chunks of one step of a stream.
-
-    Args:
-        call: the call.
-        reply: the converter of the stream.
-        step: the step.
-        is_merged: whether the metadata of all chunks will be merged. In LangChain's event protocol,
-            which passes its run, the last chunk has to have all of it.
-    """
-    generation = step.event.generation
-    if generation is None:
-        chunks = reply.chunks(step.event, step.records)
-        chunks[0].message.response_metadata = call.metadata(step) if is_merged else {}
-        return list(filter(_has_content, chunks))
-    (whole,) = call.wholes([step], partial(_message, call))
-    metadata = call.metadata(step) if is_merged else whole.metadata
-    chunks = reply.chunks(step.event, step.records, metadata, usage_of(generation))
-    return list(filter(_has_content, chunks))
-
-
-def _has_content(chunk: ChatGenerationChunk) -> bool:
-    """Return whether a chunk is more than a sign that a call is being written."""
-    it = cast("AIMessageChunk", chunk.message)
-    return any((it.content, it.additional_kwargs, it.tool_call_chunks, it.response_metadata))
-
-
-def _run_fields(
-    manager: CallbackManager | AsyncCallbackManager, config: RunnableConfig
-) -> dict[str, Any]:
-    """Return the fields of the run that `BaseChatModel` will start."""
-    return {
-        "run_id": config.get("run_id") or uuid7(),
-        "handlers": manager.handlers,
-        "inheritable_handlers": manager.inheritable_handlers,
-        "parent_run_id": manager.parent_run_id,
-        "tags": manager.tags,
-        "metadata": manager.metadata,
-    }
 
 
 def _options_in(keywords: Mapping[str, Any]) -> dict[str, Any]:
