@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic_core import to_json
@@ -24,9 +24,9 @@ from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, ServerError, ServerNotReadyError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
-from adafuse_llm.request import Checked, Request, check_input_text, converted
-from adafuse_llm.results import MemberInfo, Scores
-from adafuse_llm.run import Deliver, RoundObserver, Run
+from adafuse_llm.request import Checked, Request, converted, numbered
+from adafuse_llm.results import MemberInfo, RoundObserver, Scores
+from adafuse_llm.run import Deliver, Run
 from adafuse_llm.wire import ResponseReader, read_error
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ for _name, _value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT"
 
 CLOSED = "this engine is closed; create a new one"
 
+T = TypeVar("T")
 Work = Callable[[int, Deliver], Coroutine[Any, Any, None]]
 """Sends a request, and delivers the events of its responses with numbers from a first one."""
 
@@ -129,21 +130,12 @@ class RemoteEngine(Engine):
 
     @override
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
-        checked = Checked("x", None, self.config.override(overrides))
-        self._ask("/v1/completions", self._body(checked, overrides, check=True))
+        checked = Request(prompt="x", options=overrides).checked(self.config)
+        self._ask("/v1/completions", self._body(checked, check=True))
 
     @override
-    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
-        return self._tokens(self._body(checked, overrides))
-
-    @override
-    def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        check_input_text(text)
-        checked = Checked(text, None, self.config.override(overrides))
-        return self._tokens({**self._body(checked, overrides), "add_special_tokens": False})
-
-    def _tokens(self, body: dict[str, Any]) -> dict[str, list[int]]:
-        answer = self._ask("/tokenize", body)
+    def _tokens(self, checked: Checked, *, inside: bool) -> dict[str, list[int]]:
+        answer = self._ask("/tokenize", {**self._body(checked), "add_special_tokens": not inside})
         with self._naming_server():
             tokens: dict[str, list[int]] = answer["adafuse"]["tokens"]
         return tokens
@@ -159,9 +151,8 @@ class RemoteEngine(Engine):
         def start(deliver: Deliver) -> None:
             first = 0
             for number, (size, work) in enumerate(works):
-                place = f"input {number} of the batch: " if len(works) > 1 else ""
                 started.append(self._start(work(first, deliver)))
-                started[-1].add_done_callback(partial(self._ended, deliver, place))
+                started[-1].add_done_callback(partial(self._ended, deliver, number, len(works)))
                 first += size
             if stopped.is_set():
                 stop()
@@ -183,17 +174,18 @@ class RemoteEngine(Engine):
         more: dict[str, Any] = {"rounds": True, "enforce": False, "timeout": request.timeout}
         if texts is not None:
             more |= {"texts": [*texts], "stops": request.stops}
-        content = _json({**self._body(checked, request.options, **more), "stream": texts is None})
+        content = _json({**self._body(checked, **more), "stream": texts is None})
         path = "/v1/completions" if checked.conversation is None else "/v1/chat/completions"
-        sent = self._streams.build_request("POST", path, content=content)
+        sent = self._client.build_request("POST", path, content=content)
         size = checked.config.n if texts is None else 0
         return size or 1, partial(self._respond, sent, request.cancel, size)
 
-    def _body(self, checked: Checked, options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-        """Return the form of an input with options of a call, and `more` of the extension."""
-        extension = {**checked.config.model_dump(include={*options}), **self._strategy, **more}
+    def _body(self, checked: Checked, **more: Any) -> dict[str, Any]:
+        """Return the form of a request with its options, and `more` of the extension."""
+        options = checked.config.model_dump(include={*checked.request.options})
+        extension = {**options, **self._strategy, **more}
         if (conversation := checked.conversation) is None:
-            return {"prompt": checked.prompt, "adafuse": extension}
+            return {"prompt": checked.request.prompt, "adafuse": extension}
         extension["instructions"] = conversation.instructions
         if conversation.continues:
             extension["continue_final_message"] = True
@@ -218,13 +210,16 @@ class RemoteEngine(Engine):
             raise errors.MissingDependencyError(f"RemoteEngine needs httpx: {install}") from missing
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        times = httpx.Timeout(None, connect=self._times["connect_timeout"], write=SEND_SECONDS)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-        sockets: Any = {"limits": limits, "socket_options": KEEP_ALIVE}
-        sockets["verify"] = self.url.startswith("https:")  # without TLS, no certificates are loaded
-        given: Any = {"base_url": self.url, "headers": headers, "timeout": times}
-        self._client = httpx.Client(**given, transport=httpx.HTTPTransport(**sockets))
-        self._streams = httpx.AsyncClient(**given, transport=httpx.AsyncHTTPTransport(**sockets))
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=self._times["connect_timeout"], write=SEND_SECONDS),
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+                socket_options=KEEP_ALIVE,
+                verify=self.url.startswith("https:"),  # without TLS, no certificates are loaded
+            ),
+        )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -237,7 +232,6 @@ class RemoteEngine(Engine):
         """
         with self._lock:
             self.closed, thread = True, self._thread
-        self._client.close()
         if thread is not None:
             self._end()
             if thread is not threading.current_thread():
@@ -249,17 +243,16 @@ class RemoteEngine(Engine):
         Raises:
             AdaFuseError: the server cannot be used, or refuses the request.
         """
-        if self.closed:
-            raise errors.EngineClosedError(CLOSED)
+        if body is not None:
+            sent = self._client.build_request("POST", path, content=_json(body))
+        else:
+            seconds = self._times["connect_timeout"]
+            sent = self._client.build_request("GET", path, params=query, timeout=seconds)
         with self._naming_server():
-            if body is not None:
-                answer = self._client.post(path, content=_json(body))
-            else:
-                seconds = self._times["connect_timeout"]
-                answer = self._client.get(path, params=query, timeout=seconds)
+            answer = self._start(self._client.send(sent)).result()
             return self._answer(answer.status_code, answer.content)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run some work on an event loop in a thread of its own."""
         with self._lock:
             if self.closed:
@@ -267,7 +260,7 @@ class RemoteEngine(Engine):
                 raise errors.EngineClosedError(CLOSED)
             if self._thread is None:
                 begun: Future[Any] = Future()
-                life = (_live(self._streams, begun),)
+                life = (_live(self._client, begun),)
                 self._thread = threading.Thread(target=asyncio.run, args=life, daemon=True)
                 self._thread.start()
                 self._loop, end = begun.result()
@@ -300,7 +293,7 @@ class RemoteEngine(Engine):
     ) -> None:
         """Deliver what the server answers until it is complete."""
         with self._naming_server():
-            async with aclosing(await self._streams.send(sent, stream=True)) as answer:
+            async with aclosing(await self._client.send(sent, stream=True)) as answer:
                 if answer.status_code != 200 or not readers:
                     extension = self._answer(answer.status_code, await answer.aread())["adafuse"]
                     deliver(first, Scores.model_validate(extension["scores"][0]))
@@ -317,16 +310,12 @@ class RemoteEngine(Engine):
             if not all(each.is_whole for each in readers):
                 raise self._error("ended the stream before the response was complete")
 
-    def _ended(self, deliver: Deliver, place: str, work: Future[None]) -> None:
+    def _ended(self, deliver: Deliver, number: int, size: int, work: Future[None]) -> None:
         """Deliver what ended a request, unless it is complete or nobody waits for it."""
         if self.closed:
             deliver(0, errors.EngineClosedError(CLOSED))
         elif not work.cancelled() and (error := work.exception()) is not None:
-            is_option = isinstance(error, errors.InvalidOptionError)
-            in_batch = (InvalidInputError, errors.ContextWindowError)
-            if isinstance(error, in_batch) and not is_option:
-                error = type(error)(f"{place}{error}")
-            deliver(0, error)
+            deliver(0, numbered(error, number, size))
 
     def _answer(self, status: int, content: bytes) -> Any:
         """Return the JSON of an answer.

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
     field_validator,
 )
 from pydantic.errors import PydanticUserError
 from typing_extensions import Unpack
 
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
-from adafuse_llm.option_errors import explain
 from adafuse_llm.sampling import derived_seeds
 
 __all__ = ["AdaFuseConfig", "ChoiceOptions", "DecodeOptions", "RuntimeConfig"]
@@ -39,9 +39,6 @@ ADJUSTMENTS = (
 )
 """Options that change every member's distributions before anything reads them."""
 
-MAX_BIAS = 100.0
-"""The highest number in ``logit_bias``."""
-
 MAX_BIASED = 1024
 """Maximum number of texts in ``logit_bias``. Every member encodes each of them."""
 
@@ -53,6 +50,47 @@ DEFAULT_BRANCHES = 3
 
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
+
+
+INSTEAD = {
+    "members": " To choose among the loaded members, pass use=[...].",
+    "strategy": " Pass the strategy when you create the model or the engine, or use "
+    "engine.with_strategy('single'). For one member alone, pass use=['name'].",
+}
+"""What to do instead of passing these as options."""
+
+
+def advice(name: str, allowed: Iterable[str]) -> str:
+    """Return what to use in place of an unknown option, as a sentence after a space, or ""."""
+    return INSTEAD.get(name) or nearest(name, allowed)
+
+
+def explain(error: ValidationError, names: Sequence[str]) -> str:
+    """Describe the first problem in one line: the option, what is allowed and what was given."""
+    problems = error.errors(include_url=False, include_context=False)
+    name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
+    if problems[0]["type"] == "extra_forbidden":
+        instead = advice(name, names)
+        return f"unknown option {short_repr(name)}.{instead} The options are: {', '.join(names)}."
+    # a value that fits none of several types has a problem for each; the deepest fits best
+    same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
+    problem = max(same, key=lambda each: len(each["loc"]))
+    allowed = problem["msg"].removeprefix("Value error, ")
+    allowed = allowed[:1].lower() + allowed[1:]
+    return f"option {name!r}: {allowed}; got {short_repr(problem['input'])}"
+
+
+def one_or_many(value: Any) -> Any:
+    """Return a text as a tuple of one text, and anything else as it is."""
+    return (value,) if isinstance(value, str) else value
+
+
+def _check_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text is not valid Unicode: it has half a surrogate pair") from None
+    return text
 
 
 class Options(BaseModel):
@@ -67,12 +105,6 @@ class Options(BaseModel):
                 super().__init__(**options)
             except ValidationError as error:
                 raise InvalidOptionError(explain(error, list(type(self).model_fields))) from None
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            raise InvalidOptionError(
-                f"option {name!r}: {type(self).__name__} is frozen; create another one with the "
-                "new value"
-            )
 
 
 class RuntimeConfig(Options):
@@ -205,7 +237,7 @@ class AdaFuseConfig(Options):
         description="Maximum number of tokens of the response in any member's tokens. A span that "
         "would exceed it is cut at a token.",
     )
-    stop: tuple[str, ...] = Field(
+    stop: Annotated[tuple[str, ...], BeforeValidator(one_or_many)] = Field(
         (),
         description="Stop sequences. The response ends right before the first one that appears.",
     )
@@ -215,7 +247,7 @@ class AdaFuseConfig(Options):
         "from 0 to 1e12 and not all zero. Default: equal weights (§3.4, equation 5), and with the "
         "strategy mixture the members' numbers of parameters.",
     )
-    use: tuple[str, ...] | None = Field(
+    use: Annotated[tuple[str, ...] | None, BeforeValidator(one_or_many)] = Field(
         None,
         description="Names of the members that decode, in any order. Default: all members.",
     )
@@ -226,10 +258,10 @@ class AdaFuseConfig(Options):
         "unless the class allows them. A comma and a colon in the response are followed by one "
         "space; there is no other whitespace between values.",
     )
-    regex: str | None = Field(
+    regex: Annotated[str | None, AfterValidator(_check_unicode)] = Field(
         None, description="Regular expression, in the syntax of Rust, that the response matches."
     )
-    grammar: str | None = Field(
+    grammar: Annotated[str | None, AfterValidator(_check_unicode)] = Field(
         None, description="Lark grammar, in the dialect of llguidance, that the response fits."
     )
     choices: tuple[str, ...] | None = Field(
@@ -310,6 +342,7 @@ class AdaFuseConfig(Options):
     )
     logit_bias: dict[str, float] | None = Field(
         None,
+        max_length=MAX_BIASED,
         description="Dict of texts, such as `' Paris'`, and the number from -100 to 100 that the "
         "logit of the text gains. If a text has several tokens, the last one gains it where the "
         "others were written. Every member encodes the text as in the middle of a text. At most "
@@ -339,8 +372,9 @@ class AdaFuseConfig(Options):
     )
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
-        values: dict[str, Any] = {**options}
-        given = [name for name in CONSTRAINTS if values.get(name) is not None]
+        own = AdaFuseConfig.model_fields
+        values = {name: v for name, v in options.items() if v is not None or name not in own}
+        given = [name for name in CONSTRAINTS if name in values]
         if len(given) > 1:
             raise InvalidOptionError(
                 f"only one of {', '.join(CONSTRAINTS)} can determine the form of a response; got "
@@ -348,17 +382,10 @@ class AdaFuseConfig(Options):
             )
         super().__init__(**values)
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_stop_or_many(cls, stop: Any) -> Any:
-        if stop is None:
-            return ()
-        return (stop,) if isinstance(stop, str) else stop
-
     @field_validator("stop")
     @classmethod
     def _no_empty_stop(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
-        if any(not sequence for sequence in stop):
+        if "" in stop:
             raise ValueError("every stop sequence must have at least one character")
         return stop
 
@@ -372,7 +399,7 @@ class AdaFuseConfig(Options):
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"the text is not JSON ({error})") from None
-        if schema is not None and not isinstance(schema, Mapping):
+        if not isinstance(schema, Mapping):
             raise ValueError(
                 "a JSON schema must be a dict, JSON text of one, or a pydantic class; for another "
                 "type, pass pydantic.TypeAdapter(type).json_schema()"
@@ -382,11 +409,6 @@ class AdaFuseConfig(Options):
         except TypeError as error:
             raise ValueError(f"the schema cannot be written as JSON ({error})") from None
         return schema
-
-    @field_validator("regex", "grammar")
-    @classmethod
-    def _usable_grammar(cls, grammar: str | None) -> str | None:
-        return grammar if grammar is None else _check_unicode(grammar)
 
     @field_validator("choices", mode="before")
     @classmethod
@@ -401,22 +423,13 @@ class AdaFuseConfig(Options):
 
     @field_validator("choices")
     @classmethod
-    def _usable_choices(cls, choices: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if choices is None:
-            return None
+    def _usable_choices(cls, choices: tuple[str, ...]) -> tuple[str, ...]:
         if not choices or not all(choice.strip() for choice in choices):
             raise ValueError("choices must be one or more texts, each with a visible character")
         _check_unicode("".join(choices))
         if len(set(choices)) < len(choices):
             raise ValueError("choices must differ from each other")
         return choices
-
-    @field_validator(
-        "temperature", "top_p", "min_p", "n", "logprobs", "top_logprobs", mode="before"
-    )
-    @classmethod
-    def _none_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
-        return cls.model_fields[str(info.field_name)].default if value is None else value
 
     @field_validator(*SAMPLING, *ADJUSTMENTS, "top_logprobs", mode="before")
     @classmethod
@@ -433,40 +446,34 @@ class AdaFuseConfig(Options):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _biases_of_texts(cls, biases: Any) -> Any:
-        if biases is None:
-            return None
         if not isinstance(biases, Mapping) or not all(isinstance(each, str) for each in biases):
             raise ValueError(
                 "logit_bias must be a dict of numbers by text, such as {' Paris': -5}; token ids "
                 "differ between members"
             )
-        if len(biases) > MAX_BIASED:
-            raise ValueError(f"logit_bias has at most {MAX_BIASED:,} texts")
         return {text: cls._no_bool(bias) for text, bias in biases.items()}
 
     @field_validator("logit_bias")
     @classmethod
-    def _usable_biases(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
-        for text, bias in (biases or {}).items():
+    def _usable_biases(cls, biases: dict[str, float]) -> dict[str, float]:
+        for text, bias in biases.items():
             if not _check_unicode(text):
                 raise ValueError("every text must have at least one character")
-            if not -MAX_BIAS <= bias <= MAX_BIAS:
-                raise ValueError(f"every number must be from -{MAX_BIAS:g} to {MAX_BIAS:g}")
+            if not -100 <= bias <= 100:
+                raise ValueError("every number must be from -100 to 100")
         return biases
 
-    @field_validator("use", mode="before")
+    @field_validator("use")
     @classmethod
-    def _one_member_or_many(cls, names: Any) -> Any:
-        if isinstance(names, Sequence) and not names:
+    def _one_member_at_least(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names:
             raise ValueError("name at least one member, or omit the option to use all members")
-        return (names,) if isinstance(names, str) else names
+        return names
 
     @field_validator("weights", mode="before")
     @classmethod
     def _by_name_or_in_order(cls, weights: Any) -> Any:
-        if weights is not None and (
-            isinstance(weights, (str, bytes)) or not isinstance(weights, Iterable)
-        ):
+        if isinstance(weights, (str, bytes)) or not isinstance(weights, Iterable):
             raise ValueError(
                 "weights must be a number per member, in member order, or a dict of numbers by "
                 "member name"
@@ -476,11 +483,9 @@ class AdaFuseConfig(Options):
     @field_validator("weights")
     @classmethod
     def _usable_weights(
-        cls, weights: dict[str, float] | tuple[float, ...] | None
-    ) -> dict[str, float] | tuple[float, ...] | None:
-        if weights is None:
-            return None
-        values = list(weights.values()) if isinstance(weights, dict) else list(weights)
+        cls, weights: dict[str, float] | tuple[float, ...]
+    ) -> dict[str, float] | tuple[float, ...]:
+        values = list(weights.values() if isinstance(weights, dict) else weights)
         if not all(0 <= value <= MAX_WEIGHT for value in values) or not any(values):
             raise ValueError(
                 f"weights must be finite, non-negative, at most {MAX_WEIGHT:g} and not all zero"
@@ -495,12 +500,11 @@ class AdaFuseConfig(Options):
         """
         if not options:
             return self
-        values = dict(self)
+        given = AdaFuseConfig(**options)
+        changes = {name: getattr(given, name) for name in options}
         if any(options.get(name) is not None for name in CONSTRAINTS):
-            values.update(dict.fromkeys(CONSTRAINTS))
-        schema = None if "json_schema" in options else values.pop("json_schema")
-        config = AdaFuseConfig(**{**values, **options})
-        return config if schema is None else config.model_copy(update={"json_schema": schema})
+            changes = {**dict.fromkeys(CONSTRAINTS), **changes}
+        return self.model_copy(update=changes)
 
     @property
     def branches(self) -> int:
@@ -534,18 +538,6 @@ class AdaFuseConfig(Options):
             raise InvalidOptionError(
                 f"option 'n': all responses would be the same, because {reason}; got {self.n}. "
                 f"{advice}"
-            )
-
-    def check_one_response(self) -> None:
-        """Check that a request has one response, as a stream does.
-
-        Raises:
-            InvalidOptionError: it has several.
-        """
-        if self.n > 1:
-            raise InvalidOptionError(
-                f"option 'n': a stream has one response; got {self.n}. Leave the option out, or "
-                "make a call that does not stream."
             )
 
     def reported_member(self, members: Sequence[str]) -> str:
@@ -615,11 +607,3 @@ def _schema_of_class(model: type[BaseModel]) -> dict[str, Any]:
         if "properties" in part:
             part.setdefault("additionalProperties", False)
     return schema
-
-
-def _check_unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("the text is not valid Unicode: it has half a surrogate pair") from None
-    return text

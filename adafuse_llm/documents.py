@@ -13,8 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from adafuse_llm.errors import (
     InvalidInputError,
@@ -36,9 +37,12 @@ MAX_CHARS: Final = 900
 INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
 """The instruction that `question_messages` puts above the passages."""
 
-logger = logging.getLogger(__name__)
+HEADING: Final = r"#{1,6}[ \t]+\S"
+BREAKS: Final = ((r"\n\n", "\n\n"), (r"\n", "\n"), (r"(?<=[.!?])\s+", " "), (r"\s+", " "))
+"""Where a long text is split: between paragraphs, lines, sentences and words. Each pattern has the
+text that joins short pieces again."""
 
-_HEADING: Final = re.compile(r"#{1,6}\s+\S")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,17 @@ def read_documents(
     """Read text, Markdown and PDF files, and folders of such files, as passages.
 
     A section, from its heading to the next heading, becomes one passage if it has at most
-    ``max_chars`` characters. A longer section is split between paragraphs, a longer paragraph
-    between lines or sentences, and a longer line or sentence between words. Passages follow the
-    order of the paths, and files in a folder are sorted by name. Hidden files are skipped, and so
-    are linked folders. Other files of a folder that cannot be read are skipped with a message. A
-    PDF file needs the package pypdf, and must contain text, not only images.
+    ``max_chars`` characters. A longer section is split between paragraphs, lines, sentences or
+    words. Passages follow the order of the paths, and files in a folder are sorted by name. Hidden
+    files are skipped, and so are linked folders. Other files of a folder that cannot be read are
+    skipped with a message. A PDF file needs the package pypdf, and must contain text, not only
+    images.
 
     Args:
         paths: the files and folders.
         max_chars: maximum number of characters of a passage.
         follow_links: whether to read a link in a folder if it points to a file outside that
-            folder. Such links are skipped by default. A path in ``paths`` may always be a link.
+            folder. A path in ``paths`` may always be a link.
         on_skip: function that is called with each message about skipped files and pages. By
             default, they are logged.
 
@@ -186,69 +190,32 @@ def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
     return "\n\n".join(pages)
 
 
-def _split(text: str, max_chars: int) -> list[str]:
-    """Split a text at its headings, then into pieces of at most ``max_chars`` characters."""
-    sections: list[list[str]] = [[]]
-    for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
-        for part in _before_headings(block.strip("\n")):
-            if _HEADING.match(part):
-                sections.append([])
-            if part.strip():
-                sections[-1].append(part.rstrip())
-    return [piece for blocks in sections for piece in _pack(blocks, max_chars)]
+def _split(text: str, max_chars: int) -> Iterator[str]:
+    """Split a text at its headings, then into pieces of at most ``max_chars`` characters.
+
+    A section that is only a heading is left out.
+    """
+    text = re.sub(r"[^\S\n]*\n\s*\n", "\n\n", text.replace("\r\n", "\n"))
+    for part in re.split(rf"^(?={HEADING})", text, flags=re.MULTILINE):
+        section = part.strip("\n").rstrip()
+        if section and not re.fullmatch(rf"{HEADING}.*", section):
+            yield from _pieces(section, max_chars, BREAKS)
 
 
-def _before_headings(block: str) -> Iterator[str]:
-    """Split a block before each heading line. A part has a heading only in its first line."""
-    lines: list[str] = []
-    for line in block.split("\n"):
-        if _HEADING.match(line) and lines:
-            yield "\n".join(lines)
-            lines = []
-        lines.append(line)
-    yield "\n".join(lines)
-
-
-def _pack(blocks: Sequence[str], max_chars: int) -> Iterator[str]:
-    """Join the blocks of a section into passages. Skip a section that is only a heading."""
-    if len(blocks) == 1 and _HEADING.match(blocks[0]) and "\n" not in blocks[0]:
-        return
-    current = ""
-    for block in blocks:
-        for piece in _shorten(block, max_chars):
-            joined = f"{current}\n\n{piece}" if current else piece
-            if len(joined) <= max_chars:
-                current = joined
+def _pieces(text: str, max_chars: int, breaks: Sequence[tuple[str, str]]) -> list[str]:
+    if len(text) <= max_chars:
+        return [text]
+    if not breaks:
+        return [text[start : start + max_chars] for start in range(0, len(text), max_chars)]
+    (pattern, joiner), *finer = breaks
+    pieces: list[str] = []
+    for part in filter(None, re.split(pattern, text)):
+        for piece in _pieces(part.rstrip(), max_chars, finer):
+            if pieces and len(joined := f"{pieces[-1]}{joiner}{piece}") <= max_chars:
+                pieces[-1] = joined
             else:
-                yield current
-                current = piece
-    if current:
-        yield current
-
-
-def _shorten(block: str, max_chars: int) -> Iterator[str]:
-    """Split a long block between lines, sentences or words, or inside a word that is too long."""
-    if len(block) <= max_chars:
-        yield block
-        return
-    for pattern in (r"(?<=\n)", r"(?<=[.!?])\s+", r"\s+"):
-        parts = [part for part in re.split(pattern, block) if part]
-        if len(parts) > 1:
-            break
-    else:
-        parts = [block[i : i + max_chars] for i in range(0, len(block), max_chars)]
-    joiner = "" if pattern == r"(?<=\n)" else " "
-    current = ""
-    for part in parts:
-        if current and len(current) + len(joiner) + len(part) > max_chars:
-            yield current.rstrip()
-            current = ""
-        if len(part) > max_chars:
-            yield from _shorten(part, max_chars)
-        else:
-            current = current + joiner + part if current else part
-    if current:
-        yield current.rstrip()
+                pieces.append(piece)
+    return pieces
 
 
 class Retriever:
@@ -263,16 +230,16 @@ class Retriever:
         self.passages: tuple[Passage, ...] = tuple(passages)
         if not self.passages:
             raise InvalidInputError("no passages to search: read at least one document first")
-        self._bm25s: Any = _import_bm25s()
-        self._index = self._bm25s.BM25()
-        self._index.index(
-            self._bm25s.tokenize(
-                [f"{passage.source} {passage.text}" for passage in self.passages],
-                stopwords="en",
-                show_progress=False,
-            ),
-            show_progress=False,
-        )
+        try:
+            import bm25s
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"document search needs the package bm25s: {install_command('cli')}"
+            ) from error
+        self._words = partial(bm25s.tokenize, stopwords="en", return_ids=False, show_progress=False)
+        self._index = bm25s.BM25()
+        texts = [f"{passage.source} {passage.text}" for passage in self.passages]
+        self._index.index(self._words(texts), show_progress=False)
 
     def search(self, query: str, k: int = 3) -> list[Passage]:
         """Return at most ``k`` passages that share a word with ``query``, best first.
@@ -284,7 +251,7 @@ class Retriever:
             raise InvalidInputError(f"k must be at least 1, got {k}")
         if not query.strip():
             raise InvalidInputError("the query is empty: pass a question")
-        words = self._bm25s.tokenize(query, stopwords="en", return_ids=False, show_progress=False)
+        words = self._words(query)
         k = min(k, len(self.passages))
         if not words[0]:
             return list(self.passages[:k])
@@ -298,24 +265,9 @@ class Retriever:
 
     def missing(self, query: str, passage: Passage) -> list[str]:
         """Return the words of ``query`` that ``passage`` lacks if it lacks most of them, or []."""
-        asked, read = self._bm25s.tokenize(
-            [query, f"{passage.source} {passage.text}"],
-            stopwords="en",
-            return_ids=False,
-            show_progress=False,
-        )
+        asked, read = self._words([query, f"{passage.source} {passage.text}"])
         missing = [word for word in dict.fromkeys(asked) if word not in read]
         return missing if 2 * len(missing) > len(set(asked)) else []
-
-
-def _import_bm25s() -> Any:
-    try:
-        import bm25s
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"document search needs the package bm25s: {install_command('cli')}"
-        ) from error
-    return bm25s
 
 
 def question_messages(question: str, passages: Sequence[Passage]) -> list[dict[str, str]]:

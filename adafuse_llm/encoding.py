@@ -20,7 +20,6 @@ from adafuse_llm.errors import (
     short_repr,
 )
 from adafuse_llm.request import Checked
-from adafuse_llm.runtime.vocabularies import Vocabularies
 from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import check_listed
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText
@@ -43,13 +42,9 @@ class Encoder:
 
     Args:
         members: names of all members of the engine.
-
-    Attributes:
-        vocabularies: the members' tokens for spaces and grammars.
     """
 
     def __init__(self, members: tuple[str, ...]) -> None:
-        self.vocabularies = Vocabularies()
         self._names = members
         self._warns_of_tokens = True
 
@@ -81,10 +76,10 @@ class Encoder:
             to_score: whether the members score given texts. Leading whitespace of the texts then
                 counts after messages, too.
         """
-        prompt, conversation, config = checked
+        conversation, config = checked.conversation, checked.config
         check_listed([backend for backend, _ in active], top)
         decodes_freely = not to_score and config.choices is None
-        given = prompt or ""
+        given = checked.request.prompt or ""
         if conversation is not None:
             given = conversation.plain_text()
         text = given.rstrip(" ")
@@ -99,7 +94,7 @@ class Encoder:
         opening = Opening(spaces, is_reply=not is_exact)
         prompts = []
         for backend, weight in active:
-            space_tokens = self.vocabularies.space_tokens(backend, spaces) if spaces else None
+            space_tokens = backend.space_tokens(spaces) if spaces else None
             form = None
             if grammar is not None and response is not None:
                 form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
@@ -188,7 +183,7 @@ class Encoder:
         If no token of the member begins with these spaces as the grammar requires, the tokens are
         None, so that the member reads the spaces as a part of the prompt.
         """
-        vocabulary = self.vocabularies.grammar(backend)
+        vocabulary = backend.grammar_vocabulary()
         if opening.spaces and space_tokens is not None:
             state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
             if not vocabulary.mask(state).is_empty:
@@ -287,13 +282,13 @@ def _encode(
         start: how the member's chat template begins the reply to the conversation.
         bare: whether to leave out the spaces at the end of the text that the response continues.
     """
-    prompt, conversation, _ = checked
+    conversation = checked.conversation
     with naming_member(backend.name):
         if conversation is not None and start is not None:
             if bare:
                 conversation = conversation.with_last(conversation.begun.rstrip(" "))
             return backend.codec.encode_conversation(conversation, start)
-        prompt = prompt or ""
+        prompt = checked.request.prompt or ""
         return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
 
 

@@ -35,11 +35,9 @@ from adafuse_llm.encoding import (
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, RequestCancelledError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
-from adafuse_llm.request import Checked, Request, check_input_text, converted
-from adafuse_llm.results import MemberInfo, Round
-from adafuse_llm.run import Deliver, RoundObserver, Run
-from adafuse_llm.runtime.budget import CacheBudget
-from adafuse_llm.runtime.heap import trim_heap
+from adafuse_llm.request import Checked, Request, converted
+from adafuse_llm.results import MemberInfo, Round, RoundObserver
+from adafuse_llm.run import Deliver, Run
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.strategies.base import (
@@ -50,7 +48,6 @@ from adafuse_llm.strategies.base import (
 )
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.grammar import NO_LEAD, Grammar
-from adafuse_llm.text.isolation import isolated
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
 
@@ -67,13 +64,10 @@ many requests, sharing forward passes saves more than proposing one after anothe
 
 
 class AdaFuseEngine(Engine):
-    """An ensemble of language models that decode one response together.
+    """An ensemble of language models that decode one response together (`Engine`).
 
-    An engine is thread-safe. Requests that run at the same time share forward passes. Each
-    model runs in only one thread. Members on different devices, and members on servers, run at the
-    same time.
-
-    An engine is also a context manager. On exit it calls `close`, which ends running requests.
+    Requests that run at the same time share forward passes. Each model runs in only one thread.
+    Members on different devices, and members on servers, run at the same time.
 
     Args:
         members: at least one backend, each with a different name.
@@ -82,9 +76,11 @@ class AdaFuseEngine(Engine):
             for ``mixture`` if the largest member has at least twice the parameters of the smallest,
             and otherwise for ``adafuse``, the rule of the AdaFuse paper.
         runtime: options that determine how requests run. They never change the results.
-        on_round: function that the engine calls with every round of every request, in the thread
-            or event loop that consumes the events. If the function raises an exception, the engine
-            logs it and continues to decode.
+        on_round: as for `Engine`.
+
+    Attributes:
+        backends: the backends of all members, in member order.
+        scheduler: runs the requests. Metrics read its state.
 
     Raises:
         InvalidInputError: ``members`` is empty, or two members have the same name.
@@ -109,8 +105,8 @@ class AdaFuseEngine(Engine):
             )
         if not members:
             raise InvalidInputError("an ensemble needs at least one member; got none")
-        self._backends = tuple(members)
-        self.members: tuple[str, ...] = tuple(backend.name for backend in self._backends)
+        self.backends: tuple[Backend, ...] = tuple(members)
+        self.members: tuple[str, ...] = tuple(backend.name for backend in self.backends)
         if len(set(self.members)) != len(self.members):
             raise InvalidInputError(
                 f"members need different names; got {', '.join(self.members)}. "
@@ -122,9 +118,8 @@ class AdaFuseEngine(Engine):
         active = self._active_backends(self.config)
         self._encoder = Encoder(self.members)
         self.runtime = runtime or RuntimeConfig()
-        self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
-        self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
+        self.scheduler = Scheduler(self.backends, self.runtime)
         self._encoder.warn_of_members(active, self.config)
 
     @classmethod
@@ -236,16 +231,6 @@ class AdaFuseEngine(Engine):
         )
 
     @property
-    def backends(self) -> tuple[Backend, ...]:
-        """The backends of all members, in member order."""
-        return self._backends
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler that runs the requests; metrics read its state."""
-        return self._scheduler
-
-    @property
     @override
     def member_info(self) -> tuple[MemberInfo, ...]:
         return tuple(
@@ -254,7 +239,7 @@ class AdaFuseEngine(Engine):
                 context_window=backend.context_window,
                 has_chat_template=backend.codec.has_chat_template,
             )
-            for backend in self._backends
+            for backend in self.backends
         )
 
     @property
@@ -263,17 +248,16 @@ class AdaFuseEngine(Engine):
         return (
             is_available()
             and self.strategy.options.issuperset(GRAMMARS)
-            and all(backend.follows_grammars for backend in self._backends)
+            and all(backend.follows_grammars for backend in self.backends)
         )
 
     @override
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
-        with isolated():
-            if (grammar := Grammar.of(config)) is not None:
-                for backend, _ in self._active_backends(config):
-                    self._encoder.vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
+        if (grammar := Grammar.of(config)) is not None:
+            for backend, _ in self._active_backends(config):
+                backend.grammar_vocabulary().matcher(grammar, NO_LEAD)
 
     def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
         """Return an engine with the same loaded members and another strategy.
@@ -294,35 +278,29 @@ class AdaFuseEngine(Engine):
         return view
 
     @override
-    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
-        return self._encoder.prompt_tokens(checked, self._active_backends(checked.config))
-
-    @override
-    def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        check_input_text(text)
-        config = self.config.override(overrides)
-        active = self._active_backends(config)
+    def _tokens(self, checked: Checked, *, inside: bool) -> dict[str, list[int]]:
+        active = self._active_backends(checked.config)
+        if not inside:
+            return self._encoder.prompt_tokens(checked, active)
+        text = checked.request.prompt or ""
         return {backend.name: text_tokens(backend, text) for backend, _ in active}
 
     @property
     @override
     def closed(self) -> bool:
-        return self._scheduler.closed
+        return self.scheduler.closed
 
     @override
     def close(self, timeout: float | None = None) -> None:
         """End running requests and stop the threads. The engine then accepts no more requests.
 
         All requests end at once with `EngineClosedError`. A forward pass in this process cannot be
-        interrupted, so this method waits until the current passes end. Members that the engine has
-        loaded itself (with `from_pretrained`, `from_embedded` or `from_config`) are closed, and
-        those on servers stop to wait for an answer. Members that were passed to the constructor
-        stay open.
+        interrupted, so this method waits until the current passes end. It closes the members that
+        the engine has loaded itself. Members that were passed to the constructor stay open.
 
         Args:
             timeout: maximum seconds to wait for passes in this process. If a pass takes longer,
-                this method logs a warning that names its member. The pass's thread ends with the
-                pass.
+                this method logs a warning that names its member.
 
         Raises:
             InvalidOptionError: `timeout` is not a number of at least 0.
@@ -333,9 +311,9 @@ class AdaFuseEngine(Engine):
             raise InvalidOptionError(
                 f"close(timeout=...) must be a number of seconds, or None; got {timeout!r}"
             )
-        self._scheduler.close(0)  # requests end before their members
+        self.scheduler.close(0)  # requests end before their members
         _close_members([each for each in self._owned if each.is_remote])
-        busy = self._scheduler.close(timeout)
+        busy = self.scheduler.close(timeout)
         _close_members([each for each in self._owned if each.name not in busy])
         if busy:
             logger.warning(
@@ -343,24 +321,25 @@ class AdaFuseEngine(Engine):
                 timeout,
                 ", ".join(map(repr, busy)),
             )
-        trim_heap()
 
     @override
     def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
         jobs = [job for each in converted(requests, self._jobs) for job in each]
-        scheduler = self._scheduler
+        scheduler = self.scheduler
 
         def start(deliver: Deliver) -> None:
-            scheduler.submit(*((job, partial(deliver, index)) for index, job in enumerate(jobs)))
+            for index, job in enumerate(jobs):
+                job.begin(partial(deliver, index))
+            scheduler.submit(jobs)
 
         return Run(len(jobs), start, partial(scheduler.abandon, jobs), (self._on_round, on_round))
 
     def _jobs(self, request: Request) -> list[Job]:
         """Check and encode a request, without computing anything. Return a job per response."""
         checked = request.checked(self.config)
-        self._scheduler.check_accepts()
+        self.scheduler.check_accepts()
         if request.texts is not None:
-            return [self._scoring(request, checked, request.texts)]
+            return [self._scoring(checked, request.texts)]
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
@@ -372,16 +351,13 @@ class AdaFuseEngine(Engine):
             if config.choices is None:
                 prepare_draws(active, config)
         top = max(self.strategy.top(config), config.top_logprobs)
-        with isolated(request.cancel, request.timeout):
-            responses = self._encoder.members(checked, active, top, seeds)
+        responses = self._encoder.members(checked, active, top, seeds)
         return [
-            self._decoding(request, checked, members, seed)
+            self._decoding(checked, members, seed)
             for members, seed in zip(responses, seeds, strict=True)
         ]
 
-    def _decoding(
-        self, request: Request, checked: Checked, members: Sequence[Member], seed: int | None
-    ) -> Job:
+    def _decoding(self, checked: Checked, members: Sequence[Member], seed: int | None) -> Job:
         """Return the job of one response."""
         config = checked.config.model_copy(update={"seed": seed})
         grammar = members[0].grammar
@@ -389,16 +365,18 @@ class AdaFuseEngine(Engine):
         has_plain = not all(member.codec.has_chat_template for member in members)
         turns = TURNS if is_free and checked.conversation is not None and has_plain else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
-        drafts = self._drafting(members)
+        drafts: Drafting = NoDrafts()
+        if self.runtime.drafting:
+            drafts = Drafts(members, self._is_crowded)
         if config.choices is not None:
             spare = check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
         else:
             check_closing(members, config)
-            stops = {"stop": (*config.stop, *turns)} if turns else {}
-            context = StrategyContext(members, config.override(stops), drafts)
+            stopping = config.model_copy(update={"stop": (*config.stop, *turns)})
+            context = StrategyContext(members, stopping, drafts)
             play = self.strategy.begin(context)
-        needs = self._budget.needs(members, config, spare, self._scheduler.needs)
+        needs = self.scheduler.cache_needs(members, config, spare)
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
@@ -410,38 +388,35 @@ class AdaFuseEngine(Engine):
             needs,
             drafts.around(steps),
             cancelled=partial(cancelled, members, transcript, rounds, name),
-            cancel=request.cancel,
-            timeout=request.timeout,
+            cancel=checked.request.cancel,
+            timeout=checked.request.timeout,
         )
 
-    def _scoring(self, request: Request, checked: Checked, texts: Sequence[str]) -> Job:
+    def _scoring(self, checked: Checked, texts: Sequence[str]) -> Job:
         """Encode a request that scores texts."""
         config = checked.config
         top = max(self.strategy.top(config), config.top_logprobs)
         active = self._active_backends(config)
         (members,) = self._encoder.members(checked, active, top, to_score=True)
-        pool = pool_texts(members, texts, stops=request.stops)
+        pool = pool_texts(members, texts, stops=checked.request.stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
-        shortest = config.override({"max_new_tokens": 1})
+        shortest = config.model_copy(update={"max_new_tokens": 1})
         return Job(
             members,
-            self._budget.needs(members, shortest, room, self._scheduler.needs),
+            self.scheduler.cache_needs(members, shortest, room),
             score_texts(members, pool),
             cancelled=_refuse_cancelled,
-            cancel=request.cancel,
-            timeout=request.timeout,
+            cancel=checked.request.cancel,
+            timeout=checked.request.timeout,
         )
 
     def _find(self, strategy: Strategy | str) -> Strategy:
         chosen = self.config.member_weights(self.members)
-        members = [backend for backend in self._backends if backend.name in chosen]
+        members = [backend for backend in self.backends if backend.name in chosen]
         return find_strategy(strategy, members, self.config)
 
-    def _drafting(self, members: Sequence[Member]) -> Drafting:
-        return Drafts(members, self._is_crowded) if self.runtime.drafting else NoDrafts()
-
     def _is_crowded(self) -> bool:
-        return self._scheduler.running > CROWD * len(self._backends)
+        return self.scheduler.running > CROWD * len(self.backends)
 
     def _active_backends(self, config: AdaFuseConfig) -> Active:
         """Return the backends of the members that decode, with their weights.
@@ -450,7 +425,7 @@ class AdaFuseEngine(Engine):
             InvalidOptionError: ``use`` or ``weights`` do not match the engine's members.
         """
         weights = config.member_weights(self.members)
-        active = [backend for backend in self._backends if backend.name in weights]
+        active = [backend for backend in self.backends if backend.name in weights]
         if config.weights is None:
             return list(zip(active, self.strategy.weights(active), strict=True))
         return [(backend, weights[backend.name]) for backend in active]

@@ -6,25 +6,31 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
-from contextvars import copy_context
-from functools import partial
 from typing import Any
 
 from typing_extensions import Self, Unpack
 
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
-from adafuse_llm.request import Checked, Given, GivenChoice, Messages, Request, Tools, requests_of
+from adafuse_llm.request import (
+    Checked,
+    Given,
+    GivenChoice,
+    GivenScore,
+    Messages,
+    Request,
+    requests_of,
+)
 from adafuse_llm.results import (
     Choice,
     Generation,
     MemberInfo,
+    RoundObserver,
     Scores,
     StreamEvent,
 )
-from adafuse_llm.run import RoundObserver, Run, with_alternatives
+from adafuse_llm.run import Run, check_one_response, with_alternatives
 from adafuse_llm.summary import choice_probabilities
-from adafuse_llm.text.isolation import grammar_threads
 
 __all__ = ["Engine"]
 
@@ -76,11 +82,7 @@ class Engine(ABC):
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
         """Check that the options can be enforced, without decoding anything.
 
-        The first check of a member takes seconds if its vocabulary is large. The results of checks
-        are kept, so later checks of the same grammar are fast.
-
-        Args:
-            **overrides: any option of `AdaFuseConfig`.
+        The first check of a member takes seconds if its vocabulary is large. Results are kept.
 
         Raises:
             GrammarError: the members cannot follow the JSON schema, expression or grammar.
@@ -93,9 +95,7 @@ class Engine(ABC):
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        **overrides: Unpack[DecodeOptions],
+        **given: Unpack[GivenScore],
     ) -> dict[str, list[int]]:
         """Return the tokens of a whole prompt, by active member. Pass either a prompt or messages.
 
@@ -105,40 +105,28 @@ class Engine(ABC):
         Args:
             prompt: text to continue.
             messages: a conversation to answer.
-            tools: as for `generate`.
-            tool_choice: as for `generate`.
-            **overrides: ``use``, ``chat_template_kwargs`` and ``continue_final_message``, as in
-                `AdaFuseConfig`.
+            **given: ``tools`` and ``tool_choice``, as in `Request`, and ``use``,
+                ``chat_template_kwargs`` and ``continue_final_message``, as in `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used.
             MemberError: a member's tokenizer failed.
         """
-        request = Request(
-            prompt=prompt,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            options=overrides,
-        )
-        return self._prompt_tokens(request.checked(self.config, to_encode=True), overrides)
+        request = Request.of(given, prompt=prompt, messages=messages)
+        return self._tokens(request.checked(self.config, to_encode=True), inside=False)
 
-    @abstractmethod
-    def _prompt_tokens(self, checked: Checked, overrides: DecodeOptions) -> dict[str, list[int]]:
-        """Return what `encode_prompt` returns, for a checked request with these options."""
-
-    @abstractmethod
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        """Return the tokens of a text inside a prompt, by active member.
+        """Return the tokens of a text behind other text, by active member.
 
-        Args:
-            text: a text. The tokens are those behind other text, without special tokens.
-            **overrides: ``use``, as in `AdaFuseConfig`.
-
-        Raises:
-            InvalidInputError: the text or the options cannot be used.
-            MemberError: a member's tokenizer failed.
+        The tokens have no special tokens. The option ``use`` chooses the members, and the errors
+        are those of `encode_prompt`.
         """
+        request = Request(prompt=text, options=overrides)
+        return self._tokens(request.checked(self.config, to_encode=True), inside=True)
+
+    @abstractmethod
+    def _tokens(self, checked: Checked, *, inside: bool) -> dict[str, list[int]]:
+        """Return the tokens of a prompt, or of a text inside a prompt, by active member."""
 
     @abstractmethod
     def open(self, requests: Sequence[Request], on_round: RoundObserver | None = None) -> Run[Any]:
@@ -168,69 +156,42 @@ class Engine(ABC):
     async def aopen(
         self, requests: Sequence[Request], on_round: RoundObserver | None = None
     ) -> Run[Any]:
-        """Like `open`, but does not block the event loop.
-
-        A request without a grammar does not wait for the checks of grammars of others.
-        """
-        threads = grammar_threads() if any(each.has_grammar for each in requests) else None
-        work = partial(copy_context().run, self.open, requests, on_round)
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        """Like `open`, but does not block the event loop."""
+        return await asyncio.to_thread(self.open, requests, on_round)
 
     def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        on_round: RoundObserver | None = None,
-        timeout: float | None = None,
-        **given: Unpack[Given],
+        self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
     ) -> Generation:
         """Decode a whole response. Pass either a prompt or messages.
 
         Args:
             prompt: text to continue.
             messages: a conversation to answer, as dicts with a role and content.
-            on_round: function to call with every round of this call, in addition to the engine's
-                observer.
-            timeout: maximum seconds that the request waits and decodes. The time that it takes to
-                encode the prompt does not count.
-            **given: ``tools``, ``tool_choice`` and ``cancel``, as in `Request`, and any option of
-                `AdaFuseConfig`.
+            **given: any option of `AdaFuseConfig`; ``tools``, ``tool_choice``, ``timeout`` and
+                ``cancel``, as in `Request`; and ``on_round``, a function to call with every round
+                of this call, in addition to the engine's observer.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
             MemberError: a member failed; the engine stays usable.
-            RequestTimeoutError: the request took longer than `timeout`.
+            RequestTimeoutError: the request took longer than ``timeout``.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        request = Request.of(given, prompt=prompt, messages=messages, timeout=timeout)
-        return with_alternatives(self.open([request], on_round).results())
+        request, observer = _request(given, prompt=prompt, messages=messages)
+        return with_alternatives(self.open([request], observer).results())
 
     async def agenerate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        on_round: RoundObserver | None = None,
-        timeout: float | None = None,
-        **given: Unpack[Given],
+        self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
     ) -> Generation:
         """Like `generate`, but does not block the event loop.
 
         Cancelling the task stops the decode.
         """
-        request = Request.of(given, prompt=prompt, messages=messages, timeout=timeout)
-        run = await self.aopen([request], on_round)
-        return with_alternatives(await run.aresults())
+        request, observer = _request(given, prompt=prompt, messages=messages)
+        return with_alternatives(await (await self.aopen([request], observer)).aresults())
 
     def stream(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        on_round: RoundObserver | None = None,
-        timeout: float | None = None,
-        **given: Unpack[Given],
+        self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
     ) -> Generator[StreamEvent, None, None]:
         """Decode span by span. The arguments and errors are the same as for `generate`.
 
@@ -239,27 +200,22 @@ class Engine(ABC):
         requested. Closing the iterator, or leaving a loop over it, stops the decode after at most
         one more round.
         """
-        request = Request.of(given, prompt=prompt, messages=messages, timeout=timeout)
-        self.config.override(request.options).check_one_response()
-        return _spans(self.open([request], on_round))
+        request, observer = _request(given, prompt=prompt, messages=messages)
+        run = self.open([request], observer)
+        check_one_response(run)
+        return _spans(run)
 
     async def astream(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        on_round: RoundObserver | None = None,
-        timeout: float | None = None,
-        **given: Unpack[Given],
+        self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
     ) -> AsyncGenerator[StreamEvent, None]:
         """Like `stream`, but does not block the event loop.
 
         Cancelling the task, or closing the iterator, stops the decode. The ``on_round`` observers
         run on the event loop.
         """
-        request = Request.of(given, prompt=prompt, messages=messages, timeout=timeout)
-        self.config.override(request.options).check_one_response()
-        with closing(await self.aopen([request], on_round)) as run:
+        request, observer = _request(given, prompt=prompt, messages=messages)
+        with closing(await self.aopen([request], observer)) as run:
+            check_one_response(run)
             async for _, event in run:
                 yield event
 
@@ -268,39 +224,21 @@ class Engine(ABC):
         prompts: Sequence[str] | None = None,
         *,
         messages: Sequence[Messages] | None = None,
-        on_round: RoundObserver | None = None,
-        timeout: float | None = None,
         **given: Unpack[Given],
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time; return the results in order.
 
         The engine checks all inputs before it computes anything. If one decode fails, or takes
-        longer than `timeout`, the engine stops the others and raises the error.
+        longer than ``timeout``, the engine stops the others and raises the error. To read the
+        events as they arrive, use `open`.
         """
-        requests = requests_of(prompts, messages, given, timeout=timeout)
-        responses = self.open(requests, on_round).results()
+        options: dict[str, Any] = {**given}
+        observer = options.pop("on_round", None)
+        requests = requests_of(prompts, messages, options)
+        responses = self.open(requests, observer).results()
         size = len(responses) // (len(requests) or 1)
         starts = range(0, len(responses), size or 1)
         return [with_alternatives(responses[start : start + size]) for start in starts]
-
-    def stream_batch(
-        self,
-        prompts: Sequence[str] | None = None,
-        *,
-        messages: Sequence[Messages] | None = None,
-        on_round: RoundObserver | None = None,
-        timeout: float | None = None,
-        **given: Unpack[Given],
-    ) -> Generator[tuple[int, StreamEvent], None, None]:
-        """Decode many prompts (or conversations) at the same time, span by span.
-
-        The iterator yields the events of all decodes as they arrive, each with the index of its
-        prompt. With the option ``n``, this is the index of the response: n times the index of the
-        prompt, plus the number of the response. Closing the iterator stops all decodes after at
-        most one more round.
-        """
-        run = self.open(requests_of(prompts, messages, given, timeout=timeout), on_round)
-        return iter(run)
 
     def score(
         self,
@@ -309,8 +247,7 @@ class Engine(ABC):
         *,
         messages: Messages | None = None,
         stops: bool = False,
-        timeout: float | None = None,
-        **given: Unpack[Given],
+        **given: Unpack[GivenScore],
     ) -> Scores:
         """Compute the likelihood of each given text as a continuation of the prompt.
 
@@ -328,17 +265,16 @@ class Engine(ABC):
             continuations: texts of at least one character.
             messages: a conversation to which the continuations are replies.
             stops: whether to include the probability that the response ends after each text.
-            timeout: maximum seconds, as for `generate`.
-            **given: as for `generate`.
+            **given: as for `generate`, without ``on_round``.
 
         Raises:
             InvalidInputError: prompt, continuations or options cannot be used.
             MemberError: a member failed; the engine stays usable.
             RequestCancelledError: ``cancel`` was set. There are no scores so far.
-            RequestTimeoutError: the request took longer than `timeout`.
+            RequestTimeoutError: the request took longer than ``timeout``.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        scored: dict[str, Any] = {"texts": continuations, "stops": stops, "timeout": timeout}
+        scored: dict[str, Any] = {"texts": continuations, "stops": stops}
         request = Request.of(given, prompt=prompt, messages=messages, **scored)
         scores: list[Scores] = self.open([request]).results()
         return scores[0]
@@ -350,17 +286,15 @@ class Engine(ABC):
         *,
         messages: Messages | None = None,
         stops: bool = False,
-        timeout: float | None = None,
-        **given: Unpack[Given],
+        **given: Unpack[GivenScore],
     ) -> Scores:
         """Like `score`, but does not block the event loop.
 
         Cancelling the task ends the request.
         """
-        scored: dict[str, Any] = {"texts": continuations, "stops": stops, "timeout": timeout}
+        scored: dict[str, Any] = {"texts": continuations, "stops": stops}
         request = Request.of(given, prompt=prompt, messages=messages, **scored)
-        run = await self.aopen([request])
-        scores: list[Scores] = await run.aresults()
+        scores: list[Scores] = await (await self.aopen([request])).aresults()
         return scores[0]
 
     def score_batch(
@@ -370,33 +304,17 @@ class Engine(ABC):
         *,
         messages: Sequence[Messages] | None = None,
         stops: bool = False,
-        timeout: float | None = None,
-        **given: Unpack[Given],
+        **given: Unpack[GivenScore],
     ) -> list[Scores]:
         """Score the texts of many prompts (or conversations) at the same time.
 
         ``continuations`` has a list of texts for each prompt. Otherwise the arguments and errors
-        are the same as for `score`. The results are in order. The engine checks all inputs before
-        it computes anything. If one request fails, the engine stops the others and raises the
-        error.
+        are the same as for `score`. The results are in order. If one request fails, the engine
+        stops the others and raises the error.
         """
-        scored: dict[str, Any] = {"texts": continuations, "stops": stops, "timeout": timeout}
-        return self.open(requests_of(prompts, messages, given, **scored)).results()
-
-    async def ascore_batch(
-        self,
-        prompts: Sequence[str] | None = None,
-        continuations: Sequence[Sequence[str]] = (),
-        *,
-        messages: Sequence[Messages] | None = None,
-        stops: bool = False,
-        timeout: float | None = None,
-        **given: Unpack[Given],
-    ) -> list[Scores]:
-        """Like `score_batch`, but does not block the event loop."""
-        scored: dict[str, Any] = {"texts": continuations, "stops": stops, "timeout": timeout}
-        run = await self.aopen(requests_of(prompts, messages, given, **scored))
-        return await run.aresults()
+        return self.open(
+            requests_of(prompts, messages, given, texts=continuations, stops=stops)
+        ).results()
 
     def choose(
         self,
@@ -404,7 +322,6 @@ class Engine(ABC):
         *,
         messages: Messages | None = None,
         choices: Sequence[str],
-        timeout: float | None = None,
         **given: Unpack[GivenChoice],
     ) -> Choice:
         """Choose one of several texts as the response. Pass either a prompt or messages.
@@ -416,20 +333,16 @@ class Engine(ABC):
             prompt: text to continue.
             messages: a conversation to answer.
             choices: different texts.
-            timeout: maximum seconds, as for `generate`.
-            **given: ``tools``, ``tool_choice`` and ``cancel``, as in `Request`, and ``weights``,
-                ``use``, ``max_new_tokens``, ``chat_template_kwargs`` and
-                ``continue_final_message``, as in `AdaFuseConfig`.
+            **given: as for `generate`, but only the options that affect a choice.
 
         Raises:
             InvalidInputError: prompt, messages, choices or options cannot be used.
             DecodingError: no member can score all texts.
             MemberError: a member failed; the engine stays usable.
-            RequestTimeoutError: the request took longer than `timeout`.
+            RequestTimeoutError: the request took longer than ``timeout``.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        options = _with_choices(choices, given)
-        return _choice(self.generate(prompt, messages=messages, timeout=timeout, **options))
+        return _choice(self.generate(prompt, messages=messages, **_choosing(choices, given)))
 
     async def achoose(
         self,
@@ -437,26 +350,10 @@ class Engine(ABC):
         *,
         messages: Messages | None = None,
         choices: Sequence[str],
-        timeout: float | None = None,
         **given: Unpack[GivenChoice],
     ) -> Choice:
         """Like `choose`, but does not block the event loop."""
-        options = _with_choices(choices, given)
-        return _choice(await self.agenerate(prompt, messages=messages, timeout=timeout, **options))
-
-    def choose_batch(
-        self,
-        prompts: Sequence[str] | None = None,
-        *,
-        messages: Sequence[Messages] | None = None,
-        choices: Sequence[str],
-        timeout: float | None = None,
-        **given: Unpack[GivenChoice],
-    ) -> list[Choice]:
-        """Choose among the same texts for many prompts (or conversations) at the same time."""
-        options = _with_choices(choices, given)
-        results = self.generate_batch(prompts, messages=messages, timeout=timeout, **options)
-        return [_choice(generation) for generation in results]
+        return _choice(await self.agenerate(prompt, messages=messages, **_choosing(choices, given)))
 
     @property
     @abstractmethod
@@ -483,6 +380,13 @@ class Engine(ABC):
         return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
 
 
+def _request(given: Mapping[str, Any], **fields: Any) -> tuple[Request, RoundObserver | None]:
+    """Return the request of a call with keyword arguments as in `Given`, and its observer."""
+    options = {**given}
+    observer = options.pop("on_round", None)
+    return Request.of(options, **fields), observer
+
+
 def _spans(run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:
     """Yield the events of the only response of a run."""
     with closing(run):
@@ -490,7 +394,7 @@ def _spans(run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:
             yield event
 
 
-def _with_choices(choices: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+def _choosing(choices: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
     if choices is None:
         raise InvalidOptionError("option 'choices': pass a list of texts; got None")
     return {**given, "choices": choices}

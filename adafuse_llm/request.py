@@ -5,57 +5,69 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from typing_extensions import Self
 
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig, ChoiceOptions, DecodeOptions
+from adafuse_llm.config import AdaFuseConfig, ChoiceOptions, DecodeOptions
 from adafuse_llm.errors import (
+    AdaFuseError,
     ContextWindowError,
     InvalidInputError,
     InvalidOptionError,
     short_repr,
 )
+from adafuse_llm.results import RoundObserver
 from adafuse_llm.text.conversation import Conversation, Tool, check_conversation
 from adafuse_llm.text.words import check_text
 
 __all__ = ["Request"]
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 Messages = Sequence[Mapping[str, Any]] | Conversation
 Tools = Sequence[Tool | Mapping[str, Any]]
 
-KEYWORDS = ("tools", "tool_choice", "cancel")
-"""Keyword arguments of calls that are no options."""
+KEYWORDS = ("tools", "tool_choice", "timeout", "cancel")
+"""Keyword arguments of calls that are fields of `Request`, and no options."""
 
 
-class GivenChoice(ChoiceOptions, total=False):
-    """Types of the keyword arguments of `Engine.choose`. `Request` describes them."""
-
-    tools: Tools
-    tool_choice: str
-    cancel: threading.Event | None
-
-
-class Given(DecodeOptions, total=False):
-    """Types of the keyword arguments that every call takes. `Request` describes them."""
+class Keywords(TypedDict, total=False):
+    """Types of the keyword arguments of every call that are no options."""
 
     tools: Tools
     tool_choice: str
+    timeout: float | None
     cancel: threading.Event | None
+
+
+class GivenScore(Keywords, DecodeOptions, total=False):
+    """Types of the keyword arguments of `Engine.score`."""
+
+
+class Given(GivenScore, total=False):
+    """Types of the keyword arguments of `Engine.generate`."""
+
+    on_round: RoundObserver | None
+
+
+class GivenChoice(Keywords, ChoiceOptions, total=False):
+    """Types of the keyword arguments of `Engine.choose`."""
+
+    on_round: RoundObserver | None
 
 
 class Checked(NamedTuple):
-    """The checked input of a request.
+    """A request whose input is checked. The engine turns it into jobs.
 
     Attributes:
-        prompt: the prompt; None for a conversation.
-        conversation: the conversation; None for a prompt.
-        config: the options.
+        request: the request.
+        conversation: the checked conversation; None for a prompt.
+        config: the options of the engine with those of the request.
     """
 
-    prompt: str | None
+    request: Request
     conversation: Conversation | None
     config: AdaFuseConfig
 
@@ -110,11 +122,6 @@ class Request:
         named = {name: options.pop(name) for name in KEYWORDS if name in options}
         return cls(options=options, **named, **fields)
 
-    @property
-    def has_grammar(self) -> bool:
-        """Whether an option of the request sets a grammar, which takes time to check."""
-        return any(self.options.get(name) is not None for name in GRAMMARS)
-
     def checked(self, config: AdaFuseConfig, *, to_encode: bool = False) -> Checked:
         """Check the request.
 
@@ -141,27 +148,29 @@ class Request:
             _check_prompt(self.prompt, can_be_empty=to_encode or self.texts is not None)
         elif config.continue_final_message:
             conversation = conversation.continued()
-        return Checked(self.prompt, conversation, config)
+        return Checked(self, conversation, config)
 
 
 def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> list[T]:
-    """Return each request converted by `convert`.
-
-    Raises:
-        InvalidInputError, ContextWindowError: `convert` raised it. If there are several requests,
-            the error names the request, unless it is about an option.
-    """
+    """Return each request converted by `convert`. Its errors are `numbered`."""
     results = []
     for number, request in enumerate(requests):
         try:
             results.append(convert(request))
-        except InvalidOptionError:
-            raise
-        except (InvalidInputError, ContextWindowError) as error:
-            if len(requests) == 1:
-                raise
-            raise type(error)(f"input {number} of the batch: {error}") from error
+        except AdaFuseError as error:
+            raise numbered(error, number, len(requests)) from None
     return results
+
+
+def numbered(error: E, number: int, size: int) -> E:
+    """Return an error about the input of a request in a batch of `size`, with its number.
+
+    Other errors, also those about options, are returned as they are.
+    """
+    is_option = isinstance(error, InvalidOptionError)
+    if size == 1 or is_option or not isinstance(error, (InvalidInputError, ContextWindowError)):
+        return error
+    return type(error)(f"input {number} of the batch: {error}")
 
 
 def requests_of(
@@ -249,14 +258,3 @@ def _check_prompt(prompt: str | None, *, can_be_empty: bool) -> None:
     check_text(prompt, "the prompt")
     if not prompt.strip(" ") and not can_be_empty:
         raise InvalidInputError("the prompt is empty, or has only spaces: pass a text to continue")
-
-
-def check_input_text(text: str) -> None:
-    """Check a text whose tokens are counted.
-
-    Raises:
-        InvalidInputError: it is not a valid text.
-    """
-    if not isinstance(text, str):
-        raise InvalidInputError(f"text must be text; got {type(text).__name__}")
-    check_text(text, "the text")

@@ -6,6 +6,7 @@ score a candidate is absent from the candidate's ``nll``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -108,6 +109,10 @@ class Round(_Result):
     forced: bool = False
     closes: bool = False
     logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
+
+
+RoundObserver = Callable[[Round], None]
+"""A function to call with every round."""
 
 
 class Usage(_Result):

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, Generic, TypeVar
 
-from adafuse_llm.errors import RequestCancelledError
-from adafuse_llm.results import Generation, Round, Scores, StreamEvent
+from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
+from adafuse_llm.results import Generation, RoundObserver, Scores, StreamEvent
 
 __all__ = ["Run"]
 
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=StreamEvent | Scores)
 
-RoundObserver = Callable[[Round], None]
 Deliver = Callable[[int, Any], None]
 """A function that receives the number of a response and its next event, or the error that ended
 it. Any thread can call it. It does not block."""
@@ -146,6 +145,19 @@ class Run(Generic[E]):
                 except Exception:
                     logger.exception("an on_round observer failed in round %d", event.round.index)
         return event.generation is not None
+
+
+def check_one_response(run: Run[Any]) -> None:
+    """Check that a run has one response, as a stream does.
+
+    Raises:
+        InvalidOptionError: it has several.
+    """
+    if run.size > 1:
+        raise InvalidOptionError(
+            f"option 'n': a stream has one response; got {run.size}. Leave the option out, or "
+            "make a call that does not stream."
+        )
 
 
 def with_alternatives(generations: Sequence[Generation]) -> Generation:

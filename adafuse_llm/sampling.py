@@ -39,11 +39,7 @@ class Sampling:
     """How a request draws tokens.
 
     Attributes:
-        seed: the seed.
-        temperature: T, above 0.
-        top_p: as in `Draw`.
-        top_k: as in `Draw`.
-        min_p: as in `Draw`.
+        seed: the seed. The others are those of `Draw`.
     """
 
     seed: int
@@ -61,53 +57,13 @@ class Sampling:
                 are parts of a character. Without it, the tokens after these would share their
                 noise, and would not be independent.
         """
-        return self.with_key(text_hash(self.keyed(text, silent)))
-
-    def keyed(self, text: str, silent: int) -> str:
-        """Return the text whose hash is the key of a draw."""
-        return f"{self.seed} {silent} {text}"
-
-    def with_key(self, key: int) -> Draw:
-        """Return the draw with a key."""
+        key = text_hash(f"{self.seed} {silent} {text}")
         return Draw(key, self.temperature, self.top_p, self.top_k, self.min_p)
-
-
-class ResponseDraws:
-    """How to draw the tokens of one response, which is hashed only once while it grows.
-
-    Args:
-        sampling: how to draw tokens.
-
-    Attributes:
-        text: the committed response, in whole characters.
-    """
-
-    def __init__(self, sampling: Sampling) -> None:
-        self.text = ""
-        self._sampling = sampling
-        self._hash = blake2b(sampling.keyed("", 0).encode(), digest_size=8)
-
-    def draw(self, added: str, silent: int) -> Draw:
-        """Return how to draw the token after `text` and `added`, as `Sampling.draw` does."""
-        if silent:
-            return self._sampling.draw(self.text + added, silent)
-        hashed = self._hash.copy()
-        hashed.update(added.encode())
-        return self._sampling.with_key(_number(hashed.digest()))
-
-    def commit(self, added: str) -> None:
-        """Add a text to the committed response."""
-        self.text += added
-        self._hash.update(added.encode())
 
 
 def text_hash(text: str) -> int:
     """Return the BLAKE2b hash of a text, from 0 to 2^64 - 1."""
-    return _number(blake2b(text.encode(), digest_size=8).digest())
-
-
-def _number(digest: bytes) -> int:
-    return int.from_bytes(digest, "little")
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def derived_seeds(seed: int, count: int) -> tuple[int, ...]:

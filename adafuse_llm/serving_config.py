@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address, ip_network
-from typing import Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from adafuse_llm.config import Options
+from adafuse_llm.config import Options, one_or_many
 
 __all__ = ["ServerConfig", "ServingConfig"]
 
@@ -17,6 +17,9 @@ HOST: Final = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*\.?")
 
 ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+", re.IGNORECASE)
 """An origin, or ``*``."""
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(one_or_many)]
 
 
 class ServingConfig(Options):
@@ -31,7 +34,7 @@ class ServingConfig(Options):
         min_length=1,
         description="Name of the ensemble in requests. The members have their own names.",
     )
-    allowed_hosts: tuple[str, ...] = Field(
+    allowed_hosts: Names = Field(
         default=(),
         description="Host names that requests may be sent to, without ports, such as "
         "llm.example.org or *.example.org. `adafuse serve` at a loopback address, such as its "
@@ -43,12 +46,12 @@ class ServingConfig(Options):
         description="Path at which a proxy shows the server, such as /adafuse, if the proxy leaves "
         "it in the paths of requests. Default: none.",
     )
-    cors_origins: tuple[str, ...] = Field(
+    cors_origins: Names = Field(
         default=(),
         description="Origins whose pages may use the server from a browser, such as "
         "https://app.example.org. Default: none but the server's own page.",
     )
-    allowed_strategies: tuple[str, ...] = Field(
+    allowed_strategies: Names = Field(
         default=(),
         description="Strategies that requests may name, besides `single` and the server's own, "
         "such as mixture, fixed-5 or mypackage.mymodule:MyStrategy. Requests use the name of the "
@@ -103,11 +106,6 @@ class ServingConfig(Options):
         default=False, description="Whether the log has the body of each request."
     )
 
-    @field_validator("allowed_hosts", "allowed_strategies", "cors_origins", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return _one_or_many(value)
-
     @field_validator("allowed_hosts")
     @classmethod
     def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -157,7 +155,7 @@ class ServerConfig(ServingConfig):
         description="Text file with the API keys, one on each line. Clients need one of them. The "
         "variable ADAFUSE_SERVER_KEYS can also hold keys, separated by commas.",
     )
-    trusted_proxies: tuple[str, ...] = Field(
+    trusted_proxies: Names = Field(
         default=(),
         description="Addresses or networks of proxies. From these, the header X-Forwarded-For "
         "determines the address of the client in the log. Default: none.",
@@ -166,11 +164,6 @@ class ServerConfig(ServingConfig):
         default="info",
         description="Lowest level of log messages. info includes one line for every request.",
     )
-
-    @field_validator("trusted_proxies", mode="before")
-    @classmethod
-    def _one_proxy_or_many(cls, value: Any) -> Any:
-        return _one_or_many(value)
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -183,10 +176,6 @@ class ServerConfig(ServingConfig):
                 "each proxy must be an IP address or a network, such as 10.0.0.0/8"
             ) from None
         return proxies
-
-
-def _one_or_many(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
 
 
 def _is_address(text: str) -> bool:

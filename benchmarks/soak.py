@@ -46,7 +46,6 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import Backend, Query, QueryResult
 from adafuse_llm.embedded import handbook_questions
-from adafuse_llm.runtime.heap import trim_heap
 
 STRATEGIES = ("adafuse", "mixture", "single", "fixed-2")
 QUESTIONS = 8
@@ -249,7 +248,6 @@ class Soak:
 def resources() -> dict[str, int]:
     """Return the number of threads and the resident memory of this process."""
     gc.collect()
-    trim_heap()
     process = psutil.Process()
     return {
         "python_threads": threading.active_count(),

@@ -20,6 +20,7 @@ import pytest
 
 from adafuse_llm.backends.llamacpp.library import find_library
 from adafuse_llm.errors import MissingDependencyError
+from adafuse_llm.text import isolation
 from benchmarks.real import members
 from tests.support import sizes
 from tests.support.tally import TALLY
@@ -149,6 +150,16 @@ def browser() -> Iterator[Browser]:
         found = playwright.chromium.launch(executable_path=chromium, args=[*CHROMIUM_FLAGS])
         yield found
         found.close()
+
+
+@pytest.fixture(scope="module")
+def untried() -> Iterator[None]:
+    """Try grammars in this process, which takes less time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            isolation, "_run", lambda lark: ("", isolation.READY + isolation._answer(lark))
+        )
+        yield
 
 
 @pytest.fixture

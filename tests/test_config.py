@@ -62,8 +62,8 @@ def test_an_unknown_option_gets_the_nearest_name() -> None:
         AdaFuseConfig(max_token=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match=r"'zzz'.*The options are: margin_threshold"):
         AdaFuseConfig(zzz=5)  # type: ignore[call-arg]
-    with pytest.raises(InvalidOptionError, match=r"'num_beams'\. This option .* not supported: "):
-        AdaFuseConfig(num_beams=2)  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match=r"'strategy'.*with_strategy"):
+        AdaFuseConfig(strategy="single")  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match="Did you mean 'margin_threshold'"):
         AdaFuseConfig().override({"margin_treshold": 0.5})
 

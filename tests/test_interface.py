@@ -108,7 +108,7 @@ async def test_a_run_that_is_closed_or_forgotten_ends() -> None:
     next(forgotten)
     del forgotten
     for _ in range(500):
-        if not engine._scheduler.running:
+        if not engine.scheduler.running:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the decode goes on")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,7 +9,6 @@ from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError
 from adafuse_llm.interface import Engine
-from adafuse_llm.text.isolation import isolated
 
 Enforce = Literal["auto"] | bool
 """``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
@@ -22,8 +20,6 @@ def enforced(
     form: ReplyForm,
     options: Mapping[str, Any],
     enforce: Enforce,
-    *,
-    cancel: threading.Event | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Return options that enforce the form of a reply, and why they do not, if they should.
 
@@ -35,7 +31,6 @@ def enforced(
         form: the form.
         options: the options of the request.
         enforce: whether to enforce the form.
-        cancel: flag that ends the check.
 
     Raises:
         InvalidOptionError: `enforce` is True, and the form cannot be enforced.
@@ -50,9 +45,8 @@ def enforced(
     if not enforce:
         return free, ""
     try:
-        with isolated(cancel):
-            constrained = {**free, **form.constraint()}
-            engine.check_grammar(**constrained)
+        constrained = {**free, **form.constraint()}
+        engine.check_grammar(**constrained)
     except (InvalidOptionError, MissingDependencyError) as error:
         if enforce is True:
             raise

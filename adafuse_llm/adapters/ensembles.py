@@ -26,7 +26,6 @@ from adafuse_llm.loading.specs import (
     as_specs,
     member_names,
 )
-from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available
 
@@ -190,8 +189,6 @@ class Ensemble:
             with _LOADED.lock_of(self._key):
                 if (engine := _LOADED.engines.pop(self._key, None)) is not None:
                     engine.close()
-                    del engine  # releases the members, unless other code still has the engine
-                    trim_heap()
 
     def _read(
         self, read: Callable[[str, str | None, str | None], T | None], names: Collection[str]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import AdaFuseConfig, advice
 from adafuse_llm.errors import InvalidOptionError, nearest
 from adafuse_llm.loading.specs import SETTINGS
-from adafuse_llm.option_errors import hint
 
 ALIASES = {
     "max_tokens": "max_new_tokens",
@@ -87,7 +86,7 @@ def _advice(keyword: str, options: tuple[str, ...]) -> str:
         return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
     allowed = list(dict.fromkeys((*AdaFuseConfig.model_fields, *ALIASES, *options)))
     return (
-        hint(keyword, ())
+        advice(keyword, ())
         or nearest(keyword, allowed, limit=3, similarity=SIMILARITY)
         or f" The options of decoding are: {', '.join(AdaFuseConfig.model_fields)}."
     )

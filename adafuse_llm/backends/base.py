@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.adjustment import NOTHING, Adjustment
+from adafuse_llm.config import GRAMMARS
+from adafuse_llm.errors import GrammarError
 from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.text.grammar import GrammarVocabulary
+from adafuse_llm.text.opening import SpaceTokens
 from adafuse_llm.tree import Next, Node, TokenTree
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+_reading_vocabulary = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +243,41 @@ class Backend(ABC):
             Exception: the tokenizer is of a kind that llguidance cannot read.
         """
         raise NotImplementedError
+
+    @functools.cached_property
+    def _space_tokens(self) -> SpaceTokens:
+        return SpaceTokens(self.token_texts or (), self.end_ids)
+
+    def space_tokens(self, spaces: int) -> SpaceTokens | None:
+        """Return the member's tokens that begin with spaces.
+
+        Return None if they cannot write `spaces` spaces, or if `token_texts` is None.
+        """
+        return self._space_tokens if self._space_tokens.can_write(spaces) else None
+
+    _grammar_vocabulary: GrammarVocabulary | None = None
+
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        """Return the member's tokens for grammars. Only the first call takes long.
+
+        Raises:
+            GrammarError: the member's tokens cannot follow a grammar.
+        """
+        reason = "the bytes of its tokens are not known"
+        with _reading_vocabulary:
+            if self._grammar_vocabulary is None and self.follows_grammars:
+                try:
+                    self._grammar_vocabulary = GrammarVocabulary(
+                        self.name, self.grammar_tokenizer(), self.token_texts or (), self.end_ids
+                    )
+                except Exception as error:
+                    reason = f"{error}"
+            if self._grammar_vocabulary is not None:
+                return self._grammar_vocabulary
+        raise GrammarError(
+            f"member {self.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
+            f"({reason}). Leave it out with use=[...], or use choices."
+        )
 
     def prepare_draws(self) -> None:
         """Compute what all draws need, such as the hashes of the tokens.

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adafuse_llm import AdaFuseConfig, InvalidInputError, InvalidOptionError, RuntimeConfig
+from adafuse_llm.config import advice
 from adafuse_llm.errors import short_repr
 from adafuse_llm.evaluation.files import read_text
 from adafuse_llm.loading.config_file import read_schema
-from adafuse_llm.option_errors import hint
 from adafuse_llm.serving_config import ServerConfig
 
 FIELDS = {**AdaFuseConfig.model_fields, **RuntimeConfig.model_fields, **ServerConfig.model_fields}
@@ -33,7 +33,8 @@ def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
         )
     if name not in allowed:
         raise InvalidOptionError(
-            f"unknown option {name!r}.{hint(name, allowed)} The options are: {', '.join(allowed)}."
+            f"unknown option {name!r}.{advice(name, allowed)} The options are: "
+            f"{', '.join(allowed)}."
         )
     kind = FIELDS[name].annotation if name in FIELDS else str
     if kind in (str, str | None):

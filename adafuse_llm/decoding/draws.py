@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from adafuse_llm.sampling import Draw, ResponseDraws, Sampling
+from adafuse_llm.sampling import Draw, Sampling
 from adafuse_llm.text.words import REPLACEMENT
 from adafuse_llm.tree import Node
 
@@ -21,7 +21,8 @@ class Draws:
     """
 
     def __init__(self, sampling: Sampling, root: Node) -> None:
-        self._draws = ResponseDraws(sampling)
+        self._sampling = sampling
+        self._text = ""  # the committed response, in whole characters
         self._unfinished = ""  # the end of the committed response inside a character
         self._known = {root: ("", 0)}  # text and silent tokens after the committed response
 
@@ -32,7 +33,8 @@ class Draws:
             node: the node.
             shown: returns the part of the text up to a node that belongs to the response.
         """
-        return self._draws.draw(*self._state(node, shown))
+        added, silent = self._state(node, shown)
+        return self._sampling.draw(self._text + added, silent)
 
     def commit(self, node: Node, text: str, shown: Callable[[Node], str]) -> None:
         """Commit the path to `node`, which adds `text` to the response."""
@@ -42,7 +44,7 @@ class Draws:
         is_new = node.parent is not None
         self._known = {node: ("", silent + is_new if whole == before else 0)}
         self._unfinished = new[len(whole) :]
-        self._draws.commit(whole)
+        self._text += whole
 
     def _state(self, node: Node, shown: Callable[[Node], str]) -> tuple[str, int]:
         """Return the text that the path to `node` adds to the response, in whole characters.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TypeVar
+from weakref import proxy
 
 from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, Query, QueryResult
@@ -118,7 +119,12 @@ class Member:
         self.tokens = 0
         self.reused = 0
         self.word_ends = False
-        self.permits = Permits(self.name, self.tree, self.text, form, space_tokens)
+        me: Member = proxy(self)  # in a cycle, the backend would wait for the garbage collector
+
+        def text_of(node: Node) -> str:
+            return me.text(node)
+
+        self.permits = Permits(self.name, self.tree, text_of, form, space_tokens)
         self._draws = None if sampling is None else Draws(sampling, self.tree.root)
         self._top = top
         self._texts: dict[Node, str] = {}

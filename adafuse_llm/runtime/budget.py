@@ -16,13 +16,10 @@ Needs = Mapping[str, int]
 class CacheBudget:
     """Budget for the key/value cache, which checks whether requests fit at the same time.
 
-    The budget is thread-safe. It does not
-    record which requests run; callers pass the requests.
+    It is thread-safe. It does not record which requests run; callers pass the requests.
 
     Args:
-        limit: maximum bytes on each device. If it is None, the limit is half of the free memory,
-            measured for each request. While others run, it is not known how much of their
-            reservations they hold, so the limit stays as it is if that can be half.
+        limit: maximum bytes on each device; None for half of the free memory.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -48,35 +45,39 @@ class CacheBudget:
             CacheMemoryError: the request needs more than the limit of a device.
         """
         needs: Counter[str] = Counter()
-        reserved = _sum(running)
         for member in members:
             backend = member.backend
             longest = member.prompt_tokens + config.max_new_tokens
             if member.window is not None:
                 longest = min(longest, member.window)
-            needed = backend.cache_bytes(longest + spare)
+            place, needed = backend.device, backend.cache_bytes(longest + spare)
             if (limit := backend.cache_limit) is not None:
-                _check_cache(member.name, backend.cache_bytes(longest), limit, config)
-                cache = f"member {member.name}"
-                needs[cache], self._limits[cache] = min(needed, limit), limit
-                continue
-            device = backend.device
-            if self._limit is not None:
-                self._limits[device] = self._limit
-            elif device not in needs:
-                free = backend.free_bytes()
-                least, most = free // 2, (free + reserved[device]) // 2
-                self._limits[device] = min(max(self._limits.get(device, 0), least), most)
-            needs[device] += needed
-        for device, needed in needs.items():
-            if needed > self._limits[device]:
+                place = f"member {member.name}"  # it evaluates a tree without room in parts
+                needed = max(backend.cache_bytes(longest), min(needed, limit))
+                self._limits[place] = limit
+            elif self._limit is not None:
+                self._limits[place] = self._limit
+            elif place not in needs:
+                self._measure(place, backend.free_bytes(), _sum(running)[place])
+            needs[place] += needed
+        for place, needed in needs.items():
+            if needed > self._limits[place]:
                 raise CacheMemoryError(
-                    f"the request needs {needed:,} bytes of key/value cache on {device!r}; "
-                    f"{self._limits[device]:,} are allowed. Shorten the prompt, lower "
-                    f"max_new_tokens ({config.max_new_tokens}), or raise the limit with "
-                    "RuntimeConfig(cache_bytes=...)."
+                    f"the request needs {needed:,} bytes of key/value cache on {place!r}; "
+                    f"{self._limits[place]:,} are allowed. Shorten the prompt, lower "
+                    f"max_new_tokens ({config.max_new_tokens}), or allow more: "
+                    "RuntimeConfig(cache_bytes=...), or GGUFMember(context=...)."
                 )
         return needs
+
+    def _measure(self, device: str, free: int, reserved: int) -> None:
+        """Set the limit of a device to half of the memory that no request holds.
+
+        It is not known how much of their reservations the running requests hold already. So the
+        limit stays as it is if it can be that half.
+        """
+        least, most = free // 2, (free + reserved) // 2
+        self._limits[device] = min(max(self._limits.get(device, 0), least), most)
 
     def fits(self, requests: Iterable[Needs]) -> bool:
         """Return whether these requests can run at the same time."""
@@ -93,13 +94,3 @@ def _sum(requests: Iterable[Needs]) -> Counter[str]:
     for needs in requests:
         total.update(needs)
     return total
-
-
-def _check_cache(name: str, needed: int, limit: int, config: AdaFuseConfig) -> None:
-    """Raise an error if a request needs more bytes than the cache of a member has."""
-    if needed > limit:
-        raise CacheMemoryError(
-            f"the request needs {needed:,} bytes of the cache of member {name!r}, which has "
-            f"{limit:,}. Shorten the prompt, lower max_new_tokens ({config.max_new_tokens}), or "
-            "load the member with a larger cache: GGUFMember(context=...)."
-        )

@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from adafuse_llm.backends.base import Query
 from adafuse_llm.decoding.member import Ask, Member
@@ -14,7 +14,7 @@ from adafuse_llm.errors import RequestTimeoutError
 from adafuse_llm.runtime.budget import Needs
 
 Deliver = Callable[[Any], None]
-"""A function that receives each event of a job, or the error that ended it."""
+"""A function that receives each event of a job, or the error that ended it. It does not block."""
 
 
 class Job:
@@ -26,16 +26,15 @@ class Job:
         steps: the computation. It yields `Ask` objects, and events to deliver.
         cancelled: function that returns the last event if `cancel` is set, or raises an error.
         cancel: flag that the caller sets to end the job with its result so far.
-        timeout: seconds after which the job fails, counted from its submission.
+        timeout: seconds after which the job fails, counted from `begin`.
 
     Attributes:
-        cancel: as above.
-        deadline: time at which the job is late, in seconds of `time.monotonic`; None for no
-            limit, or before `start_clock`.
+        deliver: receives the events.
         abandoned: whether the caller no longer waits for the result.
         unanswered: names of the members whose answers the job waits for, one per query.
-        overtaken: number of later jobs that started while this one waited for memory.
     """
+
+    deliver: Deliver
 
     def __init__(
         self,
@@ -49,70 +48,58 @@ class Job:
     ) -> None:
         self.members = tuple(members)
         self.needs = needs
-        self.cancel = cancel
-        self.deadline: float | None = None
         self.abandoned = False
         self.unanswered: list[str] = []
-        self.overtaken = 0
         self._steps = steps
         self._cancelled = cancelled
+        self._cancel = cancel
         self._timeout = timeout
-        self._end: Literal["abandoned", "cancelled", "late"] | BaseException | None = None
+        self._deadline: float | None = None  # in seconds of time.monotonic
 
-    def start_clock(self) -> None:
-        """Start to count the seconds of `timeout`."""
+    def begin(self, deliver: Deliver) -> None:
+        """Deliver events from now on, and start to count the seconds of `timeout`."""
+        self.deliver = deliver
         if self._timeout is not None:
-            self.deadline = time.monotonic() + self._timeout
+            self._deadline = time.monotonic() + self._timeout
 
-    def must_end(self) -> bool:
+    def ends_early(self) -> bool:
         """Return whether the job is abandoned, cancelled or late.
 
-        It must also end if its `cancel` raises an exception. The next `resume` ends the job.
-        """
-        if self._end is None:
-            try:
-                if self.abandoned:
-                    self._end = "abandoned"
-                elif self.cancel is not None and self.cancel.is_set():
-                    self._end = "cancelled"
-                elif self.deadline is not None and time.monotonic() >= self.deadline:
-                    self._end = "late"
-            except BaseException as error:  # `cancel` is an object of the caller
-                self._end = error
-        return self._end is not None
-
-    def resume(self, deliver: Deliver) -> tuple[tuple[Member, Query], ...]:
-        """Run the computation until it needs answers to queries, and return these queries.
-
-        The tuple is empty if the job has ended. In that case, the last event or the error has
-        been delivered, unless the caller had abandoned the job.
+        If so, its last event or its error has been delivered, unless the caller abandoned it.
         """
         try:
-            if self.must_end():
-                self._deliver_end(deliver)
-                return ()
+            if self.abandoned:
+                return True
+            if self._cancel is not None and self._cancel.is_set():
+                assert self._cancelled is not None, "a job with `cancel` needs `cancelled`"
+                self.deliver(self._cancelled())
+                return True
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                raise self._timeout_error()
+        except BaseException as error:  # `cancel` is an object of the caller, and can raise any
+            self.deliver(error)
+            return True
+        return False
+
+    def resume(self) -> tuple[tuple[Member, Query], ...]:
+        """Run the computation until it needs answers to queries, and return these queries.
+
+        The tuple is empty if the job has ended, and its last event or its error was delivered.
+        """
+        try:
             for step in self._steps:
                 if not isinstance(step, Ask):
-                    deliver(step)
+                    self.deliver(step)
                 elif step.queries:
                     self.unanswered = [member.name for member, _ in step.queries]
                     return step.queries
         except BaseException as error:  # an error in this job must not end the others
-            deliver(error)
+            self.deliver(error)
         return ()
 
     def close(self) -> None:
         """Close the computation."""
         self._steps.close()
-
-    def _deliver_end(self, deliver: Deliver) -> None:
-        if isinstance(self._end, BaseException):
-            deliver(self._end)
-        elif self._end == "cancelled":
-            assert self._cancelled is not None, "a job with `cancel` needs `cancelled`"
-            deliver(self._cancelled())
-        elif self._end == "late":
-            deliver(self._timeout_error())
 
     def _timeout_error(self) -> RequestTimeoutError:
         state = ""

@@ -42,7 +42,6 @@ from adafuse_llm.serving.openai_vocabulary import check_prompts, with_variables
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
 from adafuse_llm.serving.service import SINGLE, Service, smallest_window
-from adafuse_llm.text.isolation import isolated
 
 logger = logging.getLogger(__name__)
 
@@ -122,11 +121,10 @@ async def _complete(
     return StreamResponse(parts, first, headers=warnings_header(asked.ignored.warnings))
 
 
-def _check(service: Service, asked: ServedRequest, cancel: threading.Event) -> None:
+def _check(service: Service, asked: ServedRequest, _: threading.Event) -> None:
     """Check that the members can follow the grammar of a request."""
     engine, options = service.resolve(asked.model, asked.strategy, asked.options)
-    with isolated(cancel):
-        engine.check_grammar(**service.check_limits(engine, options))
+    engine.check_grammar(**service.check_limits(engine, options))
 
 
 def _open(
@@ -155,7 +153,7 @@ def _open(
         open_ended=open_ended,
     )
     try:
-        options, problem = enforced(engine, asked.form, options, asked.enforce, cancel=cancel)
+        options, problem = enforced(engine, asked.form, options, asked.enforce)
     except (InvalidOptionError, MissingDependencyError) as error:
         named = "response_format" if asked.echoed is None else "text.format"
         raise invalid(str(error), named if asked.form.schema is not None else "tools") from error

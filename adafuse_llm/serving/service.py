@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -40,12 +41,14 @@ from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import AUTO, NAMED, find_strategy
-from adafuse_llm.text.isolation import grammar_threads
 
 logger = logging.getLogger(__name__)
 
 SINGLE = "single"
 """The strategy of a member alone."""
+
+GRAMMAR_THREADS = 16
+"""Number of threads in which requests with a grammar are checked."""
 
 TOKEN_CHARACTERS = 16
 """Characters of a prompt for each token of the context window, above which it is refused at once.
@@ -84,6 +87,7 @@ class Service:
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
+        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "adafuse grammars")
         self._stops = False
         self._cancelled = False
 
@@ -288,7 +292,7 @@ class Service:
             RequestTimeoutError: the work takes too long.
         """
         cancel, outcome = threading.Event(), "ok"
-        threads = grammar_threads() if has_grammar else None
+        threads = self._grammar_threads if has_grammar else None
         limit = self.config.request_timeout if limit is None else limit
         try:
             with self._lock:

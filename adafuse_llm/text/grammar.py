@@ -13,33 +13,27 @@ before a reply to messages. This is the *lead* of its grammar.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.text.closing import (
     CLOSING_SECONDS,
     CLOSING_STATES,
     MAX_FORCED,
-    MAX_SECONDS,
     RESPONSE_SECONDS,
     RESPONSE_STATES,
     Effort,
-    Failure,
     found_closing,
 )
-from adafuse_llm.text.grammar_cache import GrammarCache
 from adafuse_llm.text.isolation import try_grammar
 from adafuse_llm.text.matchers import (
-    HEADER,
     byte_tokenizer,
     compiled,
-    is_consumed,
     is_usable,
     llguidance,
     next_bytes,
@@ -53,34 +47,27 @@ NO_LEAD = ""
 ONE_SPACE = '" "? '
 """Lead of a reply: one space or none."""
 
-MAX_CHARACTER_BYTES = 4
-
 MAX_CHARACTERS = 1_000_000
 """Maximum number of characters in a grammar."""
 
-JSON_CHARACTERS = '{}[]":, -0123456789truefalsn'
+MAX_GRAMMARS = 16
+"""Maximum number of compiled grammars that are kept, for each member and for texts. A grammar grows
+while texts are read, up to `adafuse_llm.text.matchers.MAX_LEXER_STATES`."""
 
-_HEADER = re.compile(r"\s*%llguidance\s*(\{[^\n]*\})")
-_QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
-_POSITION = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-_EXCERPT = re.compile(r"\n +\d+ \|")
+OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
+"""Last line of every grammar, which overrules earlier ones. Text without an alternative may have
+any tokens."""
+
+NEEDED_BYTES = (*b"\t\n", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
+"""The bytes of text, without control characters and planes of Unicode that hold no characters."""
+
+_ERROR = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*?)(?:\n +\d+ \|.*)?", re.DOTALL)
+_REMEDIES = {
+    "json_schema": "Leave this part out of the schema, and check the parsed response instead.",
+    "regex": "Write the expression in Rust's syntax, without look-around or back-references.",
+    "grammar": "The grammar must be in llguidance's dialect of Lark.",
+}
 _SPACES = [chr(code) for code in range(0x3001) if chr(code).isspace()]
-
-
-class GrammarOptions(Protocol):
-    """The options that set a grammar. `AdaFuseConfig` describes them."""
-
-    @property
-    def json_schema(self) -> dict[str, Any] | None:
-        """A JSON schema."""
-
-    @property
-    def regex(self) -> str | None:
-        """A regular expression."""
-
-    @property
-    def grammar(self) -> str | None:
-        """A Lark grammar."""
 
 
 class Grammar:
@@ -89,7 +76,6 @@ class Grammar:
     Args:
         option: the option of `AdaFuseConfig` that gives the grammar, for errors.
         body: the grammar in llguidance's dialect of Lark. Its rule ``start`` is a response.
-        literals: characters that a response may have to contain.
 
     Raises:
         GrammarError: the grammar cannot be enforced.
@@ -99,112 +85,68 @@ class Grammar:
         begins_with_space: whether a response may begin with whitespace.
     """
 
-    def __init__(self, option: str, body: str, literals: Iterable[str] = ()) -> None:
+    def __init__(self, option: str, body: str) -> None:
+        llguidance()
         self.option = option
-        self.literals = frozenset(literals)
         self._body = body
         lark = self.lark()
-        try:
-            _check_length(lark)
-            closing = try_grammar(lark, search=True)
-        except GrammarError as error:
-            raise GrammarError(f"option {option!r}: {error}") from None
+        if len(lark) > MAX_CHARACTERS:
+            raise GrammarError(
+                f"the grammar has {len(lark):,} characters; the limit is {MAX_CHARACTERS:,}. Use a "
+                "shorter grammar."
+            )
+        self._closing = try_grammar(lark)
         self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
-            raise GrammarError(f"option {option!r}: {_reason(self._start.get_error(), option)}")
-        if closing is None:
-            found = found_closing(self._start, Effort(expires=time.thread_time() + MAX_SECONDS))
-            if isinstance(found, Failure):
-                raise GrammarError(f"option {option!r}: {found.value}")
-            closing = found.decode()
-        self._closing = closing
+            raise GrammarError(_reason(self._start.get_error(), option))
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
     @classmethod
-    def of(cls, options: GrammarOptions) -> Grammar | None:
-        """Return the grammar that options set, or None if they set none.
+    def of(cls, config: Any) -> Grammar | None:
+        """Return the grammar that an `AdaFuseConfig` sets, or None if it sets none.
 
         Raises:
             GrammarError: the grammar cannot be enforced.
             MissingDependencyError: llguidance is not installed.
         """
         for option in ("json_schema", "regex", "grammar"):
-            source = getattr(options, option)
+            source = getattr(config, option)
             if source is not None:
-                llguidance()  # without it, a grammar that is already compiled is an error, too
                 text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
-                return _grammars.get((option, text), partial(_grammar, option, text))
+                try:
+                    grammar = _grammar(option, text)
+                    if not is_usable(grammar._start):
+                        _grammar.cache_clear()
+                        grammar = _grammar(option, text)
+                except GrammarError as error:
+                    raise GrammarError(f"option {option!r}: {error}") from None
+                return grammar
         return None
 
     def text(self) -> GrammarText:
         """Return the state of an empty response."""
         return GrammarText(self._start, closing=self._closing)
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether its lexer has not reached a limit."""
-        return is_usable(self._start)
-
     def lark(self, lead: str = NO_LEAD) -> str:
         """Return the grammar of a lead and a response."""
+        body = f"{self._body}\n{OPTIONS}\n"
         if not lead:
-            return f"{HEADER}\n{self._body}"
-        return f"{HEADER}\nstart: {lead}response\nresponse: %lark {{\n{self._body}\n}}\n"
+            return body
+        return f"start: {lead}response\nresponse: %lark {{\n{body}}}\n{OPTIONS}\n"
 
 
+@functools.lru_cache(MAX_GRAMMARS)
 def _grammar(option: str, source: str) -> Grammar:
     library = llguidance()
     if option == "json_schema":
         try:
-            schema = json.loads(source)
-            rule = json_rule(schema)
-            literals = {*JSON_CHARACTERS, *_literals(schema)}
-        except (GrammarError, RecursionError) as error:
-            problem = error if isinstance(error, GrammarError) else "it is nested too deeply"
-            raise GrammarError(f"option 'json_schema': {problem}") from None
-        return Grammar(option, f"start: {rule}", literals)
-    if option == "regex":
-        body = f"start: /{library.regex_to_lark(source, '')}/"
-        return Grammar(option, body, filter(str.isalnum, source))
-    own = _HEADER.sub("", source, count=1)  # without options of llguidance
-    return Grammar(option, own, _QUOTED.findall(source))
-
-
-def _check_length(lark: str) -> None:
-    if len(lark) > MAX_CHARACTERS:
-        raise GrammarError(
-            f"the grammar has {len(lark):,} characters; the limit is {MAX_CHARACTERS:,}. Use a "
-            "shorter grammar."
-        )
-
-
-_grammars: GrammarCache[Grammar] = GrammarCache(lambda grammar: grammar.is_usable)
-
-
-def _literals(schema: Any) -> Iterator[str]:
-    """Yield the texts of a schema that a response may have to contain."""
-    if isinstance(schema, Mapping):
-        for key, value in schema.items():
-            if key in ("const", "enum", "required", "pattern"):
-                yield from _strings(value)
-            elif key == "properties" and isinstance(value, Mapping):
-                yield from value
-            yield from _literals(value)
-    elif isinstance(schema, list):
-        for value in schema:
-            yield from _literals(value)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from value
-        yield from _strings(list(value.values()))
-    elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
+            source = f"start: {json_rule(json.loads(source))}"
+        except RecursionError:
+            raise GrammarError("it is nested too deeply") from None
+    elif option == "regex":
+        source = f"start: /{library.regex_to_lark(source, '')}/"
+    return Grammar(option, source)
 
 
 def json_rule(schema: dict[str, Any]) -> str:
@@ -217,25 +159,17 @@ def json_rule(schema: dict[str, Any]) -> str:
     return f"%json {json.dumps({**prepared, 'x-guidance': dict(COMPILE_OPTIONS)})}"
 
 
-def explained(error: str) -> str:
-    """Return the reason in an error message of llguidance, without its position in the grammar."""
-    message = " ".join(_POSITION.sub("", _EXCERPT.split(error)[0]).split())
-    return message.removeprefix("failed to compile JSON schema: ").rpartition(" error: ")[2]
-
-
 def _reason(error: str, option: str) -> str:
-    """Return llguidance's description of an error, with the position in the user's grammar."""
-    message = explained(error)
-    position = _POSITION.match(error)
-    if option == "grammar" and position:
-        message = f"line {int(position[1]) - 1}, column {position[2]}: {message}"
-    remedy = {
-        "json_schema": "Leave this part out of the schema, and check the parsed response instead.",
-        "regex": "Write the expression in Rust's syntax, without look-around or back-references.",
-        "grammar": "The grammar must be in llguidance's dialect of Lark.",
-    }[option]
+    """Return why a grammar cannot be enforced, from an error message of llguidance."""
+    found = _ERROR.fullmatch(error)
+    line, column, message = found.groups() if found else ("", "", error)
+    message = " ".join(message.split()).removeprefix("failed to compile JSON schema: ")
+    message = message.rpartition(" error: ")[2]
+    remedy = _REMEDIES[option]
     if message.startswith("Unsatisfiable"):
         remedy = "No value fits this part. Correct it."
+    if option == "grammar" and line:
+        message = f"line {line}, column {column}: {message}"
     return f"it cannot be enforced ({message}). {remedy}"
 
 
@@ -252,14 +186,8 @@ class GrammarText:
         self.begun = begun
         self._first = state
         self._state = state.deep_copy()
-        self._spare_states: float = RESPONSE_STATES
-        self._spare_seconds = RESPONSE_SECONDS
+        self._spare = (float(RESPONSE_STATES), RESPONSE_SECONDS)
         self._closings: dict[str, str | None] = {} if closing is None else {"": closing}
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the response is complete, so that it may end."""
-        return bool(self._state.is_accepting())
 
     @property
     def is_final(self) -> bool:
@@ -274,16 +202,16 @@ class GrammarText:
 
     def holds(self, text: str) -> bool:
         """Return whether `text` can follow the response."""
-        return self._after(text) is not None
+        return _after(self._state, text) is not None
 
     def can_end(self, text: str) -> bool:
         """Return whether `text` alone is a complete response."""
-        state = self._first.deep_copy()
-        return is_consumed(state, text.encode()) and bool(state.is_accepting())
+        state = _after(self._first, text)
+        return state is not None and bool(state.is_accepting())
 
     def ends_after(self, text: str) -> bool:
         """Return whether the response must end after `text`."""
-        state = self._after(text)
+        state = _after(self._state, text)
         return state is not None and bool(state.is_accepting()) and not next_bytes(state)
 
     def forced(self) -> str:
@@ -318,23 +246,21 @@ class GrammarText:
 
         Returns:
             The text, which is empty if the response may end after `text`. None if the grammar does
-            not allow `text`, or if the search finds no text of at most `MAX_CLOSING` bytes within
-            its limits.
+            not allow `text`, or if the search finds no text within its limits.
         """
         if text not in self._closings:
             self._closings[text] = self._searched_closing(text)
         return self._closings[text]
 
     def _searched_closing(self, text: str) -> str | None:
-        state = self._after(text)
+        state = _after(self._state, text)
         if state is None:
             return None
-        expires = time.thread_time() + CLOSING_SECONDS + self._spare_seconds
-        effort = Effort(CLOSING_STATES + self._spare_states, expires)
+        states, seconds = self._spare
+        effort = Effort(CLOSING_STATES + states, CLOSING_SECONDS + seconds)
         found = found_closing(state, effort)
-        self._spare_states = min(self._spare_states, max(effort.states, 0))
-        self._spare_seconds = min(self._spare_seconds, max(expires - time.thread_time(), 0))
-        return found.decode() if isinstance(found, bytes) else None
+        self._spare = max(min(states, effort.states), 0), max(min(seconds, effort.seconds), 0)
+        return None if found is None else found.decode()
 
     def copy(self) -> GrammarText:
         """Return an empty response with the same beginning."""
@@ -342,12 +268,15 @@ class GrammarText:
 
     def begun_with(self, text: str) -> GrammarText:
         """Return a response that follows `text`, or this response if the grammar forbids it."""
-        state = self._after(text)
+        state = _after(self._state, text)
         return self if state is None else GrammarText(state, text, self._closings.get(text))
 
-    def _after(self, text: str) -> Any | None:
-        state = self._state.deep_copy()
-        return state if is_consumed(state, text.encode()) else None
+
+def _after(state: Any, text: str) -> Any | None:
+    """Return a copy of a matcher over bytes after `text`, or None if the grammar forbids it."""
+    data = list(text.encode())
+    copy = state.deep_copy()
+    return copy if copy.try_consume_tokens(data) == len(data) else None
 
 
 class GrammarVocabulary:
@@ -358,6 +287,9 @@ class GrammarVocabulary:
         tokenizer: llguidance's tokenizer with the member's tokens.
         texts: the text of each token in the middle of a text, by token id.
         end_ids: ids of the member's end-of-sequence tokens.
+
+    Raises:
+        GrammarError: the tokens cannot write every text.
     """
 
     def __init__(
@@ -373,56 +305,42 @@ class GrammarVocabulary:
             if text and token not in end_ids and self._reads(token, text)
         ]
         self._usable = _bits(usable)
-        read = (bytes(tokenizer.decode_bytes([token])) for token in usable)
-        self._characters = {text for text in read if len(text) <= MAX_CHARACTER_BYTES}
-        self._matchers: GrammarCache[Any] = GrammarCache(is_usable)
+        missing = {bytes([byte]) for byte in NEEDED_BYTES}.difference(
+            self.read([token]) for token in usable
+        )
+        if missing:
+            raise GrammarError(f"none of its tokens is {min(missing)!r}, which texts can hold")
+        self._start = functools.lru_cache(MAX_GRAMMARS)(self._compiled)
 
     def _reads(self, token: int, text: str) -> bool:
         """Return whether llguidance reads a token as the text that the member's codec decodes."""
         if token >= self._tokenizer.vocab_size or self._tokenizer.is_special_token(token):
             return False
-        read = bytes(self._tokenizer.decode_bytes([token]))
+        read = self.read([token])
         return bool(read) and (REPLACEMENT in text or read == text.encode())
 
     def matcher(self, grammar: Grammar, lead: str, begun: str = "") -> Any:
         """Return a new matcher at the start of a response, or after its beginning `begun`.
 
         Raises:
-            GrammarError: the member lacks tokens that the grammar needs, or the grammar is too
-                complex for this vocabulary.
+            GrammarError: the grammar is too complex for this vocabulary.
         """
-        self._check_characters(grammar)
         lark = grammar.lark(lead)
-        state = self._matchers.get(lark, partial(self._compiled, grammar, lark)).deep_copy()
+        start = self._start(grammar.option, lark)
+        if not is_usable(start):
+            self._start.cache_clear()
+            start = self._start(grammar.option, lark)
+        state = start.deep_copy()
         consumed = state.consume_tokens(self.encode(begun)) if begun else True
         assert consumed, f"the grammar does not allow {begun!r}"
         return state
 
-    def _compiled(self, grammar: Grammar, lark: str) -> Any:
+    def _compiled(self, option: str, lark: str) -> Any:
         matcher = compiled(self._tokenizer, lark)
         if matcher.is_error():
-            raise GrammarError(
-                f"option {grammar.option!r}, member {self.name!r}: "
-                f"{_reason(matcher.get_error(), grammar.option)}"
-            )
+            reason = _reason(matcher.get_error(), option)
+            raise GrammarError(f"option {option!r}, member {self.name!r}: {reason}")
         return matcher
-
-    def _check_characters(self, grammar: Grammar) -> None:
-        """Check that the member has tokens for the grammar's literal characters."""
-        known = self._characters
-        characters = frozenset("".join(grammar.literals))
-        missing = sorted(
-            each
-            for each in characters
-            if each.encode() not in known
-            and any(bytes([byte]) not in known for byte in each.encode())
-        )
-        if missing:
-            raise GrammarError(
-                f"option {grammar.option!r}: member {self.name!r} has no token for "
-                f"{', '.join(map(repr, missing[:5]))}, which the response may have to contain. "
-                "Leave the member out with use=[...], or change the grammar."
-            )
 
     def encode(self, text: str) -> list[int]:
         """Return tokens whose bytes are those of `text`."""
@@ -536,12 +454,9 @@ class GrammarFollower:
 
     def _state(self, node: Node) -> Any | None:
         if node not in self._states:
-            path = [node]
-            while (parent := path[-1].parent) is not None and parent not in self._states:
-                path.append(parent)
-            for each in reversed(path):
-                assert each.parent is not None, "the state of the root is known"
-                self._states[each] = self._consumed(each.parent, self._tokens(each))
+            for step in self._tree.path(node):
+                if step not in self._states and step.parent is not None:
+                    self._states[step] = self._consumed(step.parent, self._tokens(step))
         return self._states[node]
 
     def _tokens(self, node: Node) -> list[int]:

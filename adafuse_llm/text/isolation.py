@@ -1,65 +1,56 @@
-"""Grammars that are tried in another process before they are compiled here.
+"""Try each new grammar in a child process, before it is compiled here.
 
-llguidance is native code. A hostile grammar can crash it, keep it busy, or fill the memory. Inside
-`isolated`, `try_grammar` compiles a new grammar in a process of its own first. That process has
-limits of time, memory and stack, so what it survives is harmless here. It knows no member: its
-tokens are the 256 bytes. Limits of llguidance bound what a member's vocabulary adds.
-
-    request ── python -c ── compile, search for a text, exit
-
-If this process cannot start another one, it logs a warning once, and compiles grammars untried.
+llguidance is native code. A hostile grammar can crash it, keep it busy, or fill the memory. So a
+child process with limits of time, memory and stack compiles the grammar first, and searches for a
+text that fits it. What the child survives is harmless here. The child knows no member: its tokens
+are the 256 bytes. Limits of llguidance bound what a member's vocabulary adds.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
+import math
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextlib import suppress
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Final
 
-from adafuse_llm.errors import (
-    GrammarError,
-    QueueFullError,
-    RequestCancelledError,
-    RequestTimeoutError,
-)
-from adafuse_llm.forks import after_fork
-from adafuse_llm.text.grammar_trial import (
-    FOUND,
-    MAX_BYTES,
-    MAX_CPU_SECONDS,
-    OUT_OF_MEMORY,
-    READY,
-    REFUSED,
-)
+from adafuse_llm.errors import GrammarError, QueueFullError
+from adafuse_llm.text.closing import MAX_SECONDS, NO_TEXT, Effort, found_closing
+from adafuse_llm.text.matchers import byte_tokenizer, compiled
 
 logger = logging.getLogger(__name__)
 
-MAX_WAIT_SECONDS: Final = 30.0
-"""Maximum seconds that the trials of a request take and wait together, if the machine is busy."""
+MAX_CPU_SECONDS: Final = 2
+"""Maximum CPU time of a trial in seconds. Trials of common schemas take 0.01 to 0.05."""
 
-MAX_TRIALS: Final = 16
-"""Maximum number of trials at the same time, and of threads that check grammars."""
+MAX_BYTES: Final = 128 * 2**20
+"""Maximum memory of a trial. macOS does not enforce it."""
+
+STACK_BYTES: Final = 2**20
+"""Stack of a trial. llguidance reads grammars recursively, so deep ones crash it. Threads of this
+process have 2 MiB or more, so what a trial survives is harmless here."""
+
+NICENESS: Final = 10
+"""How much less urgent a trial is than this process."""
+
+MAX_WAIT_SECONDS: Final = 30.0
+"""Maximum seconds that a trial waits for its place, and that it takes if the machine is busy."""
+
+MAX_TRIALS: Final = 8
+"""Maximum number of trials at the same time."""
 
 MAX_VERDICTS: Final = 1_000
 """Maximum number of harmless grammars that are remembered, so that they are not tried again."""
-
-POLL_SECONDS: Final = 0.05
-"""Seconds after which a cancelled request is noticed."""
 
 MARK: Final = "ADAFUSE_TRIAL"
 """Environment variable of trials. A process that has it starts none, in case the interpreter
@@ -67,163 +58,103 @@ is an application that runs itself again."""
 
 BOOTSTRAP: Final = """
 import json, sys, types
-folder, search, sys.path[:] = json.loads(sys.argv[1])
+folder, sys.path[:] = json.loads(sys.argv[1])
 package = sys.modules["adafuse_llm"] = types.ModuleType("adafuse_llm")
 package.__path__ = [folder]  # without the imports of the package, which take longer than a trial
-from adafuse_llm.text.grammar_trial import main
-main(search=search)
+from adafuse_llm.text.isolation import main
+main()
 """
+"""What a trial runs."""
+
+READY: Final = "ready\n"
+"""What a trial writes before it reads the grammar."""
+
+FOUND, REFUSED = "found ", "refused "
+"""What a trial writes before the text that it found, or before the reason."""
+
+_places = threading.BoundedSemaphore(MAX_TRIALS)
+_has_started = threading.Event()
+_found: OrderedDict[bytes, str] = OrderedDict()
 
 
-@dataclass(frozen=True)
-class _Request:
-    """How long a request waits for trials.
+def try_grammar(lark: str) -> str:
+    """Try a grammar in a child process, and return a text that fits it.
 
-    Attributes:
-        cancel: flag that ends them.
-        expires: the time at which they end, as `time.monotonic` counts it.
-        latest: the time at which they end because the machine is busy.
-    """
-
-    cancel: threading.Event | None
-    expires: float | None
-    latest: float
-
-    def check(self) -> None:
-        if self.cancel is not None and self.cancel.is_set():
-            raise RequestCancelledError("the request was cancelled while its grammar was tried")
-        if self.expires is not None and time.monotonic() > self.expires:
-            raise RequestTimeoutError(
-                "the time limit of the request was over before its grammar was tried. Simplify "
-                "the grammar, or try again later."
-            )
-        if time.monotonic() > self.latest:
-            raise QueueFullError(
-                f"the grammar could not be tried within {MAX_WAIT_SECONDS:g} seconds, because the "
-                "machine is busy. Simplify the grammar, or try again later."
-            )
-
-
-_request: ContextVar[_Request | None] = ContextVar("request", default=None)
-
-
-@contextmanager
-def isolated(cancel: threading.Event | None = None, timeout: float | None = None) -> Iterator[None]:
-    """Try the grammars that are compiled inside this context in another process first.
-
-    Inside another such context, only the limits of the outer one count.
-
-    Args:
-        cancel: flag that ends the trials.
-        timeout: seconds after which they end.
-    """
-    now = time.monotonic()
-    expires = None if timeout is None else now + timeout
-    token = _request.set(_request.get() or _Request(cancel, expires, now + MAX_WAIT_SECONDS))
-    try:
-        yield
-    finally:
-        _request.reset(token)
-
-
-def try_grammar(lark: str, *, search: bool = False) -> str | None:
-    """Try a grammar in another process, if this is inside `isolated`.
-
-    Args:
-        lark: the grammar.
-        search: whether to search for a text that fits the grammar, too.
-
-    Returns:
-        The text that was found, which is empty without a search; None if the grammar was not tried.
-        The grammar can still have errors that compiling tells.
+    If no child can be started, the grammar is tried here, and a warning is logged. The grammar can
+    still have errors that compiling it tells; then the text is empty.
 
     Raises:
         GrammarError: the grammar is harmful, or no text fits it.
         QueueFullError: the machine is too busy.
-        RequestCancelledError: the request was cancelled.
-        RequestTimeoutError: the time of the request is over.
     """
-    request = _request.get()
-    return None if request is None else _trials.run(request, lark, search=search)
+    key = hashlib.sha256(lark.encode()).digest()
+    if (known := _found.get(key)) is not None:
+        return known
+    end, output = _run(lark)
+    _, ready, answer = output.partition(READY)
+    if ready:
+        _has_started.set()
+    elif _has_started.is_set():
+        raise QueueFullError(
+            f"the process that tries the grammar did not start ({end}). Try again later."
+        )
+    else:
+        _warn(end)
+        answer = _answer(lark)
+    if answer.startswith(REFUSED):
+        raise GrammarError(answer.removeprefix(REFUSED))
+    if not answer.startswith(FOUND):
+        raise GrammarError(
+            f"the process that tried the grammar ended with {end}: the grammar takes more than "
+            f"{MAX_CPU_SECONDS} seconds of computing or {MAX_BYTES // 2**20} MiB of memory, or it "
+            "crashes the library llguidance. Simplify it."
+        )
+    found = _found[key] = answer.removeprefix(FOUND)
+    if len(_found) > MAX_VERDICTS:
+        _found.popitem(last=False)
+    return found
 
 
-def grammar_threads() -> ThreadPoolExecutor:
-    """Return the threads in which requests with a grammar are checked.
+@functools.cache
+def _warn(reason: str) -> None:
+    logger.warning(
+        "grammars are compiled without a trial in another process, because none can be started "
+        "(%s). Do not accept grammars or schemas from strangers",
+        reason,
+    )
 
-    A check can wait for a trial. Requests without a grammar do not wait for these threads.
+
+def _run(lark: str) -> tuple[str, str]:
+    """Run a trial. Return how it ended, or why it did not start, and its output.
+
+    Raises:
+        QueueFullError: the machine is too busy.
     """
-    return _trials.threads
-
-
-class _Trials:
-    """The trials of this process, what they found, and threads that wait for them.
-
-    Attributes:
-        can_start: whether a trial has started.
-    """
-
-    def __init__(self) -> None:
-        self.can_start = False
-        self._has_warned = False
-        self._found: OrderedDict[bytes, str] = OrderedDict()
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
-        self._places = threading.BoundedSemaphore(MAX_TRIALS)
-        self.threads = ThreadPoolExecutor(MAX_TRIALS, "adafuse grammars")
-
-    def run(self, request: _Request, lark: str, *, search: bool) -> str | None:
-        """Try a grammar, and return the text that was found, as `try_grammar` does."""
-        key = hashlib.sha256(f"{search}{lark}".encode()).digest()
-        if (known := self._found.get(key)) is not None:
-            return known
-        code: object
-        places = self._places
-        while not places.acquire(timeout=POLL_SECONDS):
-            request.check()
+    setting = json.dumps([str(Path(__file__).parents[1]), [*map(str, sys.path)]])
+    if _places.acquire(timeout=MAX_WAIT_SECONDS):
         try:
-            try:
-                trial = _start(search=search)
-            except OSError as error:
-                code, output = str(error), ""
-            else:
-                code, output = _output(trial, request, lark)
+            trial = subprocess.run(  # noqa: S603  # this interpreter, and our own code
+                [interpreter(), "-I", "-S", "-c", BOOTSTRAP, setting],
+                input=lark.encode(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # native code reports its failures there
+                timeout=MAX_WAIT_SECONDS,
+                # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
+                env={**os.environ, "MALLOC_ARENA_MAX": "1", MARK: "1"},
+                start_new_session=True,  # Ctrl-C is meant for this process
+                check=False,
+            )
+            return f"exit code {trial.returncode}", trial.stdout.decode(errors="replace")
+        except OSError as error:
+            return str(error), ""
+        except subprocess.TimeoutExpired:
+            pass
         finally:
-            places.release()
-        _, ready, answer = output.partition(READY)
-        if not ready:
-            self._note_untried(code if isinstance(code, str) else f"exit code {code}")
-            return None
-        self.can_start = True
-        if answer.startswith(REFUSED):
-            raise GrammarError(answer.removeprefix(REFUSED))
-        if not answer.startswith(FOUND):
-            raise GrammarError(_reason(code))
-        self._found[key] = answer.removeprefix(FOUND)
-        if len(self._found) > MAX_VERDICTS:
-            self._found.popitem(last=False)
-        return answer.removeprefix(FOUND)
-
-    def _note_untried(self, reason: str) -> None:
-        """Note that a trial did not start.
-
-        Raises:
-            QueueFullError: others have started, so this one may start later.
-        """
-        if self.can_start:
-            raise QueueFullError(
-                f"the process that tries the grammar did not start ({reason}). Try again later."
-            )
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "a grammar is compiled without a trial in another process, because none can be "
-                "started (%s). Do not accept grammars or schemas from strangers",
-                reason,
-            )
-
-
-_trials = _Trials()
+            _places.release()
+    raise QueueFullError(
+        f"the grammar could not be tried within {MAX_WAIT_SECONDS:g} seconds, because the machine "
+        "is busy. Simplify the grammar, or try again later."
+    )
 
 
 def interpreter() -> str:
@@ -237,57 +168,50 @@ def interpreter() -> str:
     return os.fsdecode(spawn.get_executable() or "")
 
 
-def _start(*, search: bool) -> subprocess.Popen[bytes]:
-    """Start a trial.
-
-    Raises:
-        OSError: this is not possible.
-    """
-    setting = json.dumps([str(Path(__file__).parents[1]), search, [*map(str, sys.path)]])
-    return subprocess.Popen(  # noqa: S603  # this interpreter, and our own code
-        [interpreter(), "-I", "-S", "-c", BOOTSTRAP, setting],
-        # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
-        env={**os.environ, "MALLOC_ARENA_MAX": "1", MARK: "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # native code reports its failures there
-        start_new_session=True,  # Ctrl-C is meant for this process
-    )
+# In the child process -------------------------------------------------------------------------
 
 
-def _output(trial: subprocess.Popen[bytes], request: _Request, lark: str) -> tuple[object, str]:
-    """Give a grammar to a trial, and return its exit code and its output. It ends with the request.
-
-    Raises:
-        AdaFuseError: as `try_grammar`.
-    """
-    with trial as process:
-        output: list[bytes] = []
-        is_over = threading.Event()
-
-        def talk() -> None:
-            try:
-                output.append(process.communicate(lark.encode())[0])
-            finally:  # whoever waits must not wait for ever
-                is_over.set()
-
-        threading.Thread(target=talk, name="adafuse trial").start()
-        try:
-            while not is_over.wait(POLL_SECONDS):
-                request.check()
-        finally:  # the wait can be interrupted, too, for example by Ctrl-C
-            process.kill()
-            is_over.wait()
-        return process.returncode, b"".join(output).decode(errors="replace")
+def main() -> None:
+    """Read a grammar from the standard input, try it, and write the answer."""
+    byte_tokenizer()
+    _write(READY)
+    lark = sys.stdin.buffer.read().decode()
+    _limit()
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=lambda: _write(_answer(lark)))
+    thread.start()
+    thread.join()
 
 
-def _reason(code: object) -> str:
-    """Return why a grammar is refused whose trial ended with an exit code."""
-    ended = signal.Signals(-code).name if isinstance(code, int) and code < 0 else code
-    if ended == "SIGXCPU":
-        what = f"takes more than {MAX_CPU_SECONDS} seconds of computing"
-    elif ended in (OUT_OF_MEMORY, "SIGABRT", "SIGKILL"):
-        what = f"takes more than {MAX_BYTES // 2**20} MiB of memory"
-    else:
-        what = "crashes the library llguidance"
-    return f"the grammar {what}, so it cannot be used. Simplify it."
+def _write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
+
+
+def _limit() -> None:
+    """Limit what this process may use. The system ends it if it uses more."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    seconds = math.ceil(time.process_time()) + MAX_CPU_SECONDS
+    hardest = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    with suppress(OSError, ValueError):  # a lower limit is already set
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, hardest))
+    with suppress(OSError, ValueError):  # as before, or macOS
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + MAX_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _answer(lark: str) -> str:
+    matcher = compiled(byte_tokenizer(), lark)
+    if matcher.is_error():
+        return FOUND  # whoever compiles the grammar finds the same error
+    try:
+        found = found_closing(matcher, Effort(seconds=MAX_SECONDS))
+    except GrammarError as error:
+        return f"{REFUSED}{error}"
+    return f"{REFUSED}{NO_TEXT}" if found is None else FOUND + found.decode()

@@ -8,9 +8,6 @@ from typing import Any
 
 from adafuse_llm.errors import GrammarError, MissingDependencyError, install_command
 
-HEADER = '%llguidance {"no_forcing": true}'
-"""First line of every grammar. Text without an alternative may have any tokens."""
-
 MAX_LEXER_STATES = 25_000
 """Maximum number of states of a compiled grammar's lexer, which arise while text is read. 25,000
 states take from 5 to 95 MB."""
@@ -59,15 +56,6 @@ def byte_tokenizer() -> Any:
     return library.LLTokenizer(library.TokenizerWrapper(_Bytes()), eos_token=256)
 
 
-@functools.cache
-def _limits() -> Any:
-    return llguidance().LLParserLimits(
-        max_lexer_states=MAX_LEXER_STATES,
-        max_grammar_size=MAX_GRAMMAR_SIZE,
-        precompute_large_lexemes=False,
-    )
-
-
 def compiled(tokenizer: Any, lark: str) -> Any:
     """Return a matcher at the start of a text. Its method ``is_error`` tells whether it failed.
 
@@ -75,7 +63,13 @@ def compiled(tokenizer: Any, lark: str) -> Any:
         tokenizer: the tokens that the matcher reads.
         lark: the grammar in llguidance's dialect of Lark.
     """
-    return llguidance().LLMatcher(tokenizer, lark, log_level=0, limits=_limits())
+    library = llguidance()
+    limits = library.LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=MAX_GRAMMAR_SIZE,
+        precompute_large_lexemes=False,
+    )
+    return library.LLMatcher(tokenizer, lark, log_level=0, limits=limits)
 
 
 def is_usable(matcher: Any) -> bool:
@@ -112,8 +106,3 @@ def too_complex(state: Any) -> GrammarError:
 def _set_bits(place: int, bits: int) -> bytes:
     """Return the numbers of the bits that are set in one byte of a mask."""
     return bytes(8 * place + bit for bit in range(8) if bits >> bit & 1)
-
-
-def is_consumed(state: Any, text: bytes) -> bool:
-    """Advance a matcher over bytes, and return whether the grammar allows the text."""
-    return bool(len(text) == state.try_consume_tokens(list(text)))

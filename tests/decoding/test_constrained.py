@@ -16,6 +16,8 @@ from tests.support.compare import TOLERANCE, check
 from tests.support.models import CHATML, STRICT, Recipe, engine, reference
 from tests.support.schemas import PERSON, is_valid, schemas
 
+pytestmark = pytest.mark.usefixtures("untried")
+
 PAIR = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
     Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),

@@ -20,6 +20,8 @@ from tests.support.models import CHATML, STRICT, Recipe, backend, engine
 from tests.support.schemas import is_valid, schemas
 from tests.support.sizes import sized
 
+pytestmark = pytest.mark.usefixtures("untried")
+
 TINY = tuple(
     Recipe(arch, kind, seed=seed, layers=1)
     for seed, (arch, kind) in enumerate(

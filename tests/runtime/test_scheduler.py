@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import random
 import threading
 import time
 import weakref
-import zlib
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +31,6 @@ from adafuse_llm.backends import FakeBackend, Query
 from adafuse_llm.backends.fake import END
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.member import Ask, Member
-from adafuse_llm.request import Checked
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.job import Job
@@ -84,9 +82,7 @@ def test_a_forked_child_does_not_wait_for_locks_of_its_parent():
     with AdaFuseEngine([member]) as engine:
         running = background(engine.generate, "a:", max_new_tokens=3)
         assert inside.wait(PATIENCE)
-        coordinator = engine._scheduler._coordinator
-        assert coordinator is not None
-        with engine._scheduler._lock, coordinator._accepting, member.codec._growing:
+        with engine.scheduler._lock, member.codec._growing:
             assert in_child(lambda: engine.generate("b:", max_new_tokens=3).text == " . . .")
         gate.set()
         assert running.result(PATIENCE).text == " . . ."
@@ -95,63 +91,34 @@ def test_a_forked_child_does_not_wait_for_locks_of_its_parent():
 # Batches --------------------------------------------------------------------------------------
 
 
-def words(text: str) -> dict[str, float]:
-    """Write words of one to four letters in a pseudorandom order; be unsure of every second."""
-    dice = random.Random(zlib.crc32(text.encode()))
-    length = len(text) - text.rfind(" ") - 1
-    if length and dice.random() < length / 4:
-        likely = (0.4, 0.3, 0.2) if dice.random() < 0.5 else (0.9, 0.05, 0.03)
-        return dict(zip(dice.sample([" a", " b", " c", " d"], 3), likely, strict=True))
-    return {dice.choice("abcd"): 0.9, " e": 0.05}
-
-
 def paced(queries):
     """Wait long enough for other threads to submit their requests."""
     time.sleep(0.002)
 
 
-def average_batch(members, requests, *, drafting=True, **options):
-    runtime = RuntimeConfig(max_requests=16, drafting=drafting)
-    with AdaFuseEngine(members, runtime=runtime) as engine:
-        engine.generate_batch([f"{n}:" for n in range(requests)], **options)
-    sizes = [size for member in members for size in member.sizes]
-    assert max(sizes) <= 16
-    return sum(sizes) / len(sizes)
-
-
 def test_requests_in_step_share_every_evaluation():
     members = [Watched(f"dots {n}", before=paced) for n in range(3)]
     # Drafts save different passes in different requests.
-    assert average_batch(members, 16, max_new_tokens=40, drafting=False) > 15
+    with AdaFuseEngine(members, runtime=RuntimeConfig(drafting=False)) as engine:
+        engine.generate_batch([f"{n}:" for n in range(16)], max_new_tokens=40)
+    sizes = [size for member in members for size in member.sizes]
+    assert sum(sizes) / len(sizes) > 15
 
 
-def waiting(*since_by_name):
-    """Return pending queries, without requests. The prompt of a query in capitals is being read."""
+def test_the_oldest_query_is_next_with_all_others_to_its_member():
     none: Any = None
-    backends = {name.lower(): FakeBackend(name.lower(), counting) for name, _ in since_by_name}
-    questions = []
-    for name, since in since_by_name:
-        member: Any = type("Asked", (), {"backend": backends[name.lower()]})()
-        questions.append(scheduler.PendingQuery(none, member, none, since, name.isupper()))
-    return questions
+    backends = {name: FakeBackend(name, counting) for name in "ab"}
 
+    def pending(name: str, is_reading: bool = False) -> scheduler.PendingQuery:
+        member: Any = SimpleNamespace(backend=backends[name])
+        return scheduler.PendingQuery(none, member, none, is_reading)
 
-def batch(questions, begun, patience, *, may_read=True):
-    """Return the names of the members of a batch, in capitals where a prompt is being read."""
-    chosen = scheduler.next_batch(questions, begun, patience, may_read=may_read)
-    names = [(pending.backend.name, pending.is_reading) for pending in chosen]
-    return "".join(name.upper() if is_reading else name for name, is_reading in names)
-
-
-def test_the_member_with_the_most_queries_is_next_or_the_one_with_the_oldest():
-    assert batch(waiting(("a", 3), ("b", 4), ("b", 4)), 5, 4) == "bb"
-    assert batch(waiting(("b", 3), ("a", 4), ("a", 4), ("b", 4)), 5, 4) == "bb"
-
-
-def test_a_query_that_has_waited_long_enough_is_next():
-    questions = waiting(("a", 1), *[("b", 4)] * 9)
-    assert batch(questions, 4, 4) == "b" * 9
-    assert batch(questions, 5, 4) == "a"
+    lane = scheduler._Lane("cpu")
+    b1, a1, a2, b2 = lane.waiting = [pending(name) for name in "baab"]
+    assert lane.next_batch() == [b1, b2]
+    assert lane.waiting == [a1, a2]
+    assert lane.next_batch() == [a1, a2]
+    assert not lane.waiting
 
 
 # Prompts in pieces ----------------------------------------------------------------------------
@@ -278,25 +245,13 @@ def test_requests_start_in_order_of_arrival_within_the_memory_limit():
 
 
 @pytest.mark.quick
-def test_a_request_that_waits_for_memory_is_overtaken_max_requests_times():
-    """The long request needs all 20 bytes. Short requests overtake it, and then they wait for it.
-
-    The first short request is shorter than the others, so at least one of them always runs.
-    """
-
-    def rule(text):
-        done = text.count(".") == (3 if text.startswith("0") else 6)
-        return {END: 0.9} if done else {" .": 0.9}
-
-    most = 2
-    short = [f"{n}" for n in range(9)]
-    prompts = [short[0], "long" * 3, *short[1:]]
-    member = Watched("dots", rule, bytes_per_token=1)
-    runtime = RuntimeConfig(cache_bytes=20, max_requests=most)
-    with AdaFuseEngine([member], runtime=runtime) as engine:
-        results = engine.generate_batch(prompts, **FEW)
-    assert [result.text.count(".") for result in results] == [3, *[6] * 9]
-    assert member.order == [*short[: 1 + most], "long" * 3, *short[1 + most :]]
+def test_no_request_overtakes_one_that_waits_for_memory():
+    short = [f"{n}" for n in range(5)]
+    prompts = [*short[:2], "long" * 3, *short[2:]]
+    member = Watched("dots", bytes_per_token=1)
+    with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=20)) as engine:
+        engine.generate_batch(prompts, **FEW)
+    assert member.order == prompts
 
 
 @pytest.mark.quick
@@ -333,7 +288,7 @@ def test_the_default_limit_counts_what_running_requests_may_hold():
     member = FakeBackend("dots", counting, bytes_per_token=1, free=20)
     budget = CacheBudget(None)
     (members,) = AdaFuseEngine([member])._encoder.members(
-        Checked("x", None, AdaFuseConfig()), [(member, 1.0)], 5
+        Request(prompt="x").checked(AdaFuseConfig()), [(member, 1.0)], 5
     )
 
     def limit(free: int, *running: int) -> int:
@@ -465,8 +420,8 @@ def test_members_of_one_device_take_turns_on_its_thread():
         time.sleep(0.001)
         inside.release()
 
-    pair = [Watched(name, words, alone, device="cuda:0") for name in "ab"]
-    other = Watched("c", words, device="cuda:1")
+    pair = [Watched(name, before=alone, device="cuda:0") for name in "ab"]
+    other = Watched("c", device="cuda:1")
     with AdaFuseEngine([*pair, other]) as engine, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda prompt: engine.generate(prompt, max_new_tokens=6), "stuvwxyz"))
     threads = [each.threads for each in (*pair, other)]
@@ -491,7 +446,7 @@ def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes(
 
     a, b = on_two_devices(fail, late)
     b.release = lambda tree: happened.append("released")
-    ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheBudget(None))
+    ran = scheduler.Scheduler([a, b], RuntimeConfig())
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
     roots = [Query(each.tree, (each.tree.root,), (), 2) for each in members]
     steps = [Ask(tuple(zip(members, roots, strict=True)))]
@@ -502,7 +457,8 @@ def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes(
         errors.append(error)
         failed.set()
 
-    ran.submit((job, fails))
+    job.begin(fails)
+    ran.submit([job])
     wait_until(lambda: "released" in happened)
     ran.close()
     assert [error.member for error in errors] == ["a"]
@@ -525,17 +481,6 @@ def test_closing_ends_requests_on_both_devices_and_waits_for_their_threads():
     assert adafuse_threads() <= before
     assert not meeting.a.live
     assert not meeting.b.live
-
-
-@pytest.mark.quick
-def test_threads_end_when_idle(monkeypatch):
-    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.05)
-    before = adafuse_threads()
-    with AdaFuseEngine(on_two_devices()) as engine:
-        for _ in range(2):
-            assert engine.generate("x", max_new_tokens=5).text
-            assert adafuse_threads() - before
-            wait_until(lambda: not adafuse_threads() - before)
 
 
 @pytest.mark.quick
@@ -664,15 +609,13 @@ def test_closing_with_a_timeout_names_the_members_that_still_run(hanging, caplog
     assert not hanging.live
 
 
-def test_a_model_is_never_used_by_two_threads_after_a_hanging_pass(hanging, monkeypatch):
-    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.05)
+def test_a_model_is_never_used_by_two_threads_after_a_hanging_pass(hanging):
     cancel = threading.Event()
     with AdaFuseEngine([hanging]) as engine:
         running = background(engine.generate, "hang", cancel=cancel)
         assert hanging.inside.wait(PATIENCE)
         cancel.set()
         assert running.result(PATIENCE).finish_reason == "cancelled"
-        time.sleep(0.3)  # the threads would be idle by now
         with pytest.raises(RequestTimeoutError):
             engine.generate("y", timeout=0.1)
         hanging.gate.set()
@@ -685,8 +628,7 @@ def test_a_model_is_never_used_by_two_threads_after_a_hanging_pass(hanging, monk
 
 def unfinished(engine):
     """Number of requests that run or wait."""
-    coordinator = engine._scheduler._coordinator  # None until the first request has started
-    return 0 if coordinator is None else coordinator.unfinished
+    return engine.scheduler.running + engine.scheduler.waiting
 
 
 @pytest.mark.quick
@@ -819,8 +761,9 @@ def test_an_engine_survives_when_no_thread_can_start(monkeypatch, refused, again
 
 
 @pytest.mark.quick
-def test_an_engine_that_nobody_uses_frees_its_members_without_the_garbage_collector(monkeypatch):
-    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.01)
+def test_an_engine_that_nobody_uses_ends_its_threads_and_frees_its_members():
+    """It needs no garbage collector."""
+    before = threading.enumerate()
     gc.collect()
     gc.disable()
     try:
@@ -829,9 +772,54 @@ def test_an_engine_that_nobody_uses_frees_its_members_without_the_garbage_collec
         assert [event.text for event in engine.stream("b:", max_new_tokens=3)]
         member = weakref.ref(engine.backends[0])
         del engine
-        end = time.monotonic() + PATIENCE
-        while member() is not None and time.monotonic() < end:
-            time.sleep(0.01)
-        assert member() is None
+        wait_until(lambda: member() is None)
+        wait_until(lambda: not set(threading.enumerate()) - set(before))
     finally:
         gc.enable()
+
+
+class Raises(threading.Event):
+    """A flag that raises an exception after some looks at it."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def is_set(self) -> bool:
+        self.looks -= 1
+        if self.looks == 0:  # only once
+            raise ZeroDivisionError("a defect of the caller")
+        return False
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("looks", [1, 3])
+@pytest.mark.parametrize("max_requests", [1, 8])
+def test_a_flag_that_raises_ends_only_its_own_request(looks: int, max_requests: int) -> None:
+    """The request runs, or waits behind another one."""
+    slow = Watched("dots", before=lambda queries: time.sleep(0.02))
+    with AdaFuseEngine([slow], runtime=RuntimeConfig(max_requests=max_requests)) as engine:
+        other = background(engine.generate, "x", max_new_tokens=30)
+        wait_until(lambda: engine.scheduler.running)
+        with pytest.raises(ZeroDivisionError, match="a defect of the caller"):
+            engine.generate("y", cancel=Raises(looks), max_new_tokens=100_000)
+        assert other.result(PATIENCE).text == " ." * 30
+        assert unfinished(engine) == 0
+
+
+def test_a_request_that_is_abandoned_in_the_queue_ends_at_once(hanging, monkeypatch):
+    monkeypatch.setattr(scheduler, "RUNNING_SECONDS", 10 * PATIENCE)
+    with AdaFuseEngine([hanging], runtime=RuntimeConfig(max_requests=1)) as engine:
+        first = background(engine.generate, "hang", max_new_tokens=1)
+        assert hanging.inside.wait(PATIENCE)
+        runs = [engine.open([Request(prompt="y")]) for _ in range(2)]
+        readers = [background(run.results) for run in runs]
+        wait_until(lambda: engine.scheduler.waiting == 2)
+        for run in runs:
+            run.close()
+        wait_until(lambda: engine.scheduler.waiting == 0)
+        for reader in readers:
+            with pytest.raises(RequestCancelledError):
+                reader.result(PATIENCE)
+        hanging.gate.set()
+        assert first.result(PATIENCE).text == " ."

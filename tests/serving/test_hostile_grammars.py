@@ -73,21 +73,3 @@ def test_slow_grammars_do_not_hold_up_other_requests(
         for thread in threads:
             thread.join()
         assert statuses == [400] * len(threads)
-
-
-def test_the_trial_of_a_client_that_left_stops() -> None:
-    engine = AdaFuseEngine([backend(Recipe("llama", "bytelevel", seed=1, layers=1))])
-    service = Service(ServingConfig())
-    service.open(engine)
-    with engine, served(build_app(service, [])) as url:
-        body = {"model": "adafuse", "prompt": "the", "max_tokens": 2}
-        body["adafuse"] = {"regex": "[a-c]+"}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
-        body["adafuse"] = {"regex": SWELLING[1]}
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{url}/v1/completions", json=body, timeout=0.4)
-        places = isolation._trials._places
-        end = time.monotonic() + 0.6
-        while places._value < isolation.MAX_TRIALS:
-            assert time.monotonic() < end, "the trial still has its place"
-            time.sleep(0.01)

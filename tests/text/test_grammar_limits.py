@@ -14,11 +14,11 @@ from adafuse_llm.text import grammar as grammars
 pytest.importorskip("llguidance")
 
 from adafuse_llm.text.closing import MAX_SECONDS
-from adafuse_llm.text.grammar import Grammar
+from adafuse_llm.text.grammar import NO_LEAD, Grammar
+from tests.support.models import Recipe, backend
 
-NO_TEXT = "no text fits the grammar"
-LONG = "no text of at most 10,000 bytes that fits the grammar was found"
-COMPLEX = "The grammar is too complex, or it requires too long a text|too many states"
+NO_TEXT = "no text of at most 10,000 bytes that fits the grammar was found"
+TOO_LONG = f"{NO_TEXT}|too many states"
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ COMPLEX = "The grammar is too complex, or it requires too long a text|too many s
         ({"regex": r"[^\s\S]"}, NO_TEXT),
         ({"json_schema": {"$ref": "#"}}, NO_TEXT),
         ({"grammar": "#" * 1_000_001}, "limit is 1,000,000"),
-        ({"grammar": 'start: a\na: "x" a'}, LONG),
-        ({"regex": "a{20000}"}, LONG),
-        ({"json_schema": {"type": "string", "minLength": 100_000}}, f"{LONG}|{COMPLEX}"),
+        ({"grammar": 'start: a\na: "x" a'}, NO_TEXT),
+        ({"regex": "a{20000}"}, NO_TEXT),
+        ({"json_schema": {"type": "string", "minLength": 100_000}}, TOO_LONG),
         (
             {"json_schema": {"type": "array", "items": {"type": "string"}, "minItems": 100_000}},
-            COMPLEX,
+            f"{NO_TEXT}|too many states",
         ),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_text_is_determined_if_no_other_can_follow() -> None:
     assert not text.determines("l")
 
 
-def test_r3_v2_searches_in_a_response_have_a_limit_together() -> None:
+def test_searches_in_a_response_have_a_limit_together() -> None:
     grammar = Grammar.of(AdaFuseConfig(regex=HEAVY))
     assert grammar is not None
     text = grammar.text()
@@ -148,3 +148,17 @@ def test_a_closing_that_is_known_is_not_searched_again(monkeypatch: pytest.Monke
     text.commit("b")
     assert text.closing() == closings[1]
     assert grammar.text().begun_with("").closing() == closings[0]
+
+
+def test_a_grammar_that_reached_a_limit_is_compiled_anew_for_the_next_request() -> None:
+    config = AdaFuseConfig(regex="[a-d]+")
+    vocabulary = backend(Recipe("llama", "bytelevel", seed=1)).grammar_vocabulary()
+    grammar = Grammar.of(config)
+    assert grammar is not None
+    for kept in (grammar._start, vocabulary._start(grammar.option, grammar.lark())):
+        kept.consume_token(2**31 - 1)  # as if its lexer had too many states
+    assert not vocabulary.mask(vocabulary.matcher(grammar, NO_LEAD)).is_empty
+    again = Grammar.of(config)
+    assert again is not None
+    assert again.text().holds("ad")
+    assert Grammar.of(config) is again

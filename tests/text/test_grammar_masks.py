@@ -14,7 +14,6 @@ pytest.importorskip("llguidance")
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.runtime.vocabularies import read_grammar_vocabulary
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar
 from tests.reference_grammar import Follower, Language, Lead, token_bytes
 from tests.support.models import Recipe, backend, engine, reference
@@ -61,7 +60,7 @@ def test_a_mask_holds_exactly_the_tokens_that_keep_a_text_possible(
     assert grammar is not None
     recipe = Recipe("llama", kind, seed=1, layers=1)
     member, language = reference(recipe), Language(**form)
-    vocabulary = read_grammar_vocabulary(backend(recipe))
+    vocabulary = backend(recipe).grammar_vocabulary()
     rng = random.Random(f"{kind} {form}")
     for lead, prefix in LEADS:
         if lead.free and grammar.begins_with_space:

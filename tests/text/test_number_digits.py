@@ -33,7 +33,7 @@ def start(schema: dict[str, Any]) -> GrammarText:
         {"type": "integer"},
     ],
 )
-def test_r14_digits_end(schema: dict[str, Any]) -> None:
+def test_digits_end(schema: dict[str, Any]) -> None:
     for first in ("0", "0.", "1", "1.", "9", "-", "-1."):
         text = start(schema)
         if not text.holds(first):
@@ -48,37 +48,37 @@ def test_r14_digits_end(schema: dict[str, Any]) -> None:
             pytest.fail(f"the digits after {first} go on")
 
 
-def test_r14_numbers_of_everyday_size_can_be_written() -> None:
+def test_numbers_of_everyday_size_can_be_written() -> None:
     for number in ("0", "-3", "3.14159", "-0.000000001", "9007199254740991", "1234567.123456789"):
         assert start({"type": "number"}).can_end(number)
     for number in ("1e5", "0.1234567891", "9007199254740992", "1E-3", ".5", "01"):
         assert not start({"type": "number"}).can_end(number)
 
 
-def test_r14_bounds_lose_no_short_number() -> None:
+def test_bounds_lose_no_number_of_a_few_decimals() -> None:
+    """A number that begins as a bound may need zeros at its end, such as 0.90 beside 0.95."""
     chance = random.Random(3)
     for _ in range(60):
         low = round(chance.uniform(-1000, 1000), chance.randint(0, 4))
         high = round(low + chance.uniform(1, 500), chance.randint(0, 4))
         text = start({"type": "number", "minimum": low, "maximum": high})
-        for value in (low, high, *(chance.uniform(low, high) for _ in range(6))):
-            number = f"{value:.{chance.randint(0, 6)}f}"
-            if float(number) and (low < float(number) < high or not low <= float(number) <= high):
-                inside = low <= float(number) <= high
-                assert text.can_end(number) is inside, (low, high, number)
+        for value in (low, high, *(chance.uniform(low - 9, high + 9) for _ in range(6))):
+            number = round(value, chance.randint(0, 6))
+            spellings = [f"{number:.{decimals}f}" for decimals in range(8)]
+            found = [float(each) for each in spellings if text.can_end(each) and float(each)]
+            assert (number in found) is (low <= number <= high and number != 0)
+            assert all(low <= each <= high for each in found)
 
 
-def test_r14_joint_schemas_keep_their_numbers() -> None:
+def test_joint_schemas_keep_their_numbers() -> None:
     joint = {"type": "number", "allOf": [{"minimum": 0.95}, {"maximum": 1.5}]}
     assert start(joint).can_end("0.95")
     half = {"type": "number", "anyOf": [{"minimum": 1.1}, {"maximum": 0.3}]}
     assert start(half).can_end("1.1")
     assert not start(half).can_end("0.5")
-    parts = {"items": {"type": "number"}, "allOf": [{"items": {"multipleOf": 0.5}}]}
-    assert start({"type": "array", **parts}).can_end("[1.5, 2]")
 
 
-def test_r14_parts_of_addresses_end() -> None:
+def test_parts_of_addresses_end() -> None:
     """A text cannot end inside these parts, so that a member has no other way out."""
     for kind, begun, most in (
         ("email", "", 64),
@@ -96,7 +96,7 @@ def test_r14_parts_of_addresses_end() -> None:
         assert text.closing() is not None
 
 
-def test_r14_addresses_of_everyday_size_can_be_written() -> None:
+def test_addresses_of_everyday_size_can_be_written() -> None:
     domain = ".".join(["d" * 63] * 2 + ["e" * 60])  # 188 characters
     emails = ("a@b.de", "Jo.O'Neil+tag@mail.example.com", "l" * 64 + f"@{domain}", "x@[127.0.0.1]")
     uris = (
@@ -111,7 +111,7 @@ def test_r14_addresses_of_everyday_size_can_be_written() -> None:
         assert not start({"type": "string", "format": kind}).can_end(f'"{wrong}"')
 
 
-def test_r14_bounds_of_addresses_join_other_limits() -> None:
+def test_bounds_of_addresses_join_other_limits() -> None:
     text = start({"type": "string", "format": "email", "pattern": "@b\\.de$", "maxLength": 9})
     assert text.can_end('"ann@b.de"')
     for wrong in ("ann@c.de", "annette@b.de", "ann@b.de.org"):

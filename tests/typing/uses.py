@@ -66,7 +66,6 @@ def calls(engine: AdaFuseEngine) -> None:
     engine.stream("x", max_new_token=5)  # type: ignore[call-arg]
     many: list[Generation] = engine.generate_batch(["x", "y"], branching_factor=1)  # ok
     engine.generate_batch(["x"], branching=1)  # type: ignore[call-arg]
-    numbered: list[tuple[int, StreamEvent]] = list(engine.stream_batch(["x"], max_words=2))  # ok
     scored: tuple[ScoredText, ...] = engine.score("x", ["y"], weights=[1, 2], use=None).texts  # ok
     engine.score("x", ["y"], wieghts=[1, 2])  # type: ignore[call-arg]
 

@@ -26,9 +26,8 @@ from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, check_option_names
-from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options
+from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
-from adafuse_llm.option_errors import explain
 from adafuse_llm.strategies.registry import AUTO
 from langchain_adafuse._rounds import RoundDetail
 

@@ -35,7 +35,7 @@ from adafuse_llm import (
     Run,
     StreamEvent,
 )
-from adafuse_llm.run import with_alternatives
+from adafuse_llm.run import check_one_response, with_alternatives
 from adafuse_llm.summary import Summary, record
 
 dispatcher = get_dispatcher(__name__)
@@ -116,16 +116,16 @@ class Decode:
         """
         _register(self)
         with self._ending():
-            self._config.check_one_response()
             self._run = self._engine.open(self._requests)
+            check_one_response(self._run)
         return self._chunks(self._run)
 
     async def achunks(self) -> AsyncGenerator[Chunk, None]:
         """Return the chunks of the response without blocking the event loop."""
         _register(self)
         with self._ending():
-            self._config.check_one_response()
             self._run = await self._engine.aopen(self._requests)
+            check_one_response(self._run)
         return self._achunks(self._run)
 
     def end(self, error: BaseException | None = None, generation: Generation | None = None) -> None:

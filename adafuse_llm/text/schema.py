@@ -1,0 +1,275 @@
+"""JSON schemas that a grammar compiler enforces exactly.
+
+llguidance compiles JSON schemas. It enforces most keywords, and refuses most of what it cannot
+enforce. `enforceable` closes what is left open: it refuses the keywords in `_REFUSED`, and whatever
+else leads to `_refuse`. What it returns can be narrower than the given schema, but never wider. For
+example, times have no leap second, and numbers are within 2**53 and have at most 9 decimals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from adafuse_llm.errors import GrammarError, short_repr
+
+COMPILE_OPTIONS: Mapping[str, Any] = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+    "coerce_one_of": True,
+}
+"""The options of llguidance for schemas from `enforceable`. There is no ``\\uXXXX``, which could
+spell the name of a property so that its schema does not apply. ``oneOf`` is safe as ``anyOf``."""
+
+_CHECK = "Leave it out and check the parsed response."
+_REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("not", "if", "then", "else", "uniqueItems", "dependencies"), _CHECK),
+    **dict.fromkeys(("contains", "minContains", "maxContains", "unevaluatedItems"), _CHECK),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "unevaluatedProperties"), _CHECK),
+    **dict.fromkeys(("disallow", "divisibleBy", "extends"), "Use draft 2020-12."),
+    **dict.fromkeys(("$dynamicRef", "$recursiveRef"), "Use '$ref'."),
+    "$id": "Only the whole schema can have it.",
+}
+"""The keywords that cannot be enforced, each with what to do instead."""
+
+_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+_DEFINITIONS, _JOINED = {"$defs", "definitions"}, {"$ref", "anyOf", "oneOf"}
+_MAPS = ("properties", "patternProperties", *_DEFINITIONS)
+_FIRST, _LAST = ("$ref", "const", "enum"), ("allOf", "anyOf", "oneOf")
+_LISTS = (*_LAST, "prefixItems")
+_SCHEMAS = (*_LISTS, "items", "additionalItems", "additionalProperties", "propertyNames")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_KEPT = (*_FIRST, *_COUNTS, "type", "required")
+_CLASSES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_MAPS, (dict,)),
+    **dict.fromkeys((*_LISTS, "enum", "required"), (list,)),
+    **dict.fromkeys(("pattern", "format", "$ref"), (str,)),
+    **dict.fromkeys(_NUMBERS, (int, float)),
+    "type": (str, list),
+}
+_REFERENCE = {"$ref", "title", "description"}
+_DECIMALS, _DIGITS, _MAX_INTEGER, _FEW = 9, 15, 2**53, 12
+_LEAP = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
+_DATE = f"^([1-9][0-9]{{3}}-(0[13-9]|1|02-[01]|02-2[0-8])|{_LEAP}-02-29)"
+_TIME = r":[0-9]{2}:[0-5][0-9](\.[0-9]{1,6})?[Z+-]"
+_FORMATS: Mapping[str, str | None] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}.*T.*{_TIME}",
+    "duration": "^([^0-9]|[0-9]{1,6}[^0-9])*$",
+    "email": r"^[^@]{1,64}@[^.]{1,63}(\.[^.]{1,63})*$",
+    "hostname": "^.{1,253}$",
+    "uri": "^[^:]{1,40}:",
+    **dict.fromkeys(("ipv4", "ipv6", "uuid"), ""),
+    **dict.fromkeys(("binary", "password", "path")),
+}
+"""What each format needs besides the compiler's rule: days and seconds that exist, and bounds of
+the parts inside which a text cannot end. None stands for a format of any text."""
+
+_CONTROLS = r"\x00-\x07\x0B\x0E-\x1F\x7F"  # characters that a response cannot contain
+_DOT = r"[^\x{A}\x{D}\x{2028}\x{2029}]"
+_WRITTEN = {r"\s": r"[\s--\x85]", r"\S": r"[^\s\x{FEFF}]", "[^": rf"[^[{_CONTROLS}\x85\uFEFF]"}
+"""What patterns mean in JavaScript. A class that excludes characters excludes control characters,
+too: with all of them, the compiler would give it all escapes, such as that of a quotation mark."""
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = rf"\\(?:[dDwWsStnrf]|x(?![017]){_HEX}{{2}}|u(?!00[017]){_HEX}{{4}}|[ -/:;=?@\[-`{{-~])"
+_CLASS = rf"\[\^?(?!\])(?:{_ESCAPE}|(?!&&|--|~~|\|\|)[^\\\[\]{_CONTROLS}])*\]"
+_READABLE = re.compile(rf"(?:{_ESCAPE}|{_CLASS}|\(\?:|(?!\{{,|\(\?|[*+?}}]\+)[^\\\[{_CONTROLS}])*")
+"""Patterns without flags, look-around and control characters that all languages read alike."""
+_LOOKAHEAD = "^(?!^[-+.]*$)"  # so begins the pattern of pydantic's decimals
+Path = tuple[str, ...]
+Parts = dict[Path, tuple[dict[str, Any], dict[str, Any]]]  # as given, and as compiled
+
+
+def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of draft 2020-12 that llguidance enforces fully with `COMPILE_OPTIONS`.
+
+    Raises:
+        GrammarError: the schema is invalid, or uses a keyword that cannot be enforced. The message
+            names the keyword with its path, such as ``properties.age.minimum``.
+    """
+    if not isinstance(schema, dict):
+        _refuse((), f"must be an object, such as {{'type': 'object'}}; got {short_repr(schema)}")
+    parts: Parts = {}
+    try:
+        prepared: dict[str, Any] = _prepared(schema, (), parts)
+    except RecursionError:
+        _refuse((), "is nested too deeply", "Move inner schemas to '$defs' and use '$ref'.")
+    is_joint = any(
+        "allOf" in given or (_JOINED & out.keys() and out.keys() - _JOINED - _DEFINITIONS)
+        for given, out in parts.values()
+    )
+    for path, (given, out) in parts.items():
+        if "$ref" in out and _pointer(out["$ref"]) not in parts:
+            _refuse((*path, "$ref"), "must be '#/...' with the path to a schema", "Correct it.")
+        if "prefixItems" in out and "2020-12" not in str(schema.get("$schema", "2020-12")):
+            _refuse((*path, "prefixItems"), "belongs to draft 2020-12", "Use a list in 'items'.")
+        if "multipleOf" in out and "multipleOf" in given and is_joint:
+            _refuse((*path, "multipleOf"), "is not supported beside schemas that are combined")
+        if "oneOf" in out and not _are_exclusive(given["oneOf"], parts):
+            _refuse((*path, "oneOf"), "has schemas that may overlap", "Use 'anyOf'.")
+        if out.pop("propertyNames", None) is not None:
+            _limit_names(given["propertyNames"], (*path, "propertyNames"), out, parts)
+    return prepared
+
+
+def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
+    """Return a schema, or a list of schemas, as it is to be compiled."""
+    if isinstance(schema, list):
+        return [_prepared(each, (*path, str(n)), parts) for n, each in enumerate(schema)]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        place = (*path, keyword)
+        _check_keyword(keyword, value, place)
+        if keyword in _MAPS:
+            is_pattern = keyword == "patternProperties"
+            names = [_pattern(name, place) for name in value] if is_pattern else value
+            inner = [_prepared(value[name], (*place, name), parts) for name in value]
+            found[keyword] = dict(zip(names, inner, strict=True))
+        elif keyword in _SCHEMAS:
+            found[keyword] = _prepared(value, place, parts)
+        elif keyword in _KEPT:
+            _check_constant(value, place)
+            found[keyword] = value
+    if not isinstance(found.get("items"), list):  # lists are tuples, as before draft 2020-12
+        found.pop("additionalItems", None)
+    types = schema.get("type", "number or string")
+    if "number" in types or "integer" in types:
+        _add_bounds(schema, path, found)
+    if "string" in types:
+        _add_patterns(schema, path, found)
+    # The compiler reads keywords in turn. Those that belong together must not be interrupted.
+    out = dict(sorted(found.items(), key=lambda item: (item[0] in _LAST) - (item[0] in _FIRST)))
+    parts[path] = schema, out
+    return out
+
+
+def _check_keyword(keyword: str, value: Any, path: Path) -> None:
+    if keyword in _REFUSED and (keyword, value) != ("uniqueItems", False) and path != ("$id",):
+        _refuse(path, "is not supported", _REFUSED[keyword])
+    if keyword == "minProperties" and value not in (0, 1):  # names can be repeated
+        _refuse(path, "is supported only up to 1", "Use 'required', or check the parsed response.")
+    if type(value) not in _CLASSES.get(keyword, (type(value),)):
+        _refuse(path, f"has the wrong type; got {short_repr(value)}", "Correct it.")
+
+
+def _check_constant(value: Any, path: Path) -> None:
+    """Refuse constants that no response can contain, or that the compiler would round."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        _check_constant(each, path)
+    if isinstance(value, str) and re.search(f"[{_CONTROLS}]", value):
+        _refuse(path, "has a control character, which a response cannot contain")
+    is_number = type(value) in (int, float)
+    if is_number and len(Decimal(str(value)).normalize().as_tuple().digits) > _DIGITS:
+        _refuse(path, f"has a number of more than {_DIGITS} digits")
+
+
+def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None:
+    """Bound numbers, and their decimals so that what is within bounds is so as a float, too."""
+    numbers = {key: Decimal(str(schema[key])) for key in _NUMBERS if key in schema}
+    is_literal = "const" in schema or "enum" in schema
+    if not numbers and (is_literal or "type" not in schema):
+        return
+    exact = [n for key, n in numbers.items() if "exclusive" in key or n != n.to_integral_value()]
+    digits = max((number.adjusted() + 1 for number in exact), default=0)
+    unit = Decimal(1).scaleb(-max(0, min(_DECIMALS, _DIGITS - digits)))
+    for keyword, number in numbers.items():
+        # Floats are divided exactly only by such fractions, not by 0.01, for example.
+        step = max(unit, Decimal("0.125")) if keyword == "multipleOf" else unit
+        least = step if keyword == "multipleOf" else -_MAX_INTEGER
+        if not least <= schema[keyword] <= _MAX_INTEGER or number % step:
+            _refuse((*path, keyword), f"must be within 2**53 and a multiple of {step:f}")
+        out[keyword] = schema[keyword]
+    out.update({"minimum": 1 - _MAX_INTEGER, "maximum": _MAX_INTEGER - 1} | out)
+    if "number" in schema.get("type", "number") and not is_literal:
+        out.setdefault("multipleOf", float(unit))
+
+
+def _add_patterns(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None:
+    pattern, name = schema.get("pattern", ""), schema.get("format", "path")
+    if name not in _FORMATS:
+        _refuse((*path, "format"), f"must be one of {', '.join(_FORMATS)}; got {name!r:.40}")
+    patterns = [_FORMATS[name]]
+    if _FORMATS[name] is not None:
+        out["format"] = name
+    if pattern.startswith(_LOOKAHEAD):
+        pattern = f"^{pattern.removeprefix(_LOOKAHEAD)}"
+        patterns.append("[^-+.]")
+    for each in filter(None, [_pattern(pattern, (*path, "pattern")), *patterns]):
+        if "pattern" in out:
+            out["allOf"] = [*out.get("allOf", ()), {"pattern": each}]
+        out.setdefault("pattern", each)
+
+
+def _pattern(pattern: str, path: Path) -> str:
+    if not _READABLE.fullmatch(pattern):
+        _refuse(path, "has a flag, lookahead, or another part that is not supported")
+    pattern = re.sub(rf"{_CLASS}|\\.|(\.)", lambda match: _DOT if match[1] else match[0], pattern)
+    return re.sub(r"\\.|\[\^", lambda match: _WRITTEN.get(match[0], match[0]), pattern)
+
+
+def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> None:
+    """Replace ``propertyNames`` by a pattern of the names."""
+    target = _target(schema, parts)
+    names = target.get("enum", [target.get("const")])
+    limits = target.keys() - {"title", "description", "enum" if "enum" in target else "const"}
+    if target.get("type") == "string":
+        limits.remove("type")
+    if not limits and names == [None]:
+        return
+    others = {"properties", "patternProperties"} & out.keys()
+    if limits or others or not all(isinstance(name, str) for name in names):
+        _refuse(path, "is supported only as an 'enum' of names, beside 'additionalProperties'")
+    pattern = _pattern(f"^({'|'.join(map(re.escape, names))})$", path)
+    out["patternProperties"] = {pattern: out.get("additionalProperties", True)}
+    out |= {"maxProperties": len(names), **out, "additionalProperties": False}
+
+
+def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
+    """Return whether schemas have different types or constants, also those of a property."""
+    options = [_target(schema, parts) for schema in schemas]
+    types = [{"integer": "number"}.get(str(each.get("type")), each.get("type")) for each in options]
+    ways = [types if all(isinstance(kind, str) for kind in types) else [None]]
+    ways.append([value for option in options for value in _constants(option, parts)])
+    first = options[0] if types.count("object") == len(types) > 0 else {}
+    for name in first.get("required", ())[:_FEW]:
+        needed = [option for option in options if name in option.get("required", ())]
+        found = [option.get("properties", {}).get(str(name)) for option in needed]
+        if len(needed) == len(options):
+            ways.append([value for each in found for value in _constants(each, parts)])
+    return len(options) < 2 or any(None not in way and len(way) == len(set(way)) for way in ways)
+
+
+def _constants(schema: Any, parts: Parts) -> list[Any]:
+    """Return the few constants that a schema allows. None stands for other values."""
+    schema = _target(schema, parts)
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [None])
+    is_simple = len(values) <= _FEW and all(isinstance(value, (str, int)) for value in values)
+    return values if is_simple else [None]
+
+
+def _target(schema: Any, parts: Parts) -> dict[str, Any]:
+    """Return the schema to which a reference points, or the given schema."""
+    for _ in range(_FEW):
+        if isinstance(schema, dict) and {"$ref"} <= schema.keys() <= _REFERENCE:
+            schema, _ = parts.get(_pointer(schema["$ref"]), (schema, {}))
+    return schema if isinstance(schema, dict) else {"enum": []} if schema is False else {}
+
+
+def _pointer(ref: str) -> Path:
+    start, *keys = unquote(ref).split("/")
+    path = tuple(key.replace("~1", "/").replace("~0", "~") for key in keys)
+    return path if start == "#" else ("",)  # no schema has this path
+
+
+def _refuse(path: Path, reason: str, remedy: str = _CHECK) -> NoReturn:
+    where = f"'{'.'.join(path)[-200:]}'" if path else "it"
+    raise GrammarError(f"the JSON schema cannot be enforced: {where} {reason}. {remedy}")
