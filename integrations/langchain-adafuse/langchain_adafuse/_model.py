@@ -25,6 +25,7 @@ from typing_extensions import Self, Unpack
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
+from adafuse_llm.adapters.option_fields import OptionFields
 from adafuse_llm.adapters.options import ALIASES, check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
@@ -90,7 +91,7 @@ class ModelFields(DecodeOptions, total=False):
     profile: ModelProfile | None
 
 
-class EnsembleModel(Serializable):
+class EnsembleModel(OptionFields, Serializable):
     """The base class of `AdaFuseLLM` and `ChatAdaFuse`. Creating a model loads nothing.
 
     If a decoding option is None, the engine's value applies (see `AdaFuseConfig`). Every call can
@@ -119,54 +120,8 @@ class EnsembleModel(Serializable):
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
     differ only in it share their weights. With `engine`, the engine has the strategy."""
 
-    use: str | list[str] | None = None
-    """Names of the active members, a subset of `members`. Default: all."""
     model: str | list[str] | None = None
     """LangChain's name for `use`. A string can contain several names, joined by ``+``."""
-    margin_threshold: float | None = None
-    max_words: int | None = None
-    branching_factor: int | None = None
-    max_word_tokens: int | None = None
-    max_word_letters: int | None = None
-    max_new_tokens: int | None = None
-    """Also accepted as `max_tokens` and `max_completion_tokens`."""
-    stop: list[str] | str | None = None
-    weights: dict[str, float] | list[float] | None = None
-    json_schema: dict[str, Any] | None = None
-    """Schema that the whole response fits; also accepts JSON text or a pydantic class. At most one
-    of `json_schema`, `regex`, `grammar` and `choices` can be set."""
-    regex: str | None = None
-    grammar: str | None = None
-    choices: list[str] | None = None
-    temperature: float | None = None
-    """0: nothing is drawn. Above 0, the members draw their tokens."""
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    """Determines what is drawn. ``response_metadata["seed"]`` has the seed of each response."""
-    n: int | None = None
-    """Number of responses to draw for each prompt. Above 1, it needs a `temperature` above 0, and
-    responses cannot be streamed."""
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    min_new_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
-    """Numbers by text, such as ``{" Paris": -5}``, not by token id."""
-    logprobs: bool | None = None
-    """Whether ``response_metadata["logprobs"]`` has the log-probability of every token, in the form
-    of OpenAI's API. The tokens are those of the member with the highest weight."""
-    top_logprobs: int | None = None
-    """Number of likeliest tokens to list with each token; also turns on `logprobs`."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``. Text
-    models use no chat templates."""
-    continue_final_message: bool | None = None
-    """Whether the response continues the last message, which must be an assistant's. Text models
-    always continue the prompt."""
-
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
     """Time limit of a call in seconds, excluding loading. A longer call raises
     `RequestTimeoutError`."""
@@ -291,14 +246,7 @@ class EnsembleModel(Serializable):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         return super().model_copy(update=_named_as_fields(update or {}), deep=deep)
 
-    if TYPE_CHECKING:  # the names in `ALIASES`; methods with the types of LangChain's
-        max_tokens: int | None
-        max_completion_tokens: int | None
-        num_predict: int | None
-        num_return_sequences: int | None
-        stop_sequences: list[str] | str | None
-
-    else:
+    if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
         def __getattr__(self, name: str) -> Any:
             """Return the value of a field under another name."""
