@@ -112,7 +112,7 @@ class Call:
         self._members = engine.members
         self._config = engine.config.override(options)
         if not self.form.is_free:
-            enforce = model._enforces if model._enforces is True or is_available() else False
+            enforce = model.enforce if model.enforce is True or is_available() else False
             options, problem = enforced(engine, self.form, options, enforce)
             if problem:
                 model._warn_once(

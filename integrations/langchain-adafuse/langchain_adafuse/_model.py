@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from langchain_core.language_models.base import LangSmithParams
@@ -23,12 +23,11 @@ from pydantic import (
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
-from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.option_fields import OptionFields
 from adafuse_llm.adapters.options import ALIASES, check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.strategies.registry import AUTO
 from langchain_adafuse._rounds import RoundDetail
 
@@ -46,7 +45,6 @@ else:  # checked when the ensemble is created
     Members = Any
 
 OPTIONS = tuple(name for name in AdaFuseConfig.model_fields if name != "use")
-PER_CALL = ("use", "model", "timeout", "max_retries", "round_detail")
 ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
@@ -134,28 +132,17 @@ class EnsembleModel(OptionFields, Serializable):
     backed and decided, agreement, margins), ``"full"`` to add a record of each round, or
     ``"none"``. Callbacks receive full records, except with ``"none"``."""
 
-    _call_options: ClassVar[frozenset[str]] = frozenset((*OPTIONS, *PER_CALL, *ALIASES))
+    _per_call: ClassVar[tuple[str, ...]] = (
+        *("use", "model", "timeout", "max_retries", "round_detail"),
+    )
     _logger: ClassVar[logging.Logger] = logging.getLogger("langchain_adafuse")
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
 
-    if TYPE_CHECKING:
-
-        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
-
-    else:
-
-        def __init__(self, *given: Any, **fields: Any) -> None:
-            if given:
-                paths = list(given[0]) if isinstance(given[0], (list, tuple)) else [given[0]]
-                raise InvalidInputError(
-                    f"{type(self).__name__} takes keyword arguments only; got "
-                    f"{short_repr(given[0])}. To load models, pass members={short_repr(paths)}, "
-                    "with the folder, GGUF file or hub id of each"
-                )
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                raise _one_error(error, type(self)) from None
+    def __init__(self, **fields: Unpack[ModelFields]) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise _one_error(error, type(self)) from None
 
     @model_validator(mode="wrap")
     @classmethod
@@ -260,7 +247,7 @@ class EnsembleModel(OptionFields, Serializable):
 
             LangChain's binding would lose options that are bound before `bind_tools`.
             """
-            options = {name: each for name, each in kwargs.items() if name in self._call_options}
+            options = self._options_in(kwargs)
             model = self._for_call(None, options) if options else self
             others = {name: each for name, each in kwargs.items() if name not in options}
             return super(EnsembleModel, model).bind(**others) if others else model
@@ -373,6 +360,11 @@ class EnsembleModel(OptionFields, Serializable):
         options = {name: getattr(self, name) for name in OPTIONS}
         return {name: value for name, value in options.items() if value is not None}
 
+    def _options_in(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keywords that are options of a call."""
+        names = {*OPTIONS, *ALIASES, *self._per_call}
+        return {name: value for name, value in keywords.items() if name in names}
+
     @property
     def _stops(self) -> list[str] | None:
         return [self.stop] if isinstance(self.stop, str) else self.stop
@@ -384,7 +376,7 @@ class EnsembleModel(OptionFields, Serializable):
             InvalidOptionError: a keyword is unknown, or its value cannot be used.
         """
         overrides = {name: value for name, value in overrides.items() if value is not None}
-        update = check_option_names(overrides, extra=(*PER_CALL, *ACCEPTED))
+        update = check_option_names(overrides, extra=(*self._per_call, *ACCEPTED))
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)
@@ -393,11 +385,21 @@ class EnsembleModel(OptionFields, Serializable):
             update = {**dict.fromkeys(CONSTRAINTS), **update}
         if "use" in update or "model" in update:  # the call's value replaces both
             update = {"use": None, "model": None, **update}
-        own = {name: update[name] for name in PER_CALL if name in update}
-        update |= _CallOptions(**own).model_dump(exclude_unset=True)
+        own = {name: update[name] for name in self._per_call if name in update}
+        update |= self._checked_fields()(**own).model_dump(exclude_unset=True)
         copy = self.model_copy(update=update)
         copy._check_options()
         return copy
+
+    @classmethod
+    @cache
+    def _checked_fields(cls) -> type[Options]:
+        """Return the options of a call that `AdaFuseConfig` does not have, with their limits."""
+        fields: Any = {
+            name: (cls.model_fields[name].annotation, cls.model_fields[name])
+            for name in cls._per_call
+        }
+        return create_model("CallOptions", __base__=Options, **fields)
 
     def _warn_once(self, message: str) -> None:
         """Log a warning, unless this model or a copy for a call already logged the same one."""
@@ -425,26 +427,12 @@ class EnsembleModel(OptionFields, Serializable):
         config = AdaFuseConfig() if self.engine is None else self.engine.config
         return config.override(self._engine_options)
 
-    @property
-    def _enforces(self) -> Enforce:
-        """Whether the form of replies is enforced. A text model has no form."""
-        return False
-
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         """Return what LangSmith shows of a call. The keywords of the call are not validated."""
-        given = {name: value for name, value in kwargs.items() if name in self._call_options}
+        given = self._options_in(kwargs)
         model = self.model_copy(update={k: v for k, v in given.items() if v is not None})
         base = cast("Any", super(EnsembleModel, model))
         return cast("LangSmithParams", base._get_ls_params(model._stops if stop is None else stop))
-
-
-_PER_CALL_FIELDS = {name: EnsembleModel.model_fields[name] for name in PER_CALL}
-_CallOptions: Any = create_model(
-    "_CallOptions",
-    __base__=Options,
-    **cast("Any", {name: (field.annotation, field) for name, field in _PER_CALL_FIELDS.items()}),
-)
-"""The options in `PER_CALL` of one call, with the types and limits of the model's fields."""
 
 
 def _with_plain_schema(options: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Replies:
     def __init__(self, call: Call, *, is_merged: bool = True) -> None:
         self._call = call
         self._is_merged = is_merged
-        self._replies = defaultdict(partial(_Reply, call.form))
+        self._replies: defaultdict[int, _Reply] = defaultdict(partial(_Reply, call.form))
         self._chunks: defaultdict[int, list[ChatRoundChunk]] = defaultdict(list)
 
     def chunks(self, step: Step) -> list[ChatRoundChunk]:
@@ -62,14 +62,15 @@ class Replies:
 
     def result(self) -> ChatResult:
         """Return the messages of all steps."""
-        generations = []
+        messages = []
         for _, chunks in sorted(self._chunks.items()):
             (generation,) = generate_from_stream(iter(chunks)).generations
-            message = with_call_errors(cast("AIMessage", generation.message))
-            generations.append(ChatGeneration(message=message))
-        usage = token_usage([each.message.usage_metadata or {} for each in generations])
-        output = output_of(self._call.model.model_name, [usage])
-        return ChatResult(generations=generations, llm_output=output)
+            messages.append(with_call_errors(cast("AIMessage", generation.message)))
+        usage = token_usage([each.usage_metadata or {} for each in messages])
+        return ChatResult(
+            generations=[ChatGeneration(message=each) for each in messages],
+            llm_output=output_of(self._call.model.model_name, [usage]),
+        )
 
 
 class _Reply:

@@ -25,8 +25,7 @@ from adafuse_llm.adapters.conversation import Conversation, to_conversation
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
-from adafuse_llm.errors import InvalidOptionError, short_repr
-from adafuse_llm.text.matchers import is_available
+from adafuse_llm.errors import InvalidOptionError
 from langchain_adafuse._calls import Call
 from langchain_adafuse._messages import (
     ToolLike,
@@ -108,7 +107,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     reason, and the members only read the schema. True raises an error instead. False never
     constrains decoding. Every call can override this field."""
 
-    _call_options = EnsembleModel._call_options | {"enforce"}
+    _per_call = (*EnsembleModel._per_call, "enforce")
     _logger = logging.getLogger(__name__)
     _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
     """Groups of active members that were loaded before. The copies for calls share it."""
@@ -269,19 +268,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         """Never stream several responses to handlers. `stream` itself passes ``stream=True``."""
         if super()._streaming_disabled(**kwargs):
             return True
-        return not kwargs.get("stream") and self._for_call(None, _options_in(kwargs))._config.n > 1
-
-    def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
-        options = dict(overrides)
-        enforce = options.pop("enforce", None)
-        call = super()._for_call(stop, options)
-        if enforce is None:
-            return call
-        if enforce != "auto" and not isinstance(enforce, bool):
-            raise InvalidOptionError(
-                f"enforce must be 'auto', True or False; got {short_repr(enforce)}"
-            )
-        return call.model_copy(update={"enforce": enforce})
+        return (
+            not kwargs.get("stream") and self._for_call(None, _without_form(kwargs))._config.n > 1
+        )
 
     def _call(
         self,
@@ -292,7 +281,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         streams: bool = False,
     ) -> tuple[Call, Request]:
         """Begin a call of the model with overrides, and return its request."""
-        model = self._for_call(stop, _options_in(keywords))
+        model = self._for_call(stop, _without_form(keywords))
         if streams:
             model._check_one_response()
         prompt, form = model._prepare(messages, keywords)
@@ -325,10 +314,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         )
         return prompt, form
 
-    @property
-    def _enforces(self) -> Enforce:
-        return self.enforce
-
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
         outputs = [output for output in llm_outputs if output]
         name = outputs[0]["model_name"] if outputs else self.model_name
@@ -349,16 +334,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     def _resolve_model_profile(self) -> ModelProfile:
         """Return the model's capabilities.
 
-        The profile claims tool calls if a member has a chat template. It claims structured output,
-        and a forced tool choice, if they can be enforced: the extra ``adafuse-llm[grammar]`` is
-        installed, and no loaded member prevents it. The context
-        window is the smallest of the active members, from their ``config.json``. If one of these
-        files is not on this machine or has no window, the profile includes the window once the
-        members are loaded.
+        The profile claims tool calls if a member has a chat template, and structured output and a
+        forced tool choice if they can be enforced. The context window is the smallest of the active
+        members, from their ``config.json``. If one of these files is not on this machine or has no
+        window, the profile includes the window once the members are loaded.
         """
         self._has_own_profile = True
-        ensemble = self._ensemble
-        window = ensemble.context_window(self._names)
+        window = self._ensemble.context_window(self._names)
         profile = ModelProfile(
             text_inputs=True,
             text_outputs=True,
@@ -370,7 +352,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             reasoning_output=True,
             tool_call_streaming=False,
             temperature=True,
-            **self._abilities(ensemble.engine() if ensemble.is_loaded else None),
+            **self._abilities(),
         )
         return profile if window is None else {**profile, "max_input_tokens": window}
 
@@ -379,12 +361,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         if names in self._described:
             return engine
         self._described.add(names)
-        if self.profile is not None and "max_input_tokens" not in self.profile:
+        if self.profile is not None and self._has_own_profile:
             window = self._ensemble.context_window(names)
             if window is not None:
-                self.profile["max_input_tokens"] = window
-        if self.profile is not None and self._has_own_profile:
-            self.profile.update(self._abilities(engine))
+                self.profile.setdefault("max_input_tokens", window)
+            self.profile.update(self._abilities())
         if self._ensemble.is_chat_model(names) is False:  # the engine warns of mixtures
             self._warn_once(
                 f"members without a chat template: {', '.join(names)}. They read messages as plain "
@@ -392,27 +373,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             )
         return engine
 
-    def _abilities(self, engine: Engine | None) -> ModelProfile:
-        """Return the part of the profile that depends on the members.
-
-        Without an engine, it assumes members with chat templates.
-        """
-        is_chat = engine is None or bool(self._ensemble.is_chat_model(self._names))
-        enforces = self._can_enforce(engine)
+    def _abilities(self) -> ModelProfile:
+        """Return the part of the profile that depends on the members. This loads nothing."""
+        is_chat = self._ensemble.is_chat_model(self._names) is not False
+        enforces = bool(self.enforce) and self._ensemble.can_enforce()
         return {
             "tool_calling": is_chat,
             "tool_choice": is_chat and enforces,
             "structured_output": enforces,
         }
-
-    def _can_enforce(self, engine: Engine | None) -> bool:
-        """Return whether the form of replies can be enforced.
-
-        Without an engine, the result is True if the extra is installed.
-        """
-        if not self.enforce:
-            return False
-        return is_available() if engine is None else engine.can_enforce
 
 
 def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
@@ -428,6 +397,6 @@ def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
     )
 
 
-def _options_in(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call that are options."""
+def _without_form(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call that do not describe the reply."""
     return {name: value for name, value in keywords.items() if name not in PROMPT_KEYWORDS}

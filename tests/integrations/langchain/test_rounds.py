@@ -216,8 +216,8 @@ def test_a_handler_that_prints_tokens_prints_one_reply(obliging):
         def on_llm_new_token(self, token, **kwargs):
             self.printed += token
 
-    for options in ({}, {"temperature": 1, "n": 2}):
+    chat = ChatAdaFuse(engine=obliging, temperature=1)
+    for n in (1, 2):
         handler = Printing()
-        chat = ChatAdaFuse(engine=obliging, callbacks=[handler], **options)
-        said = chat.invoke("Hi").text
+        said = chat.invoke("Hi", {"callbacks": [handler]}, n=n).text
         assert handler.printed == said
