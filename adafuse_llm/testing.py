@@ -13,17 +13,15 @@ import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 from unittest import SkipTest
 
-import numpy as np
-
-from adafuse_llm.adjustment import NOTHING, Adjustment, changed
+from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends import base
 from adafuse_llm.backends.checks import check_results
-from adafuse_llm.backends.fake import answered, ordered
+from adafuse_llm.backends.fake import answered
 from adafuse_llm.sampling import Draw
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
@@ -59,7 +57,7 @@ class BackendTests:
         """Return the backend. It may always be the same one."""
         raise NotImplementedError("define the method `member`, which returns the backend to test")
 
-    def logits(self, ids: Sequence[int]) -> Iterable[float] | None:  # noqa: ARG002
+    def logits(self, ids: tuple[int, ...]) -> Iterable[float] | None:  # noqa: ARG002
         """Return the logits of all tokens after `ids`, from a forward pass without any cache.
 
         With None, results are compared with those of new requests to the same backend. Then no test
@@ -195,8 +193,8 @@ class _Bench:
         self.prompt = self.codec.encode_prompt("".join(tests.texts))
         self.words = sorted({*self.prompt} - member.end_ids)
         self._prompts = [self.prompt[shift:] + self.prompt * 5 for shift in (0, 1, 5)]
-        self._plain = tests.logits(self.prompt[:1]) is not None
-        self._known: dict[tuple[int, ...], dict[int, float]] = {}
+        has_logits = tests.logits(tuple(self.prompt[:1])) is not None
+        self._logits: Any = cache(tests.logits) if has_logits else None
         self.draws: list[bool] = []
         self._where = ""
 
@@ -251,7 +249,7 @@ class _Bench:
         for node in (evaluate := evaluate if score else [tree.root]):
             node.draw = Draw(chance.getrandbits(64), *chance.choice(DRAWS)) if draws else None
             node.allowed = self._mask(node) if masks and self.texts else None
-        words = masks and chance.random() < 0.5
+        words = masks and bool(self.texts) and chance.random() < 0.5
         return base.Query(tree, tuple(evaluate), tuple(score), chance.choice((2, 16)), words)
 
     def _mask(self, node: Node) -> bytes | None:
@@ -281,8 +279,8 @@ class _Bench:
         check_results(self.member.name, queries, results)
         for query, result in zip(queries, results, strict=True):
             tree, more = query.tree, replace(query, top=query.top + 8)  # noise reorders near ties
-            after, ends = partial(self._after, tree), self.member.end_ids
-            want = answered(more, after, self.texts, ends) if self._plain else self._anew(more)
+            logits = self._logits
+            want = answered(self.member, more, logits) if logits else self._anew(more)
             assert 0 <= result.reused < len(tree.ids), f"reused is {result.reused}"
             for node, got, right in zip(query.evaluate, result.next, want.next, strict=True):
                 node.next = got
@@ -292,15 +290,8 @@ class _Bench:
                 self._near(f"the log-probability of {tree.tokens(node)}", p, q)
         return results
 
-    def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
-        """Return the log-probabilities after a node, from the logits of a plain forward pass."""
-        ids = (*tree.ids, *tree.tokens(node))
-        if ids not in self._known:
-            self._known[ids] = dict(enumerate(np.asarray(self.tests.logits(ids), float).tolist()))
-        return ordered(changed(self._known[ids], tree.changes(node) or NOTHING.changes(ids, 0)))
-
     def _anew(self, query: base.Query) -> base.QueryResult:
-        """Return the result of a query, with a new request for each of its nodes."""
+        """Return the result of a query, from a new request for each of its nodes."""
         old, results = query.tree, list[base.QueryResult]()
         for node in (*query.evaluate, *query.score):
             start = node if len(results) < len(query.evaluate) else node.parent or old.root
@@ -328,7 +319,7 @@ class _Bench:
             assert a < b or not tie, f"the equally likely tokens {a} and {b} are not in order"
         self._near("end_logprob", got.end_logprob, want.end_logprob)
         self._near("mass", got.mass, want.mass)
-        if query.word_ends and self.texts:
+        if query.word_ends:
             self._near("word_end_logprob", got.word_end_logprob, want.word_end_logprob)
         if want.drawn is not None and self.texts:
             self.draws.append(got.drawn == want.drawn)

@@ -16,7 +16,6 @@ from adafuse_llm.backends.file_facts import file_has_template, file_window
 from adafuse_llm.config import GRAMMARS, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.specs import (
@@ -273,9 +272,6 @@ class _Loaded:
 
     def __init__(self) -> None:
         self.engines: dict[str, AdaFuseEngine] = {}
-        after_fork(self._renew_locks)
-
-    def _renew_locks(self) -> None:
         self._locks: dict[str, threading.Lock] = {}
 
     def lock_of(self, key: str) -> threading.Lock:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.adjustment import changed
+from adafuse_llm.adjustment import NOTHING, changed
 from adafuse_llm.backends.base import Backend, Query, QueryResult
-from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
@@ -104,7 +104,7 @@ class FakeBackend(Backend):
         parents = [node.parent for node in query.score if node.parent is not None]
         # all of them first, because each can add tokens to the vocabulary
         known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
-        return answered(query, known.__getitem__, self.codec.texts, self.end_ids)
+        return _answered(query, known.__getitem__, self.codec.texts, self.end_ids)
 
     def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
         """Return the log-probabilities after a node by token id, in descending order."""
@@ -113,46 +113,56 @@ class FakeBackend(Backend):
             self.codec.token(text): math.log(p) if p > 0 else -math.inf for text, p in rule.items()
         }
         changes = tree.changes(node)
-        if changes is not None:
-            logprobs = changed(logprobs, changes)
-        return ordered(logprobs)
-
-
-def ordered(logprobs: Mapping[int, float]) -> dict[int, float]:
-    """Return log-probabilities by token id in descending order, the lower id first among equals."""
-    return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
+        return _ordered(logprobs if changes is None else changed(logprobs, changes))
 
 
 def answered(
-    query: Query,
-    after: Callable[[Node], Mapping[int, float]],
-    texts: Sequence[str],
-    end_ids: frozenset[int],
+    backend: Backend, query: Query, logits: Callable[[tuple[int, ...]], Iterable[float]]
 ) -> QueryResult:
-    """Return the result of a query about whole distributions.
+    """Return the result of a query for a member that is `full`, without any cache.
 
     Args:
+        backend: the member. Only with its `token_texts`, the result has ``Next.word_end_logprob``.
         query: the query.
-        after: returns the log-probabilities of all tokens after a node, as `ordered` does.
-        texts: as `Backend.token_texts`. Ids beyond it have no text.
-        end_ids: as `Backend.end_ids`.
+        logits: returns the logits after token ids, [vocabulary], as any sequence or tensor.
 
     Raises:
         ValueError: no token can follow a node.
     """
+    import numpy as np  # takes long
+
+    @cache
+    def after(node: Node) -> dict[int, float]:
+        ids = (*query.tree.ids, *query.tree.tokens(node))
+        changes = query.tree.changes(node) or NOTHING.changes(ids, 0)
+        return _ordered(changed(dict(enumerate(np.asarray(logits(ids), float).tolist())), changes))
+
+    return _answered(query, after, backend.token_texts, backend.end_ids)
+
+
+def _ordered(logprobs: Mapping[int, float]) -> dict[int, float]:
+    """Return log-probabilities by token id in descending order, the lower id first among equals."""
+    return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _answered(
+    query: Query,
+    after: Callable[[Node], Mapping[int, float]],
+    texts: Sequence[str] | None,
+    end_ids: frozenset[int],
+) -> QueryResult:
+    """Return the result of a query, from log-probabilities in the order of `_ordered`."""
     nexts = tuple(_summary(query, node, after(node), texts, end_ids) for node in query.evaluate)
-    logprobs = []
-    for node in query.score:
-        assert node.parent is not None
-        logprobs.append(after(node.parent).get(node.token, -math.inf))
-    return QueryResult(nexts, tuple(logprobs), len(nexts), len(nexts))
+    scored = [(node.parent, node.token) for node in query.score if node.parent is not None]
+    logprobs = tuple(after(parent).get(token, -math.inf) for parent, token in scored)
+    return QueryResult(nexts, logprobs, len(nexts), len(nexts))
 
 
 def _summary(
     query: Query,
     node: Node,
     every: Mapping[int, float],
-    texts: Sequence[str],
+    texts: Sequence[str] | None,
     end_ids: frozenset[int],
 ) -> Next:
     likely = every
@@ -168,7 +178,7 @@ def _summary(
         ids = sorted(likely)
         codes = token_codes(texts, end_ids, ids[-1] + 1)
         chosen = ids[drawn([likely[t] for t in ids], [codes[t] for t in ids], node.draw)]
-    if query.word_ends:
+    if query.word_ends and texts is not None:
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         word_end = _total(likely, end_ids | spaces)
     return Next(
@@ -201,9 +211,6 @@ class FakeCodec(TextCodec):
         self._texts = [END, *vocabulary]
         self._ids = {text: number for number, text in enumerate(self._texts)}
         self._longest = max(map(len, self._texts))
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
         self._growing = threading.Lock()
 
     @property

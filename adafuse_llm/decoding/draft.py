@@ -132,7 +132,7 @@ class Drafts(Drafting):
         yield from in_lockstep([self._in_turn(group, proposals) for group in groups])
         for candidate in self._pool.candidates:
             for member in candidate.exact:
-                self._lookups[member].add(member, candidate.ends[member])
+                self._lookups[member].add(member, candidate.nodes[member])
         return [self._proposals[member] for member in proposals]
 
     def _in_turn(self, members: Sequence[Member], proposals: Proposals) -> Steps[None]:

@@ -146,7 +146,7 @@ def _commit(
     """
     tokens = {}
     if top_logprobs is not None:
-        paths = {member: member.tree.path(end) for member, end in candidate.ends.items()}
+        paths = {member: member.tree.path(end) for member, end in candidate.nodes.items()}
         yield from in_lockstep(
             [
                 member.evaluate(
@@ -157,9 +157,9 @@ def _commit(
         )
         tokens = {
             member.name: member.logprobs(end, top_logprobs)
-            for member, end in candidate.ends.items()
+            for member, end in candidate.nodes.items()
         }
-    for member, end in candidate.ends.items():
+    for member, end in candidate.nodes.items():
         member.commit(end, candidate.text)
     return tokens
 
@@ -386,7 +386,7 @@ def _finish(
     if outcome.is_cut:
         return "length"
     if any(
-        member not in committed.ends
+        member not in committed.nodes
         or member.is_full(member.tree.root)
         or member.room(member.tree.root) == 0
         for member in members

@@ -23,7 +23,7 @@ class PoolCandidate:
         shown: the part of the text that belongs to the response.
         stops: whether the response ends after the text.
         proposers: the members that proposed the candidate, in member order.
-        ends: the candidate's last node in each member's tree. A member is missing if it has not
+        nodes: the candidate's last node in each member's tree. A member is missing if it has not
             encoded the text, or if its context window has no room for the text.
         exact: members whose tokens decode to exactly the text. Other members cannot score it.
     """
@@ -33,7 +33,7 @@ class PoolCandidate:
         self.shown = shown
         self.stops = stops
         self.proposers: list[Member] = []
-        self.ends: dict[Member, Node] = {}
+        self.nodes: dict[Member, Node] = {}
         self.exact: set[Member] = set()
 
     def terms(self, member: Member) -> int:
@@ -44,7 +44,7 @@ class PoolCandidate:
 
     def path(self, member: Member) -> list[Node]:
         """Return the candidate's nodes in a member's tree. The member must be in `ends`."""
-        return member.tree.path(self.ends[member])
+        return member.tree.path(self.nodes[member])
 
     def nll(self, member: Member) -> float:
         """Return the mean negative log-likelihood per token in nats (equation 4).
@@ -56,7 +56,7 @@ class PoolCandidate:
             return math.inf
         terms = [node.logprob for node in self.path(member)]
         if self.stops:
-            terms.append(member.next(self.ends[member]).end_logprob)
+            terms.append(member.next(self.nodes[member]).end_logprob)
         known = [term for term in terms if term is not None]
         assert len(known) == len(terms), "the candidate is not evaluated"
         if member.grammar is not None:
@@ -108,7 +108,7 @@ class Pool:
             candidate = self.suggest(text, stops=span.stops)
             if member not in candidate.proposers:
                 candidate.proposers.append(member)
-                candidate.ends[member] = span.node
+                candidate.nodes[member] = span.node
                 candidate.exact.add(member)
         return self._by_key[self._key(texts[0], proposal.spans[0].stops)]
 
@@ -132,12 +132,12 @@ class Pool:
             text = self._text(proposer, node)
             if candidate.text.startswith(text):  # the text does not end inside a character
                 prefix = self._candidate(text)
-                prefix.ends[proposer] = node
+                prefix.nodes[proposer] = node
                 for member in self._members:
                     self.encode(member, prefix)
                 yield prefix
         prefix = self._candidate("")
-        prefix.ends = {member: member.tree.root for member in self._members}
+        prefix.nodes = {member: member.tree.root for member in self._members}
         yield prefix
 
     def fits(self, candidate: PoolCandidate) -> bool:
@@ -146,7 +146,7 @@ class Pool:
         It must leave every member within its limit of tokens. Under a grammar, a short text must
         then complete the response within the limit and the context window of every member.
         """
-        if not all(member.room(end) >= 0 for member, end in candidate.ends.items()):
+        if not all(member.room(end) >= 0 for member, end in candidate.nodes.items()):
             return False
         grammar = next((member.grammar for member in self._members), None)
         if grammar is None:
@@ -158,7 +158,7 @@ class Pool:
 
     def _has_room(self, member: Member, candidate: PoolCandidate, closing: str) -> bool:
         """Return whether a member has room for `closing` after a candidate."""
-        end = candidate.ends.get(member)
+        end = candidate.nodes.get(member)
         if end is None or not member.permits.is_whole(end):
             return False
         after = member.opening.after(candidate.text)
@@ -191,17 +191,17 @@ class Pool:
     def encode(self, member: Member, candidate: PoolCandidate) -> Node | None:
         """Return a candidate's last node for a member, or None if the member cannot score it."""
         self._members[member] = None
-        if member not in candidate.ends:
+        if member not in candidate.nodes:
             self._encode(member, candidate)
-        return candidate.ends[member] if member in candidate.exact else None
+        return candidate.nodes[member] if member in candidate.exact else None
 
     def why_missing(self, member: Member, candidate: PoolCandidate) -> str:
         """Return why a member has no finite NLL of a candidate."""
-        if member not in candidate.ends:
+        if member not in candidate.nodes:
             return "its context window has no room for the text"
         if member in candidate.exact:
             return "it gives the text a probability of 0"
-        read = member.text(candidate.ends[member])
+        read = member.text(candidate.nodes[member])
         change = difference(self.written(member, candidate.text), read)
         return f"its tokenizer cannot write the text: {change}"
 
@@ -233,7 +233,7 @@ class Pool:
     def _encode(self, member: Member, candidate: PoolCandidate) -> None:
         encoded = member.encode(self.written(member, candidate.text))
         if encoded is not None:
-            candidate.ends[member], exact = encoded
+            candidate.nodes[member], exact = encoded
             if exact:
                 candidate.exact.add(member)
 

@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from adafuse_llm.at_fork import after_fork
 from adafuse_llm.backends.base import Backend, Query
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
@@ -49,7 +50,6 @@ from adafuse_llm.errors import (
     QueueFullError,
     as_member_error,
 )
-from adafuse_llm.forks import after_fork
 from adafuse_llm.runtime.budget import CacheBudget, Needs
 from adafuse_llm.runtime.job import Job
 

@@ -149,7 +149,7 @@ class _Rounds:
         word = -candidate.nll(member) * max(1, candidate.terms(member))
         if word == -math.inf or candidate.stops or not has_end(candidate.text):
             return word
-        end = candidate.ends[member]
+        end = candidate.nodes[member]
         if member.permits.is_forced(end) or self._is_cut(candidate):
             return word
         known = member.next(end).word_end_logprob

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
 from adafuse_llm.text.templates import (
@@ -143,7 +142,7 @@ class TokenizerCodec(TextCodec):
             template, getattr(tokenizer, "special_tokens_map", ())
         )
         self._core, self._template_core = _cores(tokenizer, needs_two=bool(template))
-        after_fork(self._create_lock)
+        self._create_lock()
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         declared = getattr(tokenizer, "chat_control_tokens", None) or ()

@@ -9,8 +9,9 @@ example, times have no leap second, and numbers are within 2**53 and have at mos
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -235,17 +236,37 @@ def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> 
 
 def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     """Return whether schemas have different types or constants, also those of a property."""
-    options = [_target(schema, parts) for schema in schemas]
-    types = [{"integer": "number"}.get(str(each.get("type")), each.get("type")) for each in options]
-    ways = [types if all(isinstance(kind, str) for kind in types) else [None]]
-    ways.append([value for option in options for value in _constants(option, parts)])
-    first = options[0] if types.count("object") == len(types) > 0 else {}
-    for name in first.get("required", ())[:_FEW]:
-        needed = [option for option in options if name in option.get("required", ())]
-        found = [option.get("properties", {}).get(str(name)) for option in needed]
-        if len(needed) == len(options):
-            ways.append([value for each in found for value in _constants(each, parts)])
-    return len(options) < 2 or any(None not in way and len(way) == len(set(way)) for way in ways)
+    if len(schemas) < 2:
+        return True
+    groups = [_alternatives(schema, parts) for schema in schemas]
+    every = [option for group in groups for option in group]
+
+    def are_different(values: Callable[[dict[str, Any]], list[Any]]) -> bool:
+        found = [dict.fromkeys(v for option in group for v in values(option)) for group in groups]
+        flat = [value for each in found for value in each]
+        return None not in flat and len(flat) == len(set(flat))  # None stands for other values
+
+    def kind(option: dict[str, Any]) -> list[Any]:
+        found = option.get("type")
+        return ["number" if found == "integer" else found if isinstance(found, str) else None]
+
+    def constants(name: str, option: dict[str, Any]) -> list[Any]:
+        return _constants(option.get("properties", {}).get(name), parts)
+
+    required = every[0].get("required", ())[:_FEW]
+    names = [n for n in required if all(n in option.get("required", ()) for option in every)]
+    ways = [kind, lambda option: _constants(option, parts)]
+    if all(option.get("type") == "object" for option in every):
+        ways += (partial(constants, str(name)) for name in names)
+    return any(map(are_different, ways))
+
+
+def _alternatives(schema: Any, parts: Parts, depth: int = _FEW) -> list[dict[str, Any]]:
+    """Return the schemas of a nested ``oneOf``, or the given schema."""
+    target = _target(schema, parts)
+    if depth and {"oneOf"} <= target.keys() <= {"oneOf", "discriminator", *_REFERENCE}:
+        return [o for each in target["oneOf"] for o in _alternatives(each, parts, depth - 1)]
+    return [target]
 
 
 def _constants(schema: Any, parts: Parts) -> list[Any]:

@@ -106,7 +106,7 @@ def first_logprobs(
 
 def _first(member: Member, pool: Pool, candidate: PoolCandidate, *, whole: bool) -> Node | None:
     if candidate.stops:
-        candidate.ends.setdefault(member, member.tree.root)
+        candidate.nodes.setdefault(member, member.tree.root)
         return None
     end = pool.encode(member, candidate)
     path = member.tree.path(end) if end is not None else []

@@ -96,15 +96,15 @@ FAULTS: dict[str, tuple[Callable[[Results], Any], str]] = {
     ),
     "duplicates": (
         summaries(tokens=lambda each: each.tokens[:1] * len(each.tokens)),
-        r"a distribution has token \d+ more than once",
+        "a distribution has a token more than once",
     ),
     "ids of numpy": (
         summaries(tokens=lambda each: tuple(map(np.int64, each.tokens))),
-        "token ids must be int; .* is int64",
+        "token ids must be int; one is int64",
     ),
     "ids as text": (
         summaries(tokens=lambda each: tuple(map(str, each.tokens))),
-        "token ids must be int; '.*' is str",
+        "token ids must be int; one is str",
     ),
     "no results": (lambda _: [], "it returned 0 results for 1 queries"),
     "too many results": (lambda found: found * 2, "it returned 2 results for 1 queries"),

@@ -202,4 +202,4 @@ def test_the_member_in_contributing_passes(tmp_path, monkeypatch) -> None:
     exec(code, names)
     names["TestPlainMember"].steps = 10
     applied = names["TestPlainMember"].check_all()
-    assert {"test_walk", "test_failures", "test_texts"} <= {*applied}
+    assert {"test_walk", "test_texts", "test_draws", "test_adjustments"} <= {*applied}

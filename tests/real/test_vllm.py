@@ -249,7 +249,7 @@ def test_a_request_survives_a_kill_of_the_server(smollm: Path) -> None:
     far.close()
 
 
-def test_another_model_and_a_wrong_key_and_too_few_logprobs(
+def test_another_model_and_a_wrong_key_and_a_limit_of_logprobs(
     smollm: Path, real_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIGHT", "a-key")
@@ -262,10 +262,9 @@ def test_another_model_and_a_wrong_key_and_too_few_logprobs(
         far = member(address, api_key_env="RIGHT")
         assert far.listed_limit == 3
     port = int(address.rpartition(":")[2])
-    flags = ("--api-key", "a-key", "--max-logprobs", "1")
-    with vllm_server(real_folders["gemma"], *flags, port=port):
-        with pytest.raises(MemberUnavailableError, match="another model under the name 'smollm'"):
-            AdaFuseEngine([far]).generate(PROMPTS[0], max_new_tokens=4)
-        with pytest.raises(LoadError, match="lists 1 likeliest token"):
-            member(address, api_key_env="RIGHT")
+    with (
+        vllm_server(real_folders["gemma"], *flags, port=port),
+        pytest.raises(MemberUnavailableError, match="another model under the name 'smollm'"),
+    ):
+        AdaFuseEngine([far]).generate(PROMPTS[0], max_new_tokens=4)
     far.close()

@@ -295,6 +295,21 @@ ZOD: list[tuple[dict[str, Any], Any, Any]] = [
     ({"type": "array", "items": [{"type": "string"}, {}], "minItems": 2}, ["a", 1], [1, 1]),
     ({"allOf": [_object(), {"type": "object"}]}, {}, 1),
     ({"oneOf": [_object(k={"const": "a"}), _object(k={"const": "b"})]}, {"k": "b"}, {"k": "c"}),
+    (
+        {
+            "oneOf": [
+                _object(k={"const": "a"}),
+                {
+                    "oneOf": [
+                        _object(k={"const": "b"}, n={"const": 1}),
+                        _object(k={"const": "b"}, n={"const": 2}),
+                    ]
+                },
+            ]
+        },
+        {"k": "b", "n": 2},
+        {"k": "b", "n": 3},
+    ),
     ({"type": "object", "propertyNames": {"type": "string"}}, {"any": 1}, 1),
     ({**A_OR_B, "additionalProperties": NULL}, {"a": None, "b": None}, {"a": 1}),
     (A_OR_B, {"a": 1, "b": 2}, {"a": 1, "c": 2}),

@@ -26,9 +26,8 @@ from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import check_tokens, separate
-from adafuse_llm.backends.prefixes import in_turn, read_piece
+from adafuse_llm.backends.reading import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
-from adafuse_llm.forks import after_fork
 from adafuse_llm.tree import Node, TokenTree
 
 if TYPE_CHECKING:
@@ -124,7 +123,8 @@ class HuggingFaceBackend(Backend):
         self._tokens = TokenTable(
             self.end_ids, lambda: text.token_texts, self.vocabulary_size, device
         )
-        after_fork(self._renew)
+        self._lock = threading.Lock()  # several engines may share this member
+        self._running: weakref.WeakSet[RequestState] = weakref.WeakSet()
         self._prefixes = PrefixCache(prefix_cache_bytes)
         trial = Trial(name, self._decoder, self.context_window)
         self._executor = trial.choose(form)
@@ -138,10 +138,6 @@ class HuggingFaceBackend(Backend):
                 ", ".join(f"{key}={value!r}" for key, value in self.ignored_settings.items()),
                 advice(self.ignored_settings),
             )
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()  # several engines may share this member
-        self._running: weakref.WeakSet[RequestState] = weakref.WeakSet()
 
     def cache_bytes(self, tokens: int) -> int:
         """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens.

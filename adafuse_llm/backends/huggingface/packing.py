@@ -27,7 +27,6 @@ from adafuse_llm.backends.huggingface.architecture import PACKED
 from adafuse_llm.backends.huggingface.attention import PieceAttention, Rows
 from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.errors import UnsupportedModelError
-from adafuse_llm.forks import after_fork
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
@@ -148,9 +147,6 @@ class _Switch:
 
     def __init__(self) -> None:
         self._users: dict[int, tuple[int, str | None]] = {}  # passes, and the usual attention
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
         self._lock = threading.Lock()
 
     def on(self, config: PreTrainedConfig) -> None:

@@ -29,16 +29,9 @@ from adafuse_llm.backends.llamacpp.trial import Settings, measure, try_file
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
-from adafuse_llm.backends.prefixes import (
-    MIN_SHARED,
-    KeptPrefixes,
-    in_turn,
-    late,
-    longest,
-    read_piece,
-)
+from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, late, longest
+from adafuse_llm.backends.reading import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -163,15 +156,12 @@ class LlamaCppBackend(Backend):
         self._tokens = TokenTable(self.end_ids, lambda: text.token_texts, self.vocabulary_size)
         self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
         self._kept_tokens = 0
-        after_fork(self._renew)
+        self._lock = threading.Lock()  # several engines may share this member
+        self._running: weakref.WeakSet[LlamaState] = weakref.WeakSet()
         self._cell_bytes = cell_bytes or measure(self._model, settings)
         self.cache_limit = self._context.cells * self._cell_bytes
         limit = PREFIX_CACHE_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
         self._kept_tokens = limit // self._cell_bytes
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()  # several engines may share this member
-        self._running: weakref.WeakSet[LlamaState] = weakref.WeakSet()
 
     @property
     def lane(self) -> str:

@@ -15,7 +15,6 @@ from adafuse_llm.backends.gguf.header import chat_templates, read_entries
 from adafuse_llm.backends.llamacpp.encoder import SPACE, Encoder, UnigramEncoder, WordEncoder
 from adafuse_llm.backends.llamacpp.library import LoadedFile, load_library
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
-from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
 
 SENTENCEPIECE, BPE, WORDPIECE, UNIGRAM = 1, 2, 3, 4
@@ -403,9 +402,6 @@ class _Open:
     def __init__(self, what: str) -> None:
         self._what = what
         self._closed = False
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
         self._changed = threading.Condition()
         self._users = 0
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
-from adafuse_llm.backends.servers.api import Known, Prompt, ServerApi, ServerFacts
+from adafuse_llm.backends.servers.api import Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
 from adafuse_llm.tree import Next, Node, TokenTree
@@ -35,6 +36,8 @@ FEWEST_LISTED = 2
 
 UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """Errors from reading an answer that has not the expected form."""
+
+Prompts: TypeAlias = dict[tuple[int, ...], Prompt]
 
 
 class ServerBackend(Backend):
@@ -89,15 +92,16 @@ class ServerBackend(Backend):
         self.device = f"server {server.url}"
         self._server = server
         self._api = api
-        limit = facts.listed_limit
-        if limit < FEWEST_LISTED:
+        if facts.listed_limit < FEWEST_LISTED:
             raise LoadError(
-                f"member {name!r} cannot be loaded: server {server.url} lists {limit} likeliest "
-                f"token; a member needs {FEWEST_LISTED} or more. Start it with a higher limit, "
-                "such as --max-logprobs 20"
+                f"member {name!r} cannot be loaded: server {server.url} lists {facts.listed_limit} "
+                f"likeliest token; a member needs {FEWEST_LISTED} or more. Start it with a higher "
+                "limit, such as --max-logprobs 20"
             )
-        self._probe = Prompt(self._probe_ids(), min(limit, PROBE_TOP))
-        (self._fingerprint,) = self._known([self._probe])
+        self._probe_ids = tuple(text.codec.encode_prompt(PROBE)[: facts.window])
+        probe = self._probe()
+        self._ask([probe])
+        self._fingerprint = probe.listed
         self._word_ends = frozenset[int]()
         self._tells_word_ends: bool | None = None
         self._losses = server.losses
@@ -113,39 +117,28 @@ class ServerBackend(Backend):
         return bool(self._tells_word_ends)
 
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
-        prompts: dict[tuple[int, ...], Prompt] = {}
-        asked = [self._ask(query, prompts) for query in queries]
-        new = [query.tree for query in queries if query.tree.state is None and any(asked)]
-        if new:
-            probe = prompts.setdefault(self._probe.ids, Prompt(self._probe.ids))
-            probe.top = max(probe.top, self._probe.top)
-        try:
-            answers = self._known(list(prompts.values()))
-            known = dict(zip(prompts, answers, strict=True))
-            if new:
-                self._check_model(known[self._probe.ids])
-            if self._losses < self._server.losses:
-                self._check_restarted()
-        except MemberUnavailableError:
-            raise
-        except MemberError:
-            self._check_source()
-            raise
-        results = [
-            self._result(query, known, count) for query, count in zip(queries, asked, strict=True)
-        ]
+        prompts: Prompts = {}
+        counts = [self._add(query, prompts) for query in queries]
+        asked = [*zip(queries, counts, strict=True)]
+        new = [query.tree for query, count in asked if count and query.tree.state is None]
+        probes = [self._probe()] if new else []
+        self._ask([*prompts.values(), *probes])
+        if self._losses < self._server.losses:  # another server may have answered
+            probes.append(self._probe())
+            self._ask(probes[-1:])
+        for probe in probes:
+            self._check_model(probe)
+        self._losses = self._server.losses
+        results = [self._result(query, prompts, count) for query, count in asked]
         for tree in new:
             tree.state = self.name
         return results
-
-    def release(self, tree: TokenTree) -> None:
-        tree.state = None
 
     def close(self) -> None:
         """Close the connections. A call that waits for the server fails."""
         self._server.close()
 
-    def _ask(self, query: Query, prompts: dict[tuple[int, ...], Prompt]) -> int:
+    def _add(self, query: Query, prompts: Prompts) -> int:
         """Add what a query asks to the prompts. Return the number of its prompts."""
         mine = set()
         for node in query.evaluate:
@@ -157,55 +150,57 @@ class ServerBackend(Backend):
                 prompt.given |= self._word_ends
             mine.add(prompt.ids)
         for node in query.score:
-            assert node.parent is not None, "the root has no log-probability"
             prompt = _prompt_of(query.tree, node.parent, prompts)
             prompt.given.add(node.token)
             mine.add(prompt.ids)
         return len(mine)
 
-    def _result(self, query: Query, known: dict[tuple[int, ...], Known], count: int) -> QueryResult:
-        summaries = []
-        for node in query.evaluate:
-            found = known[_ids(query.tree, node)]
-            likely = sorted(found.listed.items(), key=lambda item: (-item[1], item[0]))[: query.top]
-            tokens, logprobs = zip(*likely, strict=True)
-            ends = [found.given[token] for token in self.end_ids]
-            word_end = self._word_end(found) if query.word_ends else None
-            summaries.append(Next(tokens, logprobs, _log_total(ends), word_end_logprob=word_end))
-        scores = []
-        for node in query.score:
-            assert node.parent is not None, "the root has no log-probability"
-            scores.append(known[_ids(query.tree, node.parent)].given[node.token])
-        read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
-        return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
-
-    def _known(self, prompts: Sequence[Prompt]) -> list[Known]:
-        """Return what the server tells about prompts.
+    def _ask(self, prompts: Sequence[Prompt]) -> None:
+        """Let the server answer prompts, in the turn of this member.
 
         Raises:
-            MemberError: it does not tell it.
+            MemberError: it does not answer all that is asked.
         """
         if not prompts:
-            return []
+            return
         try:
             with self._server.turn:
-                return self._api.evaluate(self._server, self.facts, prompts)
+                self._api.evaluate(self._server, self.facts, prompts)
+            for prompt in prompts:
+                if lacking := prompt.given - prompt.logprobs.keys():
+                    raise KeyError(min(lacking))
         except UNEXPECTED as error:
             raise self._server.error(
                 f"its answer has not the expected form ({type(error).__name__}: {error})"
             ) from error
 
-    def _word_end(self, found: Known) -> float:
+    def _result(self, query: Query, prompts: Prompts, count: int) -> QueryResult:
+        summaries = []
+        for node in query.evaluate:
+            found = _prompt_of(query.tree, node, prompts)
+            likely = sorted(found.listed.items(), key=lambda item: (-item[1], item[0]))[: query.top]
+            tokens, logprobs = zip(*likely, strict=True)
+            ends = _total([found.logprobs[token] for token in self.end_ids])
+            word_end = self._word_end(found) if query.word_ends else None
+            summaries.append(Next(tokens, logprobs, ends, word_end_logprob=word_end))
+        scores = [
+            _prompt_of(query.tree, node.parent, prompts).logprobs[node.token]
+            for node in query.score
+        ]
+        read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
+        return QueryResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
+
+    def _word_end(self, found: Prompt) -> float:
         """Return the log-probability that a word ends.
 
         A token that can end a word has the probability p, and p / total if only such tokens are
         permitted. The likeliest of the tokens of which both are known gives the total. Tokens that
         end a word but are not permitted are added.
         """
-        known = {**found.listed, **found.given}
+        known = {**found.listed, **found.logprobs}
         best = max(found.ends.keys() & known.keys(), key=found.ends.__getitem__)
         apart = [known[t] for t in self._word_ends if found.ends[t] == -math.inf]
-        return min(0.0, _log_total([known[best] - found.ends[best], *apart]))
+        return min(0.0, _total([known[best] - found.ends[best], *apart]))
 
     def _find_word_ends(self) -> bool | None:
         """Find the tokens that end a word and are asked for by their ids.
@@ -221,83 +216,54 @@ class ServerBackend(Backend):
         if not permitted:
             return False
         self._word_ends = self.end_ids | spaces.difference(permitted) | {permitted[0]}
-        sample = {*_spread(permitted), *_spread(others), *self._fingerprint.listed}
-        prompt = replace(self._probe, given=sample | self._word_ends, word_end=True)
-        answer = None
+        sample = {*_spread(permitted), *_spread(others), *self._fingerprint}
+        prompt = self._probe()
+        prompt.given, prompt.word_end = sample | self._word_ends, True
+        answer: bool | None = None
         try:
-            (found,) = self._known([prompt])
-            total = self._word_end(found)
+            self._ask([prompt])
+            total = self._word_end(prompt)
+            expected = {
+                token: prompt.logprobs[token] - total if token in spaces else -math.inf
+                for token in sample - self._word_ends
+            }
+            answer = all(
+                math.isclose(prompt.ends[token], logprob, abs_tol=PROBE_TOLERANCE)
+                for token, logprob in expected.items()
+            )
+            problem = "its regular expressions do not permit those tokens that they should"
         except MemberUnavailableError:
             raise
         except (MemberError, KeyError, ValueError) as error:
             problem = str(error)
-        else:
-            expected = {
-                token: found.given[token] - total if token in spaces else -math.inf
-                for token in sample - self._word_ends
-            }
-            if all(
-                math.isclose(found.ends[token], each, abs_tol=PROBE_TOLERANCE)
-                for token, each in expected.items()
-            ):
-                return True
-            answer = False
-            problem = "its regular expressions do not permit those tokens that they should"
-        logger.warning(
-            "member %r cannot be used with strategy 'mixture', because server %s does not tell how "
-            "likely a word ends: %s",
-            *(self.name, self._server.url, problem),
-        )
+        if not answer:
+            logger.warning(
+                "member %r cannot be used with strategy 'mixture', because server %s does not tell "
+                "how likely a word ends: %s",
+                *(self.name, self._server.url, problem),
+            )
         return answer
 
-    def _probe_ids(self) -> tuple[int, ...]:
-        ids = self.codec.encode_prompt(PROBE)
-        return tuple(ids[: self.facts.window])
+    def _probe(self) -> Prompt:
+        """Return the question by whose answer the model is recognized."""
+        return Prompt(self._probe_ids, min(self.facts.listed_limit, PROBE_TOP))
 
-    def _check_model(self, found: Known) -> None:
+    def _check_model(self, found: Prompt) -> None:
         """Check that the probe has the distribution that it had when the member was loaded.
 
         Raises:
             MemberUnavailableError: it has another one.
         """
-        before = self._fingerprint.listed
-        shared = before.keys() & found.listed.keys()
+        before, now = self._fingerprint, found.listed
+        shared = before.keys() & now.keys()
         if 2 * len(shared) < len(before) or any(
-            abs(before[token] - found.listed[token]) > PROBE_TOLERANCE for token in shared
+            abs(before[token] - now[token]) > PROBE_TOLERANCE for token in shared
         ):
-            raise self._another_model()
-
-    def _check_source(self) -> None:
-        """Check, after the server has refused a request, that it says to run the same model.
-
-        Another model can have fewer tokens, a smaller window or a lower limit.
-
-        Raises:
-            MemberUnavailableError: it says to run another one.
-        """
-        try:
-            source = self._api.facts(self._server, self.facts.model).source
-        except (MemberError, *UNEXPECTED):
-            return  # the first error says more
-        if source != self.facts.source:
-            raise self._another_model()
-
-    def _another_model(self) -> MemberUnavailableError:
-        return MemberUnavailableError(
-            self.name,
-            f"server {self._server.url} runs another model under the name "
-            f"{self.facts.model!r} now. Load the ensemble again",
-        )
-
-    def _check_restarted(self) -> None:
-        """Check the model of a server that has answered again after a loss.
-
-        Raises:
-            MemberUnavailableError: it is another one.
-        """
-        (found,) = self._known([self._probe])
-        self._check_model(found)
-        self._losses = self._server.losses
+            raise MemberUnavailableError(
+                self.name,
+                f"server {self._server.url} runs another model under the name "
+                f"{self.facts.model!r} now. Load the ensemble again",
+            )
 
 
 def _spread(tokens: Sequence[int]) -> Sequence[int]:
@@ -305,18 +271,13 @@ def _spread(tokens: Sequence[int]) -> Sequence[int]:
     return tokens[:: max(1, math.ceil(len(tokens) / SAMPLED))]
 
 
-def _ids(tree: TokenTree, node: Node) -> tuple[int, ...]:
-    return (*tree.ids, *tree.tokens(node))
-
-
-def _prompt_of(tree: TokenTree, node: Node, prompts: dict[tuple[int, ...], Prompt]) -> Prompt:
-    ids = _ids(tree, node)
+def _prompt_of(tree: TokenTree, node: Node | None, prompts: Prompts) -> Prompt:
+    """Return the prompt that ends at a node, and add it if it is not there."""
+    assert node is not None, "the root has no log-probability"
+    ids = (*tree.ids, *tree.tokens(node))
     return prompts.setdefault(ids, Prompt(ids))
 
 
-def _log_total(logprobs: Sequence[float]) -> float:
+def _total(logprobs: Sequence[float]) -> float:
     """Return the logarithm of the sum of probabilities."""
-    highest = max(logprobs, default=-math.inf)
-    if highest == -math.inf:
-        return highest
-    return highest + math.log(math.fsum(math.exp(value - highest) for value in logprobs))
+    return float(np.logaddexp.reduce(logprobs, initial=-np.inf))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -13,16 +11,14 @@ from typing import Any, Final
 
 import httpx
 
+from adafuse_llm.at_fork import after_fork
 from adafuse_llm.errors import MemberError, MemberUnavailableError
-from adafuse_llm.forks import after_fork
 
 logger = logging.getLogger(__name__)
 
-CONNECT_SECONDS: Final = 10.0
-"""Maximum seconds to connect."""
-
-READ_SECONDS: Final = 300.0
-"""Maximum seconds between two parts of an answer. The first part comes after the computation."""
+TIMEOUT: Final = httpx.Timeout(300.0, connect=10.0)
+"""Maximum seconds between two parts of an answer, the first of which comes after the computation,
+and to connect."""
 
 PATIENCE_SECONDS: Final = 300.0
 """Seconds for which calls are repeated after a server has stopped answering. A server needs minutes
@@ -34,14 +30,11 @@ FIRST_DELAY, LAST_DELAY = 0.1, 2.0
 NOT_READY = (429, 502, 503, 504)
 """Status codes of a server that is busy or loads, or of a proxy whose server does not answer."""
 
-PARALLEL: Final = 16
-"""Maximum number of calls at the same time."""
-
 MAX_REASON: Final = 300
 """Maximum number of characters of a server's message in an error."""
 
-_TURNS: dict[tuple[int, str], threading.Lock] = {}
-"""`Connection.turn` of every process and address."""
+_TURNS: dict[str, threading.Lock] = {}
+"""`Connection.turn` of every address."""
 
 
 class Connection:
@@ -58,13 +51,10 @@ class Connection:
 
     Attributes:
         url: the address.
-        calls: number of answered calls.
         losses: number of times that the server has stopped answering.
         turn: a lock that all connections of this process to the same address share. A member holds
             it during an evaluation.
     """
-
-    turn: threading.Lock
 
     def __init__(
         self,
@@ -75,26 +65,21 @@ class Connection:
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.url = url
-        self.calls = 0
         self.losses = 0
+        self.turn = _TURNS.setdefault(url, threading.Lock())
         self._member = member
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._key_source = key_source
         self._patience = patience
         self._closed = threading.Event()
-        after_fork(self._renew)
+        after_fork(self._connect)
 
-    def _renew(self) -> None:
-        timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
-        self._client = httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout)
-        self._threads = ThreadPoolExecutor(PARALLEL, "server")
-        self._lock = threading.Lock()
-        self.turn = _TURNS.setdefault((os.getpid(), self.url), threading.Lock())
+    def _connect(self) -> None:
+        self._client = httpx.Client(base_url=self.url, headers=self._headers, timeout=TIMEOUT)
 
     def close(self) -> None:
         """Close all connections. Calls that wait for the server fail."""
         self._closed.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
     def error(self, reason: str) -> MemberError:
@@ -113,13 +98,7 @@ class Connection:
         Raises:
             MemberError: the server cannot be used.
         """
-        try:
-            method = "GET" if body is None else "POST"
-            answer = self._client.request(method, path, json=body)
-        except httpx.TransportError as error:
-            raise self._unavailable(_problem(error)) from error
-        if answer.status_code in NOT_READY:
-            raise self._unavailable(_reason(answer))
+        answer = self._send("GET" if body is None else "POST", path, body)
         return None if answer.status_code in (404, 405, 501) else self._checked(answer)
 
     def post(self, path: str, body: Any) -> Any:
@@ -129,52 +108,43 @@ class Connection:
             MemberError: the server refuses the request.
             MemberUnavailableError: the server does not answer, and has not for a while.
         """
-        since, delay = time.monotonic(), FIRST_DELAY
+        until, delay = time.monotonic() + self._patience, FIRST_DELAY
         while not self._closed.is_set():
             try:
-                answer = self._client.post(path, json=body)
-            except httpx.TransportError as error:
-                problem = _problem(error)
-            except RuntimeError:  # the client was closed by another thread
-                break
+                answer = self._send("POST", path, body)
+            except MemberUnavailableError as error:
+                if delay == FIRST_DELAY and not self._closed.is_set():
+                    self.losses += 1
+                    logger.warning(
+                        "%s. The call is repeated for up to %g seconds", error, self._patience
+                    )
+                if time.monotonic() + delay > until:
+                    raise
+                self._closed.wait(delay)
+                delay = min(2 * delay, LAST_DELAY)
             else:
-                if answer.status_code not in NOT_READY:
-                    return self._checked(answer)
-                problem = _reason(answer)
-            if delay == FIRST_DELAY:
-                self._note_loss(problem)
-            if time.monotonic() - since + delay > self._patience:
-                raise self._unavailable(problem)
-            self._closed.wait(delay)
-            delay = min(2 * delay, LAST_DELAY)
+                return self._checked(answer)
         raise MemberUnavailableError(self._member, "it was closed")
 
     def post_all(self, path: str, bodies: Sequence[Any]) -> list[Any]:
-        """Return the answers to several requests, which run at the same time.
+        """Return the answers to several requests, as `post` does. They run at the same time."""
+        if len(bodies) < 2:
+            return [self.post(path, body) for body in bodies]
+        with ThreadPoolExecutor(len(bodies)) as threads:
+            return list(threads.map(lambda body: self.post(path, body), bodies))
 
-        Raises:
-            MemberError: as for `post`.
-        """
-        if len(bodies) == 1:
-            return [self.post(path, bodies[0])]
+    def _send(self, method: str, path: str, body: Any) -> httpx.Response:
         try:
-            return list(self._threads.map(lambda body: self.post(path, body), bodies))
-        except RuntimeError as error:
-            if not self._closed.is_set() or isinstance(error, MemberError):
-                raise
-            raise MemberUnavailableError(self._member, "it was closed") from error
-
-    def _note_loss(self, problem: str) -> None:
-        with self._lock:
-            self.losses += 1
-        logger.warning(
-            "member %r: server %s: %s. The call is repeated until the server answers, for up to %g "
-            "seconds",
-            *(self._member, self.url, problem, self._patience),
-        )
-
-    def _unavailable(self, problem: str) -> MemberUnavailableError:
-        return MemberUnavailableError(self._member, f"server {self.url}: {problem}")
+            answer = self._client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            problem = f"It does not answer ({type(error).__name__})"
+        except RuntimeError:  # another thread closed the client
+            problem = "The member was closed"
+        else:
+            if answer.status_code not in NOT_READY:
+                return answer
+            problem = _reason(answer)
+        raise MemberUnavailableError(self._member, f"server {self.url}: {problem}")
 
     def _checked(self, answer: httpx.Response) -> Any:
         """Return the JSON of an answer.
@@ -190,16 +160,10 @@ class Connection:
             raise self.error("It redirects to another address. Pass that address, if you trust it")
         if answer.status_code != 200:
             raise self.error(_reason(answer))
-        with self._lock:
-            self.calls += 1
         try:
-            return json.loads(answer.content)
+            return answer.json()
         except ValueError as error:
             raise self.error("Its answer is not JSON. Is the address right?") from error
-
-
-def _problem(error: httpx.TransportError) -> str:
-    return f"It does not answer ({type(error).__name__})"
 
 
 def _reason(answer: httpx.Response) -> str:

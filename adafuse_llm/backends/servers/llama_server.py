@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from adafuse_llm.backends.servers.api import (
     WANTED_TOP,
-    Known,
     Prompt,
+    ServerApi,
     ServerFacts,
     chosen_model,
-    together,
 )
 from adafuse_llm.backends.servers.connection import Connection
 
@@ -41,16 +40,15 @@ PROBED: Final = 8
 BIAS_TOLERANCE: Final = 0.01
 """Number of likeliest tokens whose log-probabilities are compared, and their maximum difference."""
 
-_COMMON: Final = {"n_predict": 1, "cache_prompt": True, "samplers": [], "temperature": 1.0}
+PATH: Final = "/completion"
 
 
-class LlamaServerApi:
+class LlamaServerApi(ServerApi):
     """The API of llama-server.
 
     The server has no parameter for the log-probabilities of given tokens. So a second call, which
     runs at the same time as the first, adds `BIAS` to their logits and lists the likeliest tokens
-    after this change. The likeliest token without a bias is in both lists, so that the ratio of the
-    probabilities in the second list gives the probabilities without a bias. Tokens that are too
+    after this change, from which `unbiased` computes the log-probabilities. Tokens that are too
     unlikely for the second list are read from a list of the whole vocabulary.
 
     The server draws a token at random, and returns no list if this token ends within a character.
@@ -59,15 +57,15 @@ class LlamaServerApi:
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
-        found = chosen_model(server, (server.find("/v1/models") or {}).get("data", ()), model)
-        told = server.find("/props") or {}
-        length = told.get("default_generation_settings", {}).get("n_ctx")
+        found = chosen_model(server, model)
+        props = server.find("/props") or {}
+        length = props.get("default_generation_settings", {}).get("n_ctx")
         drawn = self.tokenize(server, found["id"], DRAWN_TEXT)[-1]
-        self._check_biases(server, drawn)
+        _check_biases(server, drawn)
         return ServerFacts(
             model=found["id"],
-            source=told.get("model_path"),
-            version=f"llama-server {told.get('build_info', 'of unknown build')}",
+            source=props.get("model_path"),
+            version=f"llama-server {props.get('build_info', 'of unknown build')}",
             window=None if not length else length - 1,
             listed_limit=WANTED_TOP,
             vocabulary=(found.get("meta") or {}).get("n_vocab"),
@@ -80,82 +78,108 @@ class LlamaServerApi:
         body = {"content": text, "add_special": False, "parse_special": False}
         return [int(token) for token in server.post("/tokenize", body)["tokens"]]
 
-    def evaluate(
-        self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]
-    ) -> list[Known]:
-        asking = [(number, prompt) for number, prompt in enumerate(prompts) if prompt.given]
-        biases = _biases(facts.drawn, together(asking))
+    def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
+        asking = [prompt for prompt in prompts if prompt.given]
+        biases = _biases(set().union(*(prompt.given for prompt in asking)), facts.drawn)
         top = max(2, *(prompt.top for prompt in prompts)) + len(biases)
         bodies = [_listing(prompts, top, facts.drawn)]
         if asking:
-            bodies.append(_biased([prompt for _, prompt in asking], biases))
-        plain, *biased = server.post_all("/completion", bodies)
-        known = [Known(_listed(each)) for each in _ordered(plain)]
-        if biased:
-            for (number, prompt), answer in zip(asking, _ordered(biased[0]), strict=True):
-                changed = _changed(answer, biases, known[number].listed)
-                changed |= known[number].listed
-                known[number].given = {t: changed[t] for t in prompt.given if t in changed}
-        lacking = [(n, prompt) for n, prompt in asking if prompt.given - known[n].given.keys()]
+            bodies.append(_biased(asking, biases))
+        plain, *biased = server.post_all(PATH, bodies)
+        for prompt, answer in zip(prompts, _ordered(plain), strict=True):
+            prompt.listed = _listed(answer)
+        for prompt, answer in zip(asking, *map(_ordered, biased), strict=True):
+            found = unbiased(_after_biases(answer), biases, prompt.listed)
+            prompt.logprobs = found | prompt.listed
+        lacking = [prompt for prompt in asking if prompt.given - prompt.logprobs.keys()]
         if lacking:
-            size = facts.vocabulary or WHOLE
-            body = _listing([prompt for _, prompt in lacking], size, facts.drawn)
-            answer = server.post("/completion", body)
-            for (number, prompt), each in zip(lacking, _ordered(answer), strict=True):
-                every = _listed(each)
-                known[number].given = {t: every.get(t, -math.inf) for t in prompt.given}
-        return known
-
-    def _check_biases(self, server: Connection, drawn: int) -> None:
-        """Check that a bias changes the probabilities in its own call, and in no other call.
-
-        It must not change the likeliest tokens before sampling either.
-
-        Raises:
-            MemberError: it does not. Some versions of llama.cpp have such faults.
-        """
-        prompt = Prompt((1, 2, 3))
-        listing = _listing([prompt], PROBED, drawn)
-        plain = _listed(server.post("/completion", listing))
-        given = list(plain)[:2]
-        biases = _biases(drawn, given)
-        changed = _changed(server.post("/completion", _biased([prompt], biases)), biases, plain)
-        again = _listed(server.post("/completion", listing))
-        if not all(
-            math.isclose(found.get(token, math.inf), plain[token], abs_tol=BIAS_TOLERANCE)
-            for found, tokens in ((changed, given), (again, list(plain)[: PROBED // 2]))
-            for token in tokens
-        ):
-            raise server.error(
-                "its biases of tokens (logit_bias) do not work, so the probabilities of given "
-                "tokens are not known. Use another version of llama.cpp"
-            )
+            answers = server.post(PATH, _listing(lacking, facts.vocabulary or WHOLE, facts.drawn))
+            for prompt, answer in zip(lacking, _ordered(answers), strict=True):
+                prompt.logprobs = dict.fromkeys(prompt.given, -math.inf) | _listed(answer)
 
 
-def _biases(drawn: int, given: Sequence[int]) -> dict[int, float]:
+def unbiased(
+    chances: Mapping[int, float], biases: Mapping[int, float], plain: Mapping[int, float]
+) -> dict[int, float]:
+    """Return log-probabilities of tokens as they would be without biases.
+
+    For logits z and normalizers Z (without biases) and Z' (with the biases b),
+
+        log p(t) = z(t) - Z
+        log q(t) = z(t) + b(t) - Z'
+
+    A token u without a bias whose p and q are known gives Z' - Z = log p(u) - log q(u). So
+
+        log p(t) = log q(t) - b(t) + log p(u) - log q(u)
+
+    Args:
+        chances: q of the likeliest tokens, the likeliest first. Values up to `LEAST` are not used.
+        biases: b of the biased tokens, in nats.
+        plain: log p of the likeliest tokens.
+
+    Returns:
+        log p of the biased tokens in `chances`. It is empty if there is no token u.
+    """
+    known = {token: math.log(chance) for token, chance in chances.items() if chance > LEAST}
+    u = next((token for token in known if token not in biases and token in plain), None)
+    if u is None:
+        return {}
+    return {t: known[t] - biases[t] + plain[u] - known[u] for t in known if t in biases}
+
+
+def _check_biases(server: Connection, drawn: int) -> None:
+    """Check that a bias changes the probabilities in its own call, and in no other call.
+
+    It must not change the likeliest tokens before sampling either.
+
+    Raises:
+        MemberError: it does not. Some versions of llama.cpp have such faults.
+    """
+    prompt = Prompt((1, 2, 3))
+    listing = _listing([prompt], PROBED, drawn)
+    plain = _listed(server.post(PATH, listing))
+    biases = _biases(list(plain)[:2], drawn)
+    chances = _after_biases(server.post(PATH, _biased([prompt], biases)))
+    found = unbiased(chances, biases, plain)
+    again = _listed(server.post(PATH, listing))
+    if not all(
+        math.isclose(logprobs.get(token, math.inf), plain[token], abs_tol=BIAS_TOLERANCE)
+        for logprobs, tokens in ((found, list(plain)[:2]), (again, list(plain)[: PROBED // 2]))
+        for token in tokens
+    ):
+        raise server.error(
+            "its biases of tokens (logit_bias) do not work, so the probabilities of given tokens "
+            "are not known. Use another version of llama.cpp"
+        )
+
+
+def _biases(given: Iterable[int], drawn: int) -> dict[int, float]:
     """Return what is added to the logits of given tokens and of the token to draw."""
     return {**dict.fromkeys(given, BIAS), drawn: DRAWN_BIAS}
 
 
 def _listing(prompts: Sequence[Prompt], top: int, drawn: int) -> dict[str, Any]:
     """Return a request for the likeliest tokens, from the logits as they are."""
-    return {
-        **_COMMON,
-        "prompt": [list(prompt.ids) for prompt in prompts],
-        "n_probs": top,
-        "post_sampling_probs": False,
-        "logit_bias": [[drawn, DRAWN_BIAS]],
-    }
+    return _request(prompts, {drawn: DRAWN_BIAS}, top, after_biases=False)
 
 
-def _biased(prompts: Sequence[Prompt], biases: dict[int, float]) -> dict[str, Any]:
+def _biased(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str, Any]:
     """Return a request for the likeliest tokens after biases."""
+    return _request(prompts, biases, len(biases) + 1, after_biases=True)
+
+
+def _request(
+    prompts: Sequence[Prompt], biases: Mapping[int, float], top: int, *, after_biases: bool
+) -> dict[str, Any]:
     return {
-        **_COMMON,
         "prompt": [list(prompt.ids) for prompt in prompts],
-        "n_probs": len(biases) + 1,
-        "post_sampling_probs": True,
+        "n_predict": 1,
+        "cache_prompt": True,
+        "samplers": [],
+        "temperature": 1.0,
         "logit_bias": [list(bias) for bias in biases.items()],
+        "n_probs": top,
+        "post_sampling_probs": after_biases,
     }
 
 
@@ -169,16 +193,7 @@ def _listed(answer: Any) -> dict[int, float]:
     return {each["id"]: each["logprob"] for each in first["top_logprobs"]}
 
 
-def _changed(answer: Any, biases: dict[int, float], plain: dict[int, float]) -> dict[int, float]:
-    """Return the log-probabilities of biased tokens without their biases, by token id.
-
-    The result is empty if the server drew another token, which ends within a character, or if no
-    token without a bias has a probability above `LEAST`.
-    """
+def _after_biases(answer: Any) -> dict[int, float]:
+    """Return probabilities after biases; none if the server drew a part of a character."""
     (first,) = answer.get("completion_probabilities") or [{"top_probs": ()}]
-    chances = {each["id"]: each["prob"] for each in first["top_probs"] if each["prob"] > LEAST}
-    base = next((token for token in chances if token not in biases and token in plain), None)
-    if base is None:
-        return {}
-    shift = plain[base] - math.log(chances[base])
-    return {t: math.log(chances[t]) + shift - biases[t] for t in chances if t in biases}
+    return {each["id"]: each["prob"] for each in first["top_probs"]}

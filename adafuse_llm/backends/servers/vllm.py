@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from adafuse_llm.backends.servers.api import (
     WANTED_TOP,
     WORD_END,
-    Known,
     Prompt,
+    ServerApi,
     ServerFacts,
     chosen_model,
     finite,
-    groups,
-    together,
-    tokens_of,
 )
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.errors import MemberError
@@ -30,21 +27,10 @@ MIXED: Final = (
     "(logprob_token_ids) at the same time. Use a server of its own for every program"
 )
 
-_LIMIT = re.compile(r"max allowed: (\d+)")
-_COMMON: Final = {
-    "max_tokens": 1,
-    "temperature": 0,
-    "repetition_penalty": 1.0,
-    "add_special_tokens": False,
-    "return_tokens_as_token_ids": True,
-}
-_ENDS: Final = {"structured_outputs": {"regex": WORD_END}}
-
-Numbered: TypeAlias = Sequence[tuple[int, Prompt]]
-"""Prompts with their numbers in a pass."""
+PATH: Final = "/v1/completions"
 
 
-class VllmApi:
+class VllmApi(ServerApi):
     """The API of vLLM.
 
     The likeliest tokens and the log-probabilities of given tokens take one call each, with all
@@ -56,94 +42,93 @@ class VllmApi:
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
-        found = chosen_model(server, (server.find("/v1/models") or {}).get("data", ()), model)
+        found = chosen_model(server, model)
         length = found.get("max_model_len")
         version = (server.find("/version") or {}).get("version", "of unknown version")
-        name = found["id"]
         with server.turn:
-            self._check_given(server, name, version)
-            limit = self._listed_limit(server, name)
+            body = _giving(found["id"], [Prompt((0,))], [0, 1, 2])
+            (given,) = _distributions(server.post(PATH, body))
+            if not {0, 1, 2} <= given.keys():
+                raise server.error(
+                    f"vLLM {version} does not return log-probabilities of given tokens "
+                    "(logprob_token_ids). Use vLLM 0.32 or newer"
+                )
+            limit = _listed_limit(server, found["id"])
         return ServerFacts(
-            model=name,
+            model=found["id"],
             source=found.get("root"),
             version=f"vLLM {version}",
             window=None if length is None else length - 1,
             listed_limit=limit,
         )
 
-    def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
-        return tokens_of(server, model, text)
-
-    def evaluate(
-        self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]
-    ) -> list[Known]:
-        known = [Known() for _ in prompts]
-        numbered = list(enumerate(prompts))
-        listing = [(number, prompt) for number, prompt in numbered if prompt.top]
-        giving = [*groups(numbered, GIVEN_LIMIT)]
-        limited = [part for part in map(_with_word_end, giving) if part]
-        bodies = [_giving(facts.model, part) for part in giving]
-        bodies += ({**_giving(facts.model, part), **_ENDS} for part in limited)
-        if listing:
-            answer = server.post("/v1/completions", _listing(facts.model, listing))
-            for (number, prompt), found in zip(listing, _distributions(answer), strict=True):
+    def evaluate(self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]) -> None:
+        if listing := [prompt for prompt in prompts if prompt.top]:
+            top = max(prompt.top for prompt in listing)
+            answer = server.post(PATH, {**_body(facts.model, listing), "logprobs": top})
+            for prompt, found in zip(listing, _distributions(answer), strict=True):
                 if -math.inf in found.values() or len(found) < prompt.top:
                     raise server.error(MIXED)
-                known[number].listed = found
-        answers = server.post_all("/v1/completions", bodies)
-        for place, (part, answer) in enumerate(zip((*giving, *limited), answers, strict=True)):
-            for (number, prompt), found in zip(part, _distributions(answer), strict=True):
-                if place < len(giving):
-                    known[number].given |= {token: found[token] for token in prompt.given}
-                else:
-                    known[number].ends |= found
-        return known
-
-    def _listed_limit(self, server: Connection, model: str) -> int:
-        """Return how many likeliest tokens the server lists, `WANTED_TOP` at most."""
-        try:
-            server.post(
-                "/v1/completions",
-                {**_COMMON, "model": model, "prompt": [0], "logprobs": WANTED_TOP},
-            )
-        except MemberError as error:
-            found = _LIMIT.search(error.reason)
-            if found is None:
-                raise
-            return int(found[1])
-        return WANTED_TOP
-
-    def _check_given(self, server: Connection, model: str, version: str) -> None:
-        """Check that the server returns log-probabilities of given tokens.
-
-        Raises:
-            MemberError: it does not.
-        """
-        body = _giving(model, [(0, Prompt((0,), given={0, 1, 2}))])
-        (found,) = _distributions(server.post("/v1/completions", body))
-        if not {0, 1, 2} <= found.keys():
-            raise server.error(
-                f"vLLM {version} does not return log-probabilities of given tokens "
-                "(logprob_token_ids). Use vLLM 0.32 or newer"
-            )
+                prompt.listed = found
+        calls: list[tuple[list[Prompt], dict[str, Any]]] = []
+        for group, tokens in _groups(prompts):
+            calls.append((group, _giving(facts.model, group, tokens)))
+            if limited := [prompt for prompt in group if prompt.word_end]:
+                regex = {"structured_outputs": {"regex": WORD_END}}
+                calls.append((limited, _giving(facts.model, limited, tokens) | regex))
+        answers = server.post_all(PATH, [body for _, body in calls])
+        for (group, body), answer in zip(calls, answers, strict=True):
+            for prompt, found in zip(group, _distributions(answer), strict=True):
+                (prompt.ends if "structured_outputs" in body else prompt.logprobs).update(found)
 
 
-def _with_word_end(part: Numbered) -> Numbered:
-    return [(number, prompt) for number, prompt in part if prompt.word_end]
+def _listed_limit(server: Connection, model: str) -> int:
+    """Return how many likeliest tokens the server lists, `WANTED_TOP` at most."""
+    try:
+        server.post(PATH, {**_body(model, [Prompt((0,))]), "logprobs": WANTED_TOP})
+    except MemberError as error:
+        found = re.search(r"max allowed: (\d+)", error.reason)
+        if found is None:
+            raise
+        return int(found[1])
+    return WANTED_TOP
 
 
-def _listing(model: str, part: Numbered) -> dict[str, Any]:
-    """Return a request for the likeliest tokens."""
-    return {**_body(model, part), "logprobs": max(prompt.top for _, prompt in part)}
+def _groups(prompts: Sequence[Prompt]) -> Iterator[tuple[list[Prompt], list[int]]]:
+    """Divide prompts into groups with at most `GIVEN_LIMIT` different given tokens.
+
+    A prompt with more given tokens occurs in several groups.
+    """
+    group: list[Prompt] = []
+    tokens: set[int] = set()
+    for prompt in prompts:
+        given = sorted(prompt.given)
+        for start in range(0, len(given), GIVEN_LIMIT):
+            part = given[start : start + GIVEN_LIMIT]
+            if len(tokens.union(part)) > GIVEN_LIMIT:
+                yield group, sorted(tokens)
+                group, tokens = [], set()
+            group.append(prompt)
+            tokens.update(part)
+    if group:
+        yield group, sorted(tokens)
 
 
-def _giving(model: str, part: Numbered) -> dict[str, Any]:
+def _giving(model: str, prompts: Sequence[Prompt], tokens: Sequence[int]) -> dict[str, Any]:
     """Return a request for given tokens."""
-    return {**_body(model, part), "logprobs": 1, "logprob_token_ids": together(part)}
+    return {**_body(model, prompts), "logprobs": 1, "logprob_token_ids": tokens}
 
 
-def _body(model: str, part: Numbered) -> dict[str, Any]:
-    return {**_COMMON, "model": model, "prompt": [list(prompt.ids) for _, prompt in part]}
+def _body(model: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": [list(prompt.ids) for prompt in prompts],
+        "max_tokens": 1,
+        "temperature": 0,
+        "repetition_penalty": 1.0,
+        "add_special_tokens": False,
+        "return_tokens_as_token_ids": True,
+    }
 
 
 def _distributions(answer: Any) -> Iterator[dict[int, float]]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("starlette")
@@ -41,7 +42,7 @@ from adafuse_llm.backends import (
 )
 from adafuse_llm.backends.servers import connection
 from adafuse_llm.backends.servers.backend import ServerBackend
-from adafuse_llm.config import RuntimeConfig
+from adafuse_llm.backends.servers.llama_server import LEAST, unbiased
 from adafuse_llm.loading.members import load_members
 from adafuse_llm.testing import BackendTests
 from tests.support.inference_servers import APIS, RECIPE, InferenceServer
@@ -83,6 +84,22 @@ def member(url: str, folder: Path, **settings: Any) -> ServerBackend:
     return loaded
 
 
+Load = Callable[..., ServerBackend]
+
+
+@pytest.fixture
+def load(folder: Path) -> Iterator[Load]:
+    """Load the member of a server that runs until the end of the test."""
+    with ExitStack() as stack:
+
+        def load(server: InferenceServer, source: Path = folder, **settings: Any) -> ServerBackend:
+            made = member(stack.enter_context(served(server.app())), source, **settings)
+            stack.callback(made.close)
+            return made
+
+        yield load
+
+
 def ask(loaded: ServerBackend, text: str = PROMPT) -> Any:
     tree = TokenTree(loaded.codec.encode_prompt(text))
     try:
@@ -110,22 +127,17 @@ class TestRules(BackendTests):
         return self.server.logprobs(ids).tolist()
 
 
-@pytest.mark.sweep(2)
 @every_api
-@pytest.mark.parametrize("drafting", [True, False])
-def test_texts_and_scores_equal_those_of_the_model_in_this_process(
-    api: str, drafting: bool, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_texts_and_scores_equal_those_of_the_model_in_this_process(api: str, load: Load) -> None:
     """A pair of a member on a server and one in this process, and the first one alone."""
     other = backend(Recipe("qwen2", "unigram", seed=5))
     here = backend(replace(RECIPE))
-    loaded = member(running(InferenceServer(api)), folder, name=here.name)
-    runtime = RuntimeConfig(drafting=drafting)
+    loaded = load(InferenceServer(api), name=here.name)
     pairs: list[tuple[list[Backend], list[Backend]]]
     pairs = [([loaded], [here]), ([loaded, other], [here, other])]
     for members, local in pairs:
-        with AdaFuseEngine(members, runtime=runtime) as far:
-            near = AdaFuseEngine(local, runtime=runtime)
+        with AdaFuseEngine(members) as far:
+            near = AdaFuseEngine(local)
             for branching in (1, 3):
                 options: Any = {"max_new_tokens": 8, "branching_factor": branching}
                 options |= {"max_words": 1 + branching % 2, "margin_threshold": 0.7}
@@ -135,7 +147,6 @@ def test_texts_and_scores_equal_those_of_the_model_in_this_process(
                     assert [c.text for c in one.candidates] == [c.text for c in two.candidates]
                     for a, b in zip(one.candidates, two.candidates, strict=True):
                         assert a.score == pytest.approx(b.score, abs=1e-4)
-    loaded.close()
 
 
 @every_api
@@ -156,11 +167,9 @@ def test_the_api_of_a_server_is_detected_and_its_only_model_is_used(
 
 
 @every_api
-def test_a_pass_is_one_round_trip_with_all_nodes_of_all_requests(
-    api: str, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_a_pass_is_one_round_trip_with_all_nodes_of_all_requests(api: str, load: Load) -> None:
     server = InferenceServer(api)
-    loaded = member(running(server), folder)
+    loaded = load(server)
     trees = [TokenTree(loaded.codec.encode_prompt(text)) for text in (PROMPT, "In winter")]
     for _ in range(2):
         queries = []
@@ -175,26 +184,20 @@ def test_a_pass_is_one_round_trip_with_all_nodes_of_all_requests(
     assert calls <= (1 if api == "sglang" else 3)
     parts = {"vllm": 2, "sglang": 1, "llama-server": 2}[api]
     assert made["prompts"] <= parts * 8 + 8  # the nodes, and the parents of two nodes
-    loaded.close()
 
 
-def test_more_given_tokens_than_a_call_of_vllm_can_have_are_divided(
-    folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_more_given_tokens_than_a_call_of_vllm_can_have_are_divided(load: Load) -> None:
     server = InferenceServer("vllm")
-    loaded = member(running(server), folder)
+    loaded = load(server)
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     nodes = [tree.child(tree.root, token) for token in range(300)]
     result = loaded.evaluate([Query(tree, (tree.root,), tuple(nodes), 2)])[0]
     row = server.logprobs(tree.ids)
     assert list(result.logprobs) == pytest.approx(row[:300].tolist(), abs=1e-6)
-    loaded.close()
 
 
-def test_the_server_of_vllm_limits_the_likeliest_tokens(
-    folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
-    loaded = member(running(InferenceServer("vllm", max_logprobs=5)), folder, name="few")
+def test_the_server_of_vllm_limits_the_likeliest_tokens(load: Load) -> None:
+    loaded = load(InferenceServer("vllm", max_logprobs=5), name="few")
     assert loaded.listed_limit == 5
     with AdaFuseEngine([loaded]) as engine:
         assert engine.generate(PROMPT, max_new_tokens=4, branching_factor=5).text
@@ -202,17 +205,14 @@ def test_the_server_of_vllm_limits_the_likeliest_tokens(
             InvalidOptionError, match=r"6 likeliest tokens, but member 'few' lists 5"
         ):
             engine.generate(PROMPT, max_new_tokens=4, branching_factor=6)
-    loaded.close()
     with pytest.raises(LoadError, match=r"lists 1 likeliest token; .*--max-logprobs 20"):
-        member(running(InferenceServer("vllm", max_logprobs=1)), folder)
+        load(InferenceServer("vllm", max_logprobs=1))
 
 
 @every_api
-def test_what_a_server_cannot_give_is_an_error_before_any_compute(
-    api: str, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_what_a_server_cannot_give_is_an_error_before_any_compute(api: str, load: Load) -> None:
     server = InferenceServer(api)
-    loaded = member(running(server), folder, name="far")
+    loaded = load(server, name="far")
     calls = sum(server.counts.values())
     with AdaFuseEngine([loaded]) as engine:
         with pytest.raises(InvalidOptionError, match=r"member 'far' cannot draw tokens.*use="):
@@ -234,16 +234,13 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(
         found = engine.generate(PROMPT, choices=[" sails", " leaves"])
         assert found.text in (" sails", " leaves")
         assert engine.score(PROMPT, [" sails"])
-    loaded.close()
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("api", ["vllm", "sglang"])
-def test_a_mixture_needs_few_tokens_of_servers(
-    api: str, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_a_mixture_needs_few_tokens_of_servers(api: str, load: Load) -> None:
     here = backend(RECIPE)
-    loaded = member(running(InferenceServer(api)), folder, name=here.name)
+    loaded = load(InferenceServer(api), name=here.name)
     other = backend(Recipe("qwen2", "unigram", seed=5))
     for others in ([], [other]):
         weights = [2, 1][: 1 + len(others)]
@@ -257,7 +254,6 @@ def test_a_mixture_needs_few_tokens_of_servers(
         for one, two in zip(got.rounds, want.rounds, strict=True):
             scores = [c.score for c in one.candidates], [c.score for c in two.candidates]
             assert scores[0] == pytest.approx(scores[1], abs=1e-4)
-    loaded.close()
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "unigram"])
@@ -284,46 +280,35 @@ def test_the_end_of_a_word_has_the_probability_of_all_tokens_that_can_follow_it(
 
 @pytest.mark.parametrize("api", ["vllm", "sglang"])
 def test_a_server_that_does_not_follow_regular_expressions_tells_no_ends_of_words(
-    api: str,
-    folder: Path,
-    running: Callable[[InferenceServer], str],
-    caplog: pytest.LogCaptureFixture,
+    api: str, caplog: pytest.LogCaptureFixture, load: Load
 ) -> None:
-    loaded = member(running(InferenceServer(api, ignores_regex=True)), folder, name="far")
+    loaded = load(InferenceServer(api, ignores_regex=True), name="far")
     with (
         AdaFuseEngine([loaded], strategy="mixture") as engine,
         pytest.raises(InvalidInputError, match=r"how likely a word ends.*'far'"),
     ):
         engine.generate(PROMPT)
     assert "do not permit those tokens that they should" in caplog.text
-    loaded.close()
 
 
 @pytest.mark.parametrize("api", ["vllm", "sglang"])
-def test_ends_of_words_are_asked_for_again_after_an_error(
-    api: str, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_ends_of_words_are_asked_for_again_after_an_error(api: str, load: Load) -> None:
     server = InferenceServer(api)
-    loaded = member(running(server), folder)
+    loaded = load(server)
     server.faults.append(JSONResponse({"error": "CUDA error"}, 500))
     assert [loaded.has_word_ends() for _ in range(2)] == [False, True]
-    loaded.close()
 
 
-@pytest.mark.parametrize("strategy", ["adafuse", "mixture"])
-def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(
-    strategy: str, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(load: Load) -> None:
     """vLLM 0.32 lists wrong tokens for a request if another one in its batch has given tokens."""
     server = InferenceServer("vllm", batch_seconds=0.02)
-    loaded = member(running(server), folder, name="far")
+    loaded = load(server, name="far")
     prompts = (PROMPT, "In winter", "Anna counted", "The keeper said")
-    near, far = (AdaFuseEngine([each], strategy=strategy) for each in (backend(RECIPE), loaded))
+    near, far = (AdaFuseEngine([each], strategy="mixture") for each in (backend(RECIPE), loaded))
     want = [near.generate(prompt, max_new_tokens=6).text for prompt in prompts]
     assert [each.text for each in far.generate_batch(prompts, max_new_tokens=6)] == want
     with ThreadPoolExecutor() as threads:
         assert [*threads.map(lambda p: far.generate(p, max_new_tokens=6).text, prompts)] == want
-    loaded.close()
 
 
 def test_the_members_of_a_program_on_one_vllm_server_take_turns(
@@ -403,39 +388,34 @@ def test_a_wrong_key_is_an_error_that_does_not_show_it(
 
 @one_api
 def test_a_redirect_is_not_followed(
-    api: str, folder: Path, running: Callable[[InferenceServer], str], monkeypatch: Any
+    api: str, running: Callable[[InferenceServer], str], monkeypatch: Any, load: Load
 ) -> None:
     monkeypatch.setenv("RIGHT_KEY", KEY)
     other = InferenceServer(api)
     server = InferenceServer(api, redirect=running(other))
     with pytest.raises(LoadError, match="redirects to another address"):
-        member(running(server), folder, api=api, api_key_env="RIGHT_KEY")
+        load(server, api=api, api_key_env="RIGHT_KEY")
     assert not other.keys
 
 
 @one_api
 def test_a_busy_server_is_asked_again(
-    api: str,
-    folder: Path,
-    running: Callable[[InferenceServer], str],
-    caplog: pytest.LogCaptureFixture,
+    api: str, caplog: pytest.LogCaptureFixture, load: Load
 ) -> None:
     server = InferenceServer(api)
-    loaded = member(running(server), folder, name="far")
+    loaded = load(server, name="far")
     expected = ask(loaded)
     server.faults += [JSONResponse({"error": "Loading model"}, 503), PlainTextResponse("no", 502)]
     with caplog.at_level(logging.WARNING):
         assert ask(loaded) == expected
-    assert "member 'far': server http" in caplog.text
-    loaded.close()
+    assert "member 'far'" in caplog.text
+    assert "The call is repeated" in caplog.text
 
 
 @every_api
-def test_errors_of_a_server_name_the_member_and_what_it_said(
-    api: str, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_errors_of_a_server_name_the_member_and_what_it_said(api: str, load: Load) -> None:
     server = InferenceServer(api)
-    loaded = member(running(server), folder, name="far")
+    loaded = load(server, name="far")
     for fault, message in (
         (JSONResponse({"error": {"message": "CUDA error"}}, 500), "HTTP 500: CUDA error"),
         (JSONResponse({"detail": "odd"}, 400), "HTTP 400: odd"),
@@ -447,7 +427,6 @@ def test_errors_of_a_server_name_the_member_and_what_it_said(
             ask(loaded)
         server.faults.clear()
     assert ask(loaded).next
-    loaded.close()
 
 
 @one_api
@@ -476,11 +455,9 @@ def test_a_request_goes_on_when_its_server_is_back(
 
 
 @every_api
-def test_another_model_behind_the_same_name_is_noticed(
-    api: str, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_another_model_behind_the_same_name_is_noticed(api: str, load: Load) -> None:
     server = InferenceServer(api)
-    loaded = member(running(server), folder, name="far")
+    loaded = load(server, name="far")
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     query = Query(tree, (tree.root,), (), 2)
     before = loaded.evaluate([query])
@@ -492,22 +469,6 @@ def test_another_model_behind_the_same_name_is_noticed(
         loaded.evaluate([query])  # one that goes on after a loss
     server.recipe = RECIPE
     assert loaded.evaluate([query])[0].next == before[0].next
-    loaded.close()
-
-
-@one_api
-def test_another_model_that_refuses_the_requests_is_noticed(
-    api: str, folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
-    server = InferenceServer(api, source="models/one")
-    loaded = member(running(server), folder, name="far")
-    server.window = 4
-    with pytest.raises(MemberError, match="context length is 4 tokens"):
-        ask(loaded)
-    server.source = "models/two"
-    with pytest.raises(MemberUnavailableError, match="runs another model under the name 'tiny'"):
-        ask(loaded)
-    loaded.close()
 
 
 @one_api
@@ -538,25 +499,21 @@ def test_wrong_tokenizers_models_and_addresses_are_refused(
         member("http://127.0.0.1:9", folder, api=api)
 
 
-def test_servers_with_faults_are_refused(
-    folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_servers_with_faults_are_refused(load: Load) -> None:
     with pytest.raises(LoadError, match=r"logprob_token_ids.*Use vLLM 0.32 or newer"):
-        member(running(InferenceServer("vllm", ignores_given=True)), folder)
+        load(InferenceServer("vllm", ignores_given=True))
     for fault in ("ignores_bias", "leaks_bias"):
         server = InferenceServer("llama-server")
         setattr(server, fault, True)
         with pytest.raises(LoadError, match=r"logit_bias.*Use another version of llama.cpp"):
-            member(running(server), folder)
+            load(server)
     with pytest.raises(LoadError, match="neither vLLM, SGLang nor llama-server"):
-        member(running(InferenceServer("another")), folder)
+        load(InferenceServer("another"))
 
 
-def test_a_server_of_another_kind_is_named(
-    folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_a_server_of_another_kind_is_named(folder: Path, load: Load) -> None:
     with pytest.raises(LoadError, match=r"it is sglang, not vllm\. Leave out api='vllm'"):
-        member(running(InferenceServer("sglang")), folder, api="vllm")
+        load(InferenceServer("sglang"), api="vllm")
     models = {"data": [{"id": "pair", "owned_by": "adafuse-llm"}]}
     for path, answer, kind in (
         ("/v1/models", models, "an adafuse server"),
@@ -569,10 +526,10 @@ def test_a_server_of_another_kind_is_named(
 
 
 def test_a_probability_of_zero_is_minus_infinity(
-    folder: Path, running: Callable[[InferenceServer], str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, load: Load
 ) -> None:
     server = InferenceServer("vllm")
-    loaded = member(running(server), folder)
+    loaded = load(server)
     plain = server.logprobs
 
     def cut(ids: Any) -> Any:
@@ -584,7 +541,6 @@ def test_a_probability_of_zero_is_minus_infinity(
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     query = Query(tree, (), (tree.child(tree.root, 40),), 2)
     assert loaded.evaluate([query])[0].logprobs == (-math.inf,)
-    loaded.close()
 
 
 def raised(server: InferenceServer, tree: TokenTree, token: int, by: float) -> Any:
@@ -600,12 +556,10 @@ def raised(server: InferenceServer, tree: TokenTree, token: int, by: float) -> A
     return changed(tree.ids)
 
 
-def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(
-    folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
+def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(load: Load) -> None:
     """The real server returns no probabilities if it draws such a part."""
     server = InferenceServer("llama-server")
-    loaded = member(running(server), folder)
+    loaded = load(server)
     texts = tokenizer(RECIPE.kind).convert_ids_to_tokens(range(400))
     part = texts.index("Ã")  # the first byte of é
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
@@ -614,32 +568,43 @@ def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(
     found = loaded.evaluate([Query(tree, (), (tree.child(tree.root, part),), 2)])[0]
     assert found.logprobs == pytest.approx([float(row[part])], abs=1e-6)
     assert server.counts["/completion"] == before + 2  # no list of the whole vocabulary
-    loaded.close()
 
 
-def test_llama_servers_probabilities_that_float32_cannot_represent_are_not_used(
-    folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
-    """Next to a nearly certain token with a bias, those without one have less than 1e-38."""
-    server = InferenceServer("llama-server")
-    loaded = member(running(server), folder)
+@pytest.mark.quick
+def test_biases_of_llama_server_are_taken_off_again() -> None:
+    logits = np.random.default_rng(1).normal(scale=4, size=50)
+    plain = logits - np.logaddexp.reduce(logits)
+    order = np.argsort(-logits).tolist()
+    biases = {order[30]: 40.0, order[49]: 40.0, order[3]: 75.0}
+    raised = logits.copy()
+    raised[list(biases)] += list(biases.values())
+    chances = np.exp(raised - np.logaddexp.reduce(raised))
+    listed = {t: float(chances[t]) for t in np.argsort(-chances)[:4].tolist()}
+    known = {t: float(plain[t]) for t in order[:5]}
+    assert unbiased(listed, biases, known) == pytest.approx({t: plain[t] for t in biases})
+    assert not unbiased(listed, biases, {t: known[t] for t in order[1:5]}), "no token in both"
+    listed[order[0]] = LEAST
+    assert not unbiased(listed, biases, known), "float32 cannot represent so small a number"
+
+
+def test_llama_server_lists_the_whole_vocabulary_beside_a_nearly_certain_token(load: Load) -> None:
+    """With its bias, tokens without one have less than 1e-38."""
+    loaded = load(server := InferenceServer("llama-server"))
     certain = tokenizer(RECIPE.kind).encode(" the", add_special_tokens=False)[-1]
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     row = raised(server, tree, certain, 30.0)
     given = int(row.topk(20).indices[-1])
     found = loaded.evaluate([Query(tree, (), (tree.child(tree.root, given),), 2)])[0]
     assert found.logprobs == pytest.approx([float(row[given])], abs=1e-6)
-    loaded.close()
 
 
 def test_mixed_up_likeliest_tokens_of_vllm_are_an_error(
-    folder: Path, running: Callable[[InferenceServer], str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, load: Load
 ) -> None:
     server = InferenceServer("vllm")
-    loaded = member(running(server), folder, name="far")
+    loaded = load(server, name="far")
     row = server.logprobs([1]).clone()
     row[2:] = -math.inf
     monkeypatch.setattr(server, "logprobs", lambda ids: row)
     with pytest.raises(MemberError, match=r"member 'far' .*wrong likeliest tokens"):
         ask(loaded)
-    loaded.close()

@@ -1,4 +1,9 @@
-"""Recreate locks in a forked child process, where the parent's threads no longer exist."""
+"""Recreate threads and connections in a forked child process.
+
+Servers such as gunicorn (``--preload``) and celery load an engine once and fork their workers. A
+child has none of its parent's threads, and must not share its connections. The parent must not run
+requests while it forks.
+"""
 
 from __future__ import annotations
 
