@@ -14,6 +14,7 @@ from langchain_core.exceptions import ContextOverflowError
 from adafuse_llm import (
     ContextWindowError,
     Engine,
+    InvalidOptionError,
     Request,
     RequestTimeoutError,
     Round,
@@ -29,6 +30,8 @@ from langchain_adafuse._rounds import ROUNDS_KEY, RoundRecords
 
 if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
+
+ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
 
 
 class Step(NamedTuple):
@@ -54,13 +57,17 @@ class Call:
         model: the model, with the overrides of the call.
         form: the form of the replies; None for a text model, whose records of rounds have the
             number of their prompt.
+        streams: whether the steps are streamed.
 
-    Attributes:
-        model: as above.
-        form: as above.
+    Raises:
+        InvalidOptionError: several responses would be streamed.
     """
 
-    def __init__(self, model: EnsembleModel, form: ReplyForm | None = None) -> None:
+    def __init__(
+        self, model: EnsembleModel, form: ReplyForm | None = None, *, streams: bool = False
+    ) -> None:
+        if streams and model._config.n > 1:
+            raise InvalidOptionError(ONE_STREAM)
         self.form = form or ReplyForm()
         self.model = model
         self._numbers_prompts = form is None

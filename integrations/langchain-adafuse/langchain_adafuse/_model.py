@@ -29,6 +29,7 @@ from adafuse_llm.adapters.options import ALIASES, check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.strategies.registry import AUTO
+from langchain_adafuse._calls import ONE_STREAM
 from langchain_adafuse._rounds import RoundDetail
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ else:  # checked when the ensemble is created
     Members = Any
 
 OPTIONS = tuple(name for name in AdaFuseConfig.model_fields if name != "use")
-ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
+LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "strategy")
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
@@ -298,12 +299,8 @@ class EnsembleModel(OptionFields, Serializable):
             return Ensemble(given=self.engine)
         return Ensemble.of(
             self.members or (),
-            dtype=self.dtype,
-            device_map=self.device_map,
-            trust_remote_code=self.trust_remote_code,
-            revision=self.revision,
             runtime=self.runtime or RuntimeConfig(),
-            strategy=self.strategy,
+            **{name: getattr(self, name) for name in LOADING},
         )
 
     @property
@@ -325,15 +322,6 @@ class EnsembleModel(OptionFields, Serializable):
         if config.n > 1 and self.streaming:
             raise InvalidOptionError(ONE_STREAM)
         config.check_n()
-
-    def _check_one_response(self) -> None:
-        """Check that the model can stream.
-
-        Raises:
-            InvalidOptionError: `n` is above 1.
-        """
-        if self._config.n > 1:
-            raise InvalidOptionError(ONE_STREAM)
 
     def _check_choice(self) -> None:
         """Check that `use` and `model` name members.

@@ -114,9 +114,14 @@ class _Reply:
             messages[-1].usage_metadata = usage_of(whole)
             messages[-1].chunk_position = "last"
         self._rounds += step.rounds
-        chunks = [ChatRoundChunk(message=each) for each in messages if _has_content(each)]
+        chunks = [
+            ChatRoundChunk(message=each, number=step.number)
+            for each in messages
+            if _has_content(each)
+        ]
         if chunks:
             chunks[0].rounds, self._rounds = self._rounds, []
+            chunks[-1].generation = whole
         return chunks
 
     def _call_chunk(self, part: ToolCall | InvalidToolCall) -> ToolCallChunk:

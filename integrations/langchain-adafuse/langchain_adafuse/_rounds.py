@@ -8,7 +8,9 @@ from typing import Any, Literal, TypeVar
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.outputs import ChatGenerationChunk, GenerationChunk
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
-from pydantic import Field
+from pydantic import BaseModel, Field
+
+from adafuse_llm import Generation as Response
 
 ROUNDS_KEY = "adafuse_rounds"
 """Key of the round records in messages and generations."""
@@ -23,16 +25,26 @@ RoundRecords = list[dict[str, Any]]
 Run = TypeVar("Run", CallbackManagerForLLMRun, AsyncCallbackManagerForLLMRun)
 
 
-class ChatRoundChunk(ChatGenerationChunk):
-    """A chunk of a chat model, with the records of the rounds that wrote it."""
+class Told(BaseModel):
+    """What chunks tell callbacks.
+
+    Attributes:
+        rounds: the records of the rounds that wrote the chunk.
+        number: the number of the response in its call.
+        generation: the whole response, in its last chunk.
+    """
 
     rounds: RoundRecords = Field(default_factory=list)
+    number: int = 0
+    generation: Response | None = Field(default=None, exclude=True, repr=False)
 
 
-class RoundChunk(GenerationChunk):
-    """A chunk of a text model, with the records of the rounds that wrote it."""
+class ChatRoundChunk(Told, ChatGenerationChunk):
+    """A chunk of a chat model."""
 
-    rounds: RoundRecords = Field(default_factory=list)
+
+class RoundChunk(Told, GenerationChunk):
+    """A chunk of a text model."""
 
 
 def for_whole(run: Run | None) -> Run | None:

@@ -21,7 +21,7 @@ from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import Engine, Request
-from adafuse_llm.adapters.conversation import Conversation, to_conversation
+from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
@@ -282,24 +282,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     ) -> tuple[Call, Request]:
         """Begin a call of the model with overrides, and return its request."""
         model = self._for_call(stop, _without_form(keywords))
-        if streams:
-            model._check_one_response()
-        prompt, form = model._prepare(messages, keywords)
-        return Call(model, form), Request(messages=prompt)
-
-    def _prepare(
-        self, messages: list[BaseMessage], keywords: Mapping[str, Any]
-    ) -> tuple[Conversation, ReplyForm]:
-        """Convert the messages and keywords of a call."""
         if blocks := omitted_blocks(messages):
             self._warn_once(
                 "the messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(blocks)}"
             )
-        form = ReplyForm(choice="auto")
-        if any(name in keywords for name in PROMPT_KEYWORDS):
-            form = _form_of(keywords)
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        form = _form_of(keywords)
+        given = [name for name in CONSTRAINTS if getattr(model, name) is not None]
         if given and (form.calls_tools or form.schema is not None):
             raise InvalidOptionError(
                 f"{given[0]} cannot be combined with "
@@ -312,7 +301,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             tool_choice=form.choice,
             instructions=form.instructions,
         )
-        return prompt, form
+        return Call(model, form, streams=streams), Request(messages=prompt)
 
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
         outputs = [output for output in llm_outputs if output]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call, run = self._call(stop, kwargs), for_whole(run_manager)
+        call, run = Call(self._for_call(stop, kwargs)), for_whole(run_manager)
         steps = []
         with closing(call.steps([Request(prompt=prompt) for prompt in prompts])) as every:
             for step in every:
@@ -111,7 +111,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call, run = self._call(stop, kwargs), for_whole(run_manager)
+        call, run = Call(self._for_call(stop, kwargs)), for_whole(run_manager)
         steps = []
         async with aclosing(call.asteps([Request(prompt=prompt) for prompt in prompts])) as every:
             async for step in every:
@@ -127,7 +127,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        call = self._call(stop, kwargs, streams=True)
+        call = Call(self._for_call(stop, kwargs), streams=True)
         with closing(call.steps([Request(prompt=prompt)])) as steps:
             for step in steps:
                 chunk = _chunk(call, step)
@@ -142,26 +142,13 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        call = self._call(stop, kwargs, streams=True)
+        call = Call(self._for_call(stop, kwargs), streams=True)
         async with aclosing(call.asteps([Request(prompt=prompt)])) as steps:
             async for step in steps:
                 chunk = _chunk(call, step)
                 if run_manager:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
-
-    def _call(
-        self,
-        stop: Sequence[str] | None,
-        overrides: Mapping[str, Any],
-        *,
-        streams: bool = False,
-    ) -> Call:
-        """Begin a call of the model with overrides."""
-        model = self._for_call(stop, overrides)
-        if streams:
-            model._check_one_response()
-        return Call(model)
 
 
 def _token(step: Step) -> str:
@@ -173,7 +160,13 @@ def _chunk(call: Call, step: Step) -> RoundChunk:
     info = {**call.kept(step.rounds), **call.metadata(step)}
     if step.event.generation is not None:
         info["usage_metadata"] = usage_of(step.event.generation)
-    return RoundChunk(text=step.event.text, generation_info=info or None, rounds=step.rounds)
+    return RoundChunk(
+        text=step.event.text,
+        generation_info=info or None,
+        rounds=step.rounds,
+        number=step.number,
+        generation=step.event.generation,
+    )
 
 
 def _result(call: Call, steps: Sequence[Step], prompts: int) -> LLMResult:
