@@ -23,6 +23,7 @@ from pydantic import (
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
+from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.option_fields import OptionFields
 from adafuse_llm.adapters.options import ALIASES, check_option_names
@@ -75,6 +76,7 @@ class ModelFields(DecodeOptions, total=False):
     max_retries: int | None
     streaming: bool | None
     round_detail: RoundDetail
+    enforce: Enforce  # of `ChatAdaFuse` only
     api_key: object
     stream: object
     name: str | None
@@ -136,12 +138,12 @@ class EnsembleModel(OptionFields, Serializable):
     _per_call: ClassVar[tuple[str, ...]] = (
         *("use", "model", "timeout", "max_retries", "round_detail"),
     )
-    _logger: ClassVar[logging.Logger] = logging.getLogger("langchain_adafuse")
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
 
     def __init__(self, **fields: Unpack[ModelFields]) -> None:
+        given: dict[str, Any] = {**fields}
         try:
-            super().__init__(**fields)
+            super().__init__(**given)
         except ValidationError as error:
             raise _one_error(error, type(self)) from None
 
@@ -393,7 +395,7 @@ class EnsembleModel(OptionFields, Serializable):
         """Log a warning, unless this model or a copy for a call already logged the same one."""
         if message not in self._warnings:
             self._warnings.add(message)
-            self._logger.warning(message)
+            logging.getLogger(type(self).__module__).warning(message)
 
     def _loaded(self) -> Engine:
         return self._ensemble.engine()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,11 +17,10 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import PrivateAttr, StrictBool
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from adafuse_llm import Engine, Request
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError
@@ -40,17 +38,8 @@ from langchain_adafuse._replies import Replies
 from langchain_adafuse._rounds import for_whole
 from langchain_adafuse._structured import Method, Schema, structured_output
 
-if TYPE_CHECKING:
-    import os
-
 PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
 """Keywords of a call that describe the reply; all others are options."""
-
-
-class ChatFields(ModelFields, total=False):
-    """The keyword arguments of `ChatAdaFuse`, for type checkers."""
-
-    enforce: Enforce
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
@@ -91,15 +80,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
-        def __init__(self, **fields: Unpack[ChatFields]) -> None: ...
-
-        @classmethod
-        def from_embedded(cls, **fields: Unpack[ChatFields]) -> Self: ...
-
-        @classmethod
-        def from_config(
-            cls, path: str | os.PathLike[str], **fields: Unpack[ChatFields]
-        ) -> Self: ...
+        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
 
     enforce: Literal["auto"] | StrictBool = "auto"
     """Whether tools and response formats constrain decoding. ``"auto"`` constrains it if the extra
@@ -108,7 +89,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     constrains decoding. Every call can override this field."""
 
     _per_call = (*EnsembleModel._per_call, "enforce")
-    _logger = logging.getLogger(__name__)
     _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
     """Groups of active members that were loaded before. The copies for calls share it."""
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
@@ -134,7 +114,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         *,
         tool_choice: str | bool | Mapping[str, Any] | None = None,
         strict: bool | None = None,
-        parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Return the model with tools that it can call.
@@ -146,18 +125,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
                 name of a tool, or a dict with its name, to request exactly one call of that tool.
                 The choice becomes part of the prompt, and constrains decoding (see `enforce`).
             strict: whether the tools' schemas forbid additional arguments.
-            parallel_tool_calls: whether a reply can have several calls. With False, the reply ends
-                after its first call; if calls are not enforced, further calls are dropped.
-            **kwargs: passed to every call.
+            **kwargs: passed to every call. With ``parallel_tool_calls=False``, the reply ends after
+                its first call; if calls are not enforced, further calls are dropped.
 
         Raises:
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
         """
         formatted = [to_openai_tool(tool, strict=strict) for tool in tools]
         choice = to_tool_choice(tool_choice, [tool["function"]["name"] for tool in formatted])
-        if parallel_tool_calls is not None:
-            to_flag("parallel_tool_calls", parallel_tool_calls, default=True)
-            kwargs["parallel_tool_calls"] = parallel_tool_calls
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
 
     def with_structured_output(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
@@ -52,8 +51,6 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
         def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
-
-    _logger = logging.getLogger(__name__)
 
     @property
     def _llm_type(self) -> str:
