@@ -89,7 +89,7 @@ def _to_turn(message: BaseMessage) -> Turn:
             {
                 "id": call["id"],
                 "name": call["name"],
-                "arguments": f"{CALL_OPENS}{call['args'] or ''}",
+                "arguments": f"{CALL_OPENS}{(call['args'] or '').removeprefix(CALL_OPENS)}",
             }
             for call in message.invalid_tool_calls
         ]

@@ -103,6 +103,7 @@ async def test_a_malformed_call_has_its_reason_and_can_be_answered():
     assert error in streamed.additional_kwargs["adafuse_call_errors"][invalid["id"]]
     answer = ToolMessage("Bad JSON.", tool_call_id=invalid["id"])
     assert chat.invoke([HumanMessage("Go"), streamed, answer]).content == "It is 6."
+    assert not [each for each in prompts if "<tool_call><tool_call>" in each]
 
 
 # Agents ---------------------------------------------------------------------------------------
