@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages.ai import UsageMetadata
 
 from adafuse_llm import (
     ContextWindowError,
     Engine,
+    Generation,
     InvalidOptionError,
     Request,
     RequestTimeoutError,
@@ -23,14 +25,14 @@ from adafuse_llm import (
 from adafuse_llm.adapters.enforcing import enforced
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply_form import ReplyForm
-from adafuse_llm.summary import record
+from adafuse_llm.summary import Summary, record
 from adafuse_llm.text.matchers import is_available
-from langchain_adafuse._metadata import metadata_of
 from langchain_adafuse._rounds import ROUNDS_KEY, RoundRecords
 
 if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
 
+TOKEN_KINDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
 
 
@@ -158,13 +160,35 @@ class Call:
             "prompt_eval_duration": first - self._loaded,
             "eval_duration": round(sum(each.elapsed for each in later) * 1e9),
         }
-        metadata = metadata_of(
-            event.generation,
-            model_name=self.model.model_name,
-            detail=self.model.round_detail,
-            durations={"total_duration": sum(durations.values()), **durations},
-        )
+        metadata = {
+            **self._metadata_of(event.generation),
+            "total_duration": sum(durations.values()),
+            **durations,
+        }
         return Step(number, event, rounds, metadata)
+
+    def _metadata_of(self, generation: Generation) -> dict[str, Any]:
+        """Return the metadata of a response, without log-probabilities and durations."""
+        reason, usage = generation.finish_reason, generation.usage.model_dump()
+        optional: dict[str, Any] = {
+            "adafuse_closing": generation.closing or None,
+            "seed": generation.seed,
+        }
+        if self.model.round_detail != "none":
+            summary = Summary.of(generation.rounds)
+            optional["adafuse_summary"] = summary.model_dump(mode="json")
+        return {
+            **{key: value for key, value in optional.items() if value is not None},
+            "finish_reason": "stop" if reason == "stop_sequence" else reason,
+            "model_name": self.model.model_name,
+            "model_provider": "adafuse",
+            "strategy": generation.strategy,
+            "token_usage": token_usage([usage_of(generation)]),
+            "usage_by_member": {
+                member: {kind: counts[member] for kind, counts in usage.items()}
+                for member in generation.usage.prompt_tokens
+            },
+        }
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
@@ -184,3 +208,40 @@ class Call:
         finally:
             timer.cancel()
             self._cancel.set()
+
+
+def usage_of(generation: Generation) -> UsageMetadata:
+    """Return the token counts of the first active member, in LangChain's form."""
+    usage = generation.usage
+    first = next(iter(usage.prompt_tokens))
+    prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
+    return UsageMetadata(
+        input_tokens=prompt,
+        output_tokens=completion,
+        total_tokens=prompt + completion,
+        input_token_details={"cache_read": usage.cached_tokens[first]},
+    )
+
+
+def token_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the tokens of all responses to one prompt, in OpenAI's form. The prompt counts once.
+
+    Args:
+        usages: the token counts of each response, in LangChain's form.
+    """
+    prompt = usages[0].get("input_tokens", 0) if usages else 0
+    completion = sum(usage.get("output_tokens", 0) for usage in usages)
+    counts = (prompt, completion, prompt + completion)
+    return dict(zip(TOKEN_KINDS, counts, strict=True))
+
+
+def output_of(model_name: str, usages: Iterable[Mapping[str, int]]) -> dict[str, Any]:
+    """Return LangChain's ``llm_output``: the model's name and the total of token counts.
+
+    Args:
+        model_name: the name.
+        usages: the token counts of each prompt, in OpenAI's form.
+    """
+    usages = list(usages)
+    total = {kind: sum(usage[kind] for usage in usages) for kind in TOKEN_KINDS}
+    return {"model_name": model_name, "token_usage": total}

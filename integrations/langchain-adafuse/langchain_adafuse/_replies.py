@@ -16,8 +16,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
-from langchain_adafuse._calls import Call, Step
-from langchain_adafuse._metadata import output_of, token_usage, usage_of
+from langchain_adafuse._calls import Call, Step, output_of, token_usage, usage_of
 from langchain_adafuse._rounds import ChatRoundChunk, RoundRecords
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,6 @@ from adafuse_llm import Generation as Response
 ROUNDS_KEY = "adafuse_rounds"
 """Key of the round records in messages and generations."""
 
-SUMMARY_KEY = "adafuse_summary"
-"""Key of the summary of the rounds in the metadata of messages and generations."""
-
 RoundDetail = Literal["none", "summary", "full"]
 
 RoundRecords = list[dict[str, Any]]

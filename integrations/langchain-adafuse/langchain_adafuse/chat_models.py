@@ -24,7 +24,7 @@ from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError
-from langchain_adafuse._calls import Call
+from langchain_adafuse._calls import Call, output_of
 from langchain_adafuse._messages import (
     ToolLike,
     omitted_blocks,
@@ -32,7 +32,6 @@ from langchain_adafuse._messages import (
     to_tools,
     to_turns,
 )
-from langchain_adafuse._metadata import output_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
 from langchain_adafuse._replies import Replies
 from langchain_adafuse._rounds import for_whole

@@ -17,8 +17,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import Request
-from langchain_adafuse._calls import Call, Step
-from langchain_adafuse._metadata import output_of, token_usage, usage_of
+from langchain_adafuse._calls import Call, Step, output_of, token_usage, usage_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
 from langchain_adafuse._rounds import RoundChunk, RoundRecords, for_whole
 
