@@ -173,7 +173,7 @@ class RemoteEngine(Engine):
         checked, texts = request.checked(self.config), request.texts
         more: dict[str, Any] = {"rounds": True, "enforce": False, "timeout": request.timeout}
         if texts is not None:
-            more |= {"texts": [*texts], "stops": request.stops}
+            more |= {"texts": [*texts], "ends": request.ends}
         content = _json({**self._body(checked, **more), "stream": texts is None})
         path = "/v1/completions" if checked.conversation is None else "/v1/chat/completions"
         sent = self._client.build_request("POST", path, content=content)

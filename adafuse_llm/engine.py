@@ -398,7 +398,7 @@ class AdaFuseEngine(Engine):
         top = max(self.strategy.top(config), config.top_logprobs)
         active = self._active_backends(config)
         (members,) = self._encoder.members(checked, active, top, to_score=True)
-        pool = pool_texts(members, texts, stops=checked.request.stops)
+        pool = pool_texts(members, texts, ends=checked.request.ends)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
         shortest = config.model_copy(update={"max_new_tokens": 1})
         return Job(

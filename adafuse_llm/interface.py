@@ -246,7 +246,7 @@ class Engine(ABC):
         continuations: Sequence[str] = (),
         *,
         messages: Messages | None = None,
-        stops: bool = False,
+        ends: bool = False,
         **given: Unpack[GivenScore],
     ) -> Scores:
         """Compute the likelihood of each given text as a continuation of the prompt.
@@ -264,7 +264,7 @@ class Engine(ABC):
                 such tokens, the continuation follows its end-of-sequence token.
             continuations: texts of at least one character.
             messages: a conversation to which the continuations are replies.
-            stops: whether to include the probability that the response ends after each text.
+            ends: whether to include the probability that the response ends after each text.
             **given: as for `generate`, without ``on_round``.
 
         Raises:
@@ -274,7 +274,7 @@ class Engine(ABC):
             RequestTimeoutError: the request took longer than ``timeout``.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        scored: dict[str, Any] = {"texts": continuations, "stops": stops}
+        scored: dict[str, Any] = {"texts": continuations, "ends": ends}
         request = Request.of(given, prompt=prompt, messages=messages, **scored)
         scores: list[Scores] = self.open([request]).results()
         return scores[0]
@@ -285,14 +285,14 @@ class Engine(ABC):
         continuations: Sequence[str] = (),
         *,
         messages: Messages | None = None,
-        stops: bool = False,
+        ends: bool = False,
         **given: Unpack[GivenScore],
     ) -> Scores:
         """Like `score`, but does not block the event loop.
 
         Cancelling the task ends the request.
         """
-        scored: dict[str, Any] = {"texts": continuations, "stops": stops}
+        scored: dict[str, Any] = {"texts": continuations, "ends": ends}
         request = Request.of(given, prompt=prompt, messages=messages, **scored)
         scores: list[Scores] = await (await self.aopen([request])).aresults()
         return scores[0]
@@ -303,7 +303,7 @@ class Engine(ABC):
         continuations: Sequence[Sequence[str]] = (),
         *,
         messages: Sequence[Messages] | None = None,
-        stops: bool = False,
+        ends: bool = False,
         **given: Unpack[GivenScore],
     ) -> list[Scores]:
         """Score the texts of many prompts (or conversations) at the same time.
@@ -313,7 +313,7 @@ class Engine(ABC):
         stops the others and raises the error.
         """
         return self.open(
-            requests_of(prompts, messages, given, texts=continuations, stops=stops)
+            requests_of(prompts, messages, given, texts=continuations, ends=ends)
         ).results()
 
     def choose(

@@ -91,7 +91,7 @@ class Request:
             any tool; or the name of a tool, to request a call of that tool. The choice becomes part
             of the prompt and is not enforced.
         texts: texts of at least one character to score as the response; None to decode one.
-        stops: whether the scores include the end of the response after each text.
+        ends: whether the scores include the end of the response after each text.
         options: options of `AdaFuseConfig`, which replace those of the engine.
         timeout: maximum seconds that the request waits and computes. The time that it takes to
             encode the prompt does not count.
@@ -105,7 +105,7 @@ class Request:
     tools: Tools = ()
     tool_choice: str = "auto"
     texts: Sequence[str] | None = None
-    stops: bool = False
+    ends: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     timeout: float | None = None
     cancel: threading.Event | None = field(default=None, compare=False, repr=False)

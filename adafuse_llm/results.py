@@ -35,7 +35,7 @@ class Candidate(_Result):
     Attributes:
         text: the span as its first proposer wrote it. Spaces at the end of the prompt and
             whitespace before a reply to messages are not included.
-        stops: whether the response ends after the span.
+        ends: whether the response ends after the span.
         proposers: names of the members that proposed the span, in member order.
         nll: mean negative log-likelihood per token by member, in nats (equation 4).
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member could
@@ -43,7 +43,7 @@ class Candidate(_Result):
     """
 
     text: str
-    stops: bool
+    ends: bool
     proposers: tuple[str, ...]
     nll: dict[str, float]
     score: float | None

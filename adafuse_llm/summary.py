@@ -118,7 +118,7 @@ def choice_probabilities(done: Round) -> tuple[float, ...] | None:
     """
     if done.forced or any(done.margins.values()):
         return None
-    scores = [each.score for each in done.candidates if each.stops and not each.proposers]
+    scores = [each.score for each in done.candidates if each.ends and not each.proposers]
     finite = [score for score in scores if score is not None]
     if not finite or len(finite) < len(done.candidates):
         return None

@@ -153,7 +153,7 @@ class BackendTests:
             assert size > bench.words[-1], f"grammar_tokenizer has only {size} tokens"
 
     def test_draws(self) -> None:
-        """`Next.drawn` is the token that `adafuse_llm.backends.gumbel.drawn` draws."""
+        """`Next.drawn` is the token that `adafuse_llm.backends.logits.draw.drawn` draws."""
         bench = self._bench(full=True)
         bench.member.prepare_draws()
         bench.walk(self.steps // 2, draws=True)

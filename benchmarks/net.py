@@ -110,7 +110,7 @@ def requests(tokens: int) -> dict[str, Call]:
     generate("schema", messages=CHATS["question"], json_schema=SCHEMA, max_new_tokens=4 * tokens)
     generate("regex", FACTS, regex=r" [0-9]{1,3}\.[0-9]{2} crowns")
     calls["batch"] = lambda engine: engine.generate_batch([*PROMPTS.values()], **short)
-    calls["score"] = lambda engine: engine.score(FACTS, [" 16.86", " nine", " 中"], stops=True)
+    calls["score"] = lambda engine: engine.score(FACTS, [" 16.86", " nine", " 中"], ends=True)
     calls["choice"] = lambda engine: engine.choose(FACTS, choices=[" 16.86", " nine crowns"])
     return calls
 

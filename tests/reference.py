@@ -490,7 +490,7 @@ class Drawing:
 class Proposal:
     tokens: tuple[int, ...]
     text: str
-    stops: bool
+    ends: bool
 
 
 def propose(  # noqa: C901
@@ -511,8 +511,8 @@ def propose(  # noqa: C901
             return drawing.token(member, ids, tokens, opening, allow(tokens))
         return member.greedy([*ids, *tokens], allow(tokens))
 
-    def proposal(tokens: Sequence[int], *, stops: bool) -> Proposal:
-        return Proposal(tuple(tokens), opening.written(member, ids, tokens), stops)
+    def proposal(tokens: Sequence[int], *, ends: bool) -> Proposal:
+        return Proposal(tuple(tokens), opening.written(member, ids, tokens), ends)
 
     for _ in range(options.max_words):
         here = [*ids, *span]
@@ -527,7 +527,7 @@ def propose(  # noqa: C901
         if margins[-1] >= options.margin_threshold:
             token = follow(span)
             if token in member.end_ids:
-                return [proposal(span, stops=True)], margins
+                return [proposal(span, ends=True)], margins
             span += finish_word(member, here, token, options, after)
         else:
             branches = []
@@ -537,12 +537,12 @@ def propose(  # noqa: C901
                 firsts = member.likeliest(here, options.branching_factor, allow(span))
             for token in firsts:
                 if token in member.end_ids:
-                    branches.append(proposal(span, stops=True))
+                    branches.append(proposal(span, ends=True))
                 else:
                     word = finish_word(member, here, token, options, after)
-                    branches.append(proposal([*span, *word], stops=False))
+                    branches.append(proposal([*span, *word], ends=False))
             return branches, margins
-    return [proposal(span, stops=False)], margins
+    return [proposal(span, ends=False)], margins
 
 
 Propose = Callable[..., "tuple[list[Proposal], list[float]]"]
@@ -560,7 +560,7 @@ def propose_beams(width: int) -> Propose:
         *_: object,
     ) -> tuple[list[Proposal], list[float]]:
         if member.is_full(len(ids)):
-            return [Proposal((), opening.written(member, ids, ()), stops=False)], []
+            return [Proposal((), opening.written(member, ids, ()), ends=False)], []
         allow = allowance(member, ids, opening, None)
         short = replace(options, max_word_tokens=BEAM_TOKENS)
         proposals = []
@@ -570,9 +570,9 @@ def propose_beams(width: int) -> Propose:
                 on = beam[len(word) :]
                 return on[0] if on else member.greedy([*ids, *word], allow(word))
 
-            stops = beam[0] in member.end_ids
-            word = [] if stops else finish_word(member, ids, beam[0], short, follow)
-            proposals.append(Proposal(tuple(word), opening.written(member, ids, word), stops))
+            ends = beam[0] in member.end_ids
+            word = [] if ends else finish_word(member, ids, beam[0], short, follow)
+            proposals.append(Proposal(tuple(word), opening.written(member, ids, word), ends))
         return proposals, [member.margin(ids, allow(()))]
 
     return propose
@@ -606,7 +606,7 @@ class ReferenceCandidate:
 
     written: str
     text: str
-    stops: bool
+    ends: bool
     proposers: list[str]
     tokens: dict[str, list[int]]
     unscorable: set[str]
@@ -706,9 +706,9 @@ def pool(
     for member in members:
         for proposal in proposals[member.name]:
             candidate = found.setdefault(
-                (opening.compared(proposal.text), proposal.stops),
+                (opening.compared(proposal.text), proposal.ends),
                 ReferenceCandidate(
-                    proposal.text, opening.shown(proposal.text), proposal.stops, [], {}, set()
+                    proposal.text, opening.shown(proposal.text), proposal.ends, [], {}, set()
                 ),
             )
             if member.name not in candidate.tokens:
@@ -728,10 +728,10 @@ def pool(
 
 
 def terms_of(
-    member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int], *, stops: bool
+    member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int], *, ends: bool
 ) -> list[float]:
     """Negative log-likelihoods of a span's tokens and of its end, in nats (equation 4)."""
-    prefixes = [(*ids, *tokens[:at]) for at in range(len(tokens) + stops)]
+    prefixes = [(*ids, *tokens[:at]) for at in range(len(tokens) + ends)]
     if any(prefix not in member._rows for prefix in prefixes):
         rows = member.forward([*ids, *tokens])
         for prefix in prefixes:
@@ -740,7 +740,7 @@ def terms_of(
         -float(member.logprobs(prefix)[token])
         for prefix, token in zip(prefixes, tokens, strict=False)
     ]
-    if stops:
+    if ends:
         last = member.logprobs(prefixes[-1])
         terms.append(-log_sum([last[end] for end in member.end_ids]))
     return terms
@@ -751,7 +751,7 @@ def mean_nll(
     ids: Sequence[int],
     tokens: Sequence[int],
     *,
-    stops: bool,
+    ends: bool,
     form: Form | None = None,
 ) -> float:
     """Mean negative log-likelihood of a span, in nats per term.
@@ -759,7 +759,7 @@ def mean_nll(
     Under a grammar the first term is relative to all that the grammar allows there, and a term
     counts nothing where the grammar leaves one alternative.
     """
-    terms = terms_of(member, ids, tokens, stops=stops)
+    terms = terms_of(member, ids, tokens, ends=ends)
     if form is not None:
         for at in range(len(terms)):
             allowed, single = form.allowed(member, ids, tokens[:at])
@@ -784,7 +784,7 @@ def score(
             if member.name in candidate.unscorable:
                 continue
             tokens = candidate.tokens[member.name]
-            nll = mean_nll(member, ids[member.name], tokens, stops=candidate.stops, form=form)
+            nll = mean_nll(member, ids[member.name], tokens, ends=candidate.ends, form=form)
             if math.isfinite(nll):
                 candidate.nll[member.name] = nll
                 total += weight * nll
@@ -883,12 +883,12 @@ class WordMixture:
         if member.name in candidate.unscorable:
             return math.inf
         tokens = candidate.tokens[member.name]
-        count = len(tokens) + candidate.stops
-        mean = mean_nll(member, ids, tokens, stops=candidate.stops, form=form)
+        count = len(tokens) + candidate.ends
+        mean = mean_nll(member, ids, tokens, ends=candidate.ends, form=form)
         nll = mean * count if count else 0.0
         text = candidate.written
         if (
-            candidate.stops
+            candidate.ends
             or text[-1:].isspace()
             or any(unspaced(letter) for letter in text)
             or len(candidate.tokens[candidate.proposers[0]]) >= options.max_word_tokens
@@ -1028,7 +1028,7 @@ def decode(  # noqa: C901
             "stop_sequence"
             if cut is not None
             else "stop"
-            if kept.stops
+            if kept.ends
             else "length"
             if kept is not winner or longest >= options.max_new_tokens or full
             else None
@@ -1191,14 +1191,14 @@ class Response:
         self.text += shown
         return shown
 
-    def suggest(self, text: str, *, stops: bool) -> ReferenceCandidate:
+    def suggest(self, text: str, *, ends: bool) -> ReferenceCandidate:
         """Text that no member has proposed."""
         tokens = {
             member.name: self.encode(member, self.ids[member.name], text, self.opening)
             for member in self.members
         }
         written = " " * self.opening.spaces + text
-        return ReferenceCandidate(written, text, stops, [], tokens, set(), {}, 0.0)
+        return ReferenceCandidate(written, text, ends, [], tokens, set(), {}, 0.0)
 
     def stop_at(self, stops: Sequence[str]) -> int | None:
         """Where the first stop sequence begins before which the response may end."""
@@ -1240,8 +1240,8 @@ def decode_form(  # noqa: C901
         if not closes and not opening.free:
             text = language.forced(response.text)
         if text:
-            stops = closes or language.is_final((response.text + text).encode())
-            forced = response.suggest(text, stops=stops)
+            ends = closes or language.is_final((response.text + text).encode())
+            forced = response.suggest(text, ends=ends)
             if not closes and not response.fits(
                 forced.written, forced.tokens, options.max_new_tokens
             ):
@@ -1274,14 +1274,14 @@ def decode_form(  # noqa: C901
             kept = response.cut(winner, firsts, options.max_new_tokens)
             shown = response.commit(kept)
             rounds.append(ReferenceRound(candidates, candidates.index(winner), shown, margins))
-            stops = kept.stops
+            ends = kept.ends
             was_cut = kept is not winner
         at = response.stop_at(options.stop)
         if at is not None:
             return result(at, "stop_sequence")
         if closes:
             return result(None, "length")
-        if stops or language.is_final(response.text.encode()):
+        if ends or language.is_final(response.text.encode()):
             return result(None, "stop")
         closes = was_cut or response.is_full(options.max_new_tokens)
 
@@ -1313,7 +1313,7 @@ def choose(
             tokens, exact = member.codec.encode_continuation(list(before), lead + candidate.text)
             candidate.tokens[member.name] = list(tokens)
             fitting = exact and member.fits(len(before) + len(tokens))
-            own.append(sum(terms_of(member, before, tokens, stops=True)) if fitting else math.inf)
+            own.append(sum(terms_of(member, before, tokens, ends=True)) if fitting else math.inf)
         if all(map(math.isfinite, own)):
             sums[member.name] = own
     if not sums:

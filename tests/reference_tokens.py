@@ -35,7 +35,7 @@ class Offer:
     """
 
     text: str
-    stops: bool
+    ends: bool
     firsts: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     proposers: list[str] = field(default_factory=list)
@@ -83,9 +83,9 @@ def union(  # noqa: C901
     for member in members:
         own = offers(member, ids[member.name], count, opening)
         firsts[member.name] = own[0][1]
-        for path, text, stops in own:
-            key = (text.lstrip() if opening.free else text, stops)
-            offer = found.setdefault(key, Offer(text, stops, firsts))
+        for path, text, ends in own:
+            key = (text.lstrip() if opening.free else text, ends)
+            offer = found.setdefault(key, Offer(text, ends, firsts))
             if member.name not in offer.tokens:
                 offer.tokens[member.name] = path
                 offer.proposers.append(member.name)
@@ -106,7 +106,7 @@ def union(  # noqa: C901
         for member in members:
             before = ids[member.name]
             chances = np.exp(member.logprobs(before))
-            if offer.stops:
+            if offer.ends:
                 offer.probability[member.name] = sum(chances[end] for end in member.end_ids)
                 continue
             exact = True
@@ -164,10 +164,10 @@ def gac(threshold: float = math.inf) -> Choose:
         allowed = gate.continuing(own, lacking) if lacking else range(len(chances))
         highest = float(max(chances[list(allowed)]))
         if highest / sum(chances[list(allowed)]) > threshold and not opening.free:
-            ((path, text, stops),) = offers(gate, own, 1, opening)
+            ((path, text, ends),) = offers(gate, own, 1, opening)
             firsts = dict.fromkeys(ids, text)
-            offer = Offer(text, stops, firsts, {gate.name: path}, [gate.name], {}, highest)
-            for member in () if stops else members[1:]:
+            offer = Offer(text, ends, firsts, {gate.name: path}, [gate.name], {}, highest)
+            for member in () if ends else members[1:]:
                 form = opening.form(member, text, text)
                 tokens, _ = member.codec.encode_continuation(list(ids[member.name]), form)
                 if member.fits(len(ids[member.name]) + len(tokens)):
@@ -286,10 +286,10 @@ def decode(
     response, rounds = "", []
     while True:
         offer = choose(members, ids, weights or [1.0] * len(members), opening)
-        placed = [m for m in members if offer.stops or m.name in offer.tokens]
+        placed = [m for m in members if offer.ends or m.name in offer.tokens]
         tokens = {m.name: offer.tokens.get(m.name, []) for m in placed}
         winner = ReferenceCandidate(
-            offer.text, opening.shown(offer.text), offer.stops, offer.proposers, tokens, set()
+            offer.text, opening.shown(offer.text), offer.ends, offer.proposers, tokens, set()
         )
         if not winner.proposers:
             winner.proposers.append(placed[0].name)
@@ -305,7 +305,7 @@ def decode(
         response += text
         rounds.append((text, offer.average))
         full = overflow or any(member.is_full(len(ids[member.name])) for member in members)
-        if kept.stops:
+        if kept.ends:
             return Decoded(response, "stop", rounds, completion)
         if kept is not winner or full or max(completion.values()) >= max_new_tokens:
             return Decoded(response, "length", rounds, completion)

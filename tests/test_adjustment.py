@@ -12,7 +12,7 @@ import torch
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
 from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment, changed
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.backends.huggingface.generation import ignored_settings, own_adjustment
+from adafuse_llm.backends.huggingface.checkpoint import ignored_settings, own_adjustment
 from adafuse_llm.backends.logits.adjust import adjusted
 from tests.reference_adjustment import processed, processors
 from tests.support.models import Recipe

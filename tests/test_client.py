@@ -177,7 +177,7 @@ CALLS: dict[str, Callable[[Engine], Any]] = {
     "events of a batch": lambda e: sorted(
         e.open([Request(prompt=each) for each in ("x", "yy")]), key=by_number
     ),
-    "scores": lambda e: e.score("", ["abc", " u\u2028"], stops=True),
+    "scores": lambda e: e.score("", ["abc", " u\u2028"], ends=True),
     "scores of replies": lambda e: e.score(messages=TURNS, continuations=["abc"], use="one"),
     "batch of scores": lambda e: e.score_batch(["x", "yy"], [["abc"], ["u", "a"]]),
     "choice": lambda e: e.choose("x", choices=["ab", "u"]),
@@ -206,7 +206,7 @@ async def test_asynchronous_calls_give_the_same(local: AdaFuseEngine, remote: Re
         events = [event async for event in engine.astream(messages=TURNS)]
         opened = await engine.aopen([Request(prompt="x", options={**DRAWN, "n": 2})])
         numbered = sorted([pair async for pair in opened], key=by_number)
-        scores = await engine.ascore("x", ["ab", "u"], stops=True)
+        scores = await engine.ascore("x", ["ab", "u"], ends=True)
         return plain([whole, events, numbered, scores])
 
     assert await calls(remote) == await calls(local)

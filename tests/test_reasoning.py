@@ -127,7 +127,7 @@ def test_choices_grammars_and_scores_continue_the_last_message() -> None:
     messages = [*ASKED, {"role": "assistant", "content": "The keeper of the light is"}]
     choice = engine.choose(messages=messages, choices=[" Bea.", " Anna."])
     assert choice.text == " Anna."
-    scores = engine.score(messages=messages, continuations=[" Bea.", " Anna."], stops=True)
+    scores = engine.score(messages=messages, continuations=[" Bea.", " Anna."], ends=True)
     assert scores.texts[1].loglikelihood > scores.texts[0].loglikelihood  # type: ignore[operator]
     spaced = [*ASKED, {"role": "assistant", "content": "The keeper of the light is "}]
     assert engine.choose(messages=spaced, choices=["Bea.", "Anna."]).nll == choice.nll

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 
-from adafuse_llm.backends import gumbel
-from adafuse_llm.backends.gumbel import GAMMA, drawn, mix, noise
-from adafuse_llm.sampling import Draw, Sampling, derived_seeds, token_codes
+from adafuse_llm.sampling import Sampling, derived_seeds, token_codes
 
 pytestmark = pytest.mark.quick
-
-
-def test_mix_gives_the_published_outputs_of_splitmix64() -> None:
-    first = mix(np.uint64(GAMMA) * np.arange(1, 4, dtype=np.uint64))
-    assert first.tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-
-
-@pytest.mark.parametrize("bits", [0, 2**64 - 1])
-def test_the_noise_is_always_finite(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gumbel, "mix", lambda _: np.array([bits], np.uint64))
-    assert math.isfinite(noise(0, [0])[0])
 
 
 def test_tokens_with_the_same_text_share_a_code_among_vocabularies_but_not_within_one() -> None:
@@ -45,21 +29,3 @@ def test_derived_seeds_differ_and_begin_with_the_seed() -> None:
     assert seeds[0] == 7
     assert len(set(seeds)) == 50
     assert derived_seeds(7, 3) == seeds[:3]
-
-
-def test_cuts_leave_the_likeliest_tokens() -> None:
-    logits = [math.log(p) for p in (0.1, 0.4, 0.4, 0.1)]
-    codes = [11, 22, 33, 44]
-
-    def possible(top_p: float, top_k: int | None, min_p: float = 0.0) -> set[int]:
-        return {drawn(logits, codes, Draw(key, 1.0, top_p, top_k, min_p)) for key in range(300)}
-
-    assert possible(1.0, None) == {0, 1, 2, 3}
-    assert possible(0.39, None) == {1}
-    assert possible(0.5, None) == {1, 2}
-    assert possible(1.0, 1) == {1, 2}  # equally likely tokens stay
-    assert possible(1.0, 3) == {0, 1, 2, 3}
-    assert possible(0.01, 3) == {1}
-    assert possible(1.0, None, 0.2) == {0, 1, 2, 3}  # a quarter of the highest probability
-    assert possible(1.0, None, 0.3) == {1, 2}
-    assert possible(0.39, None, 0.2) == {1}

@@ -173,11 +173,11 @@ def _summary(
     tokens = tuple(likely)[: query.top]
     chosen = word_end = None
     if node.draw is not None:
-        from adafuse_llm.backends.gumbel import drawn  # numpy takes long to import
+        from adafuse_llm.backends.logits.draw import draw_one  # torch takes long to import
 
         ids = sorted(likely)
         codes = token_codes(texts, end_ids, ids[-1] + 1)
-        chosen = ids[drawn([likely[t] for t in ids], [codes[t] for t in ids], node.draw)]
+        chosen = ids[draw_one([likely[t] for t in ids], [codes[t] for t in ids], node.draw)]
     if query.word_ends and texts is not None:
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         word_end = _total(likely, end_ids | spaces)

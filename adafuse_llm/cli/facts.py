@@ -101,7 +101,7 @@ def _huggingface(backend: Any) -> dict[str, Any]:
 
 
 def _gguf(facts: GGUFFacts) -> dict[str, Any]:
-    parts = {"files": facts.parts} if facts.parts > 1 else {}
+    parts = {"files": len(facts.files)} if len(facts.files) > 1 else {}
     return {
         "format": "GGUF",
         "architecture": facts.architecture,
@@ -113,7 +113,6 @@ def _gguf(facts: GGUFFacts) -> dict[str, Any]:
         "parameters": facts.parameters,
         "memory_bytes": facts.weight_bytes,
         "dtype": facts.file_type,
-        "tensors": [f"{count}x{kind}" for kind, count in facts.tensor_types.items()],
         **parts,
     }
 

@@ -235,7 +235,6 @@ _LABELS = {
     "parameters": "parameters",
     "memory_bytes": "memory",
     "dtype": "dtype",
-    "tensors": "tensors",
     "files": "files",
     "followed_settings": "own settings",
     "ignored_settings": "ignored settings",

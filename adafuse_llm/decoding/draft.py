@@ -164,7 +164,7 @@ class Drafts(Drafting):
                 is_likely = self._is_likely(member, candidate)
                 path = tree.path(end)
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
-                if is_likely and not candidate.stops:
+                if is_likely and not candidate.ends:
                     tips += self._next(member, end)
         if not member.backend.drafts_sparingly and self._may_waste(member):
             for tip in tips:

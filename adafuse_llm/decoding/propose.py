@@ -18,11 +18,11 @@ class Span:
     Attributes:
         node: the last node of the span. A span that only ends the response has no tokens. Its
             `node` is the node before the span.
-        stops: whether the response ends after the span.
+        ends: whether the response ends after the span.
     """
 
     node: Node
-    stops: bool
+    ends: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ def propose(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
         confident = margins[-1] >= config.margin_threshold
         branches = 1 if confident else config.branches
         spans = yield from branch(member, end, branches, config)
-        if not confident or spans[0].stops:
+        if not confident or spans[0].ends:
             return Proposal(tuple(spans), tuple(margins))
         end = spans[0].node
-    return Proposal((Span(end, stops=False),), tuple(margins))
+    return Proposal((Span(end, ends=False),), tuple(margins))
 
 
 def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) -> Steps[list[Span]]:
@@ -71,7 +71,7 @@ def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) ->
     )
     ends = dict(zip(first, last, strict=True))
     return [
-        Span(ends[token], stops=False) if token in ends else Span(start, stops=True)
+        Span(ends[token], ends=False) if token in ends else Span(start, ends=True)
         for token in tokens
     ]
 

@@ -182,7 +182,7 @@ def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | N
     if not text:
         return None
     pool = Pool(opening)
-    candidate = pool.suggest(opening.begin(text), stops=closes or grammar.ends_after(text))
+    candidate = pool.suggest(opening.begin(text), ends=closes or grammar.ends_after(text))
     for member in members:
         pool.encode(member, candidate)
     if not closes and not pool.fits(candidate):
@@ -249,18 +249,18 @@ def decode(
         yield StreamEvent(text=shown, round=rounds[-1], reply_prefix=prefix)
 
 
-def pool_texts(members: Sequence[Member], texts: Sequence[str], *, stops: bool) -> Pool:
+def pool_texts(members: Sequence[Member], texts: Sequence[str], *, ends: bool) -> Pool:
     """Return a pool of texts, and add the tokens of the texts to every member's tree.
 
     Args:
         members: all members, each with its prompt.
         texts: the texts. Each text is a separate response.
-        stops: whether the responses end after the texts.
+        ends: whether the responses end after the texts.
     """
     opening = members[0].opening
     pool = Pool(opening)
     for text in texts:
-        candidate = PoolCandidate(opening.begin(text), text, stops)
+        candidate = PoolCandidate(opening.begin(text), text, ends)
         pool.candidates.append(candidate)
         for member in members:
             pool.encode(member, candidate)
@@ -320,7 +320,7 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
         for member in members:
             pool.expect(member)
     for text in choices:
-        pool.suggest(opening.begin(text), stops=True)
+        pool.suggest(opening.begin(text), ends=True)
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
     sums = [[c.nll(member) * c.terms(member) for c in pool.candidates] for member in members]
     sums = [row if all(map(isfinite, row)) else [inf] * len(row) for row in sums]
@@ -381,7 +381,7 @@ def _finish(
         return transcript.stopped
     if outcome.closes:
         return "length"
-    if committed.stops or (grammar is not None and grammar.is_final):
+    if committed.ends or (grammar is not None and grammar.is_final):
         return "stop"
     if outcome.is_cut:
         return "length"

@@ -21,17 +21,17 @@ class PoolCandidate:
     Attributes:
         text: the text, as its first proposer wrote it.
         shown: the part of the text that belongs to the response.
-        stops: whether the response ends after the text.
+        ends: whether the response ends after the text.
         proposers: the members that proposed the candidate, in member order.
         nodes: the candidate's last node in each member's tree. A member is missing if it has not
             encoded the text, or if its context window has no room for the text.
         exact: members whose tokens decode to exactly the text. Other members cannot score it.
     """
 
-    def __init__(self, text: str, shown: str, stops: bool) -> None:
+    def __init__(self, text: str, shown: str, ends: bool) -> None:
         self.text = text
         self.shown = shown
-        self.stops = stops
+        self.ends = ends
         self.proposers: list[Member] = []
         self.nodes: dict[Member, Node] = {}
         self.exact: set[Member] = set()
@@ -40,7 +40,7 @@ class PoolCandidate:
         """Return the number of terms in the mean `nll`, or 0 if the member cannot score."""
         if member not in self.exact:
             return 0
-        return len(self.path(member)) + self.stops
+        return len(self.path(member)) + self.ends
 
     def path(self, member: Member) -> list[Node]:
         """Return the candidate's nodes in a member's tree. The member must be in `ends`."""
@@ -55,7 +55,7 @@ class PoolCandidate:
         if member not in self.exact:
             return math.inf
         terms = [node.logprob for node in self.path(member)]
-        if self.stops:
+        if self.ends:
             terms.append(member.next(self.nodes[member]).end_logprob)
         known = [term for term in terms if term is not None]
         assert len(known) == len(terms), "the candidate is not evaluated"
@@ -105,18 +105,18 @@ class Pool:
         if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         for span, text in zip(proposal.spans, texts, strict=True):
-            candidate = self.suggest(text, stops=span.stops)
+            candidate = self.suggest(text, ends=span.ends)
             if member not in candidate.proposers:
                 candidate.proposers.append(member)
                 candidate.nodes[member] = span.node
                 candidate.exact.add(member)
-        return self._by_key[self._key(texts[0], proposal.spans[0].stops)]
+        return self._by_key[self._key(texts[0], proposal.spans[0].ends)]
 
-    def suggest(self, text: str, *, stops: bool = False) -> PoolCandidate:
+    def suggest(self, text: str, *, ends: bool = False) -> PoolCandidate:
         """Return the candidate with this text. If the pool does not have it, add it first."""
-        key = self._key(text, stops)
+        key = self._key(text, ends)
         if key not in self._by_key:
-            self._by_key[key] = self._candidate(text, stops=stops)
+            self._by_key[key] = self._candidate(text, ends=ends)
             self.candidates.append(self._by_key[key])
         return self._by_key[key]
 
@@ -169,7 +169,7 @@ class Pool:
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
         """Return the candidate of this pool that equals `candidate` from another pool."""
-        return self._by_key[self._key(candidate.text, candidate.stops)]
+        return self._by_key[self._key(candidate.text, candidate.ends)]
 
     def read(self, member: Member, likely: Callable[[PoolCandidate], bool]) -> Steps[None]:
         """Score every candidate of the pool with a member, in one pass.
@@ -183,7 +183,7 @@ class Pool:
             end = self.encode(member, candidate)
             if end is not None:
                 line = [member.tree.root, *candidate.path(member)]
-                needed = candidate.stops or likely(candidate)
+                needed = candidate.ends or likely(candidate)
                 nodes += line if needed else line[:-1]
                 ends.append(end)
         yield from member.evaluate(nodes, ends)
@@ -218,11 +218,11 @@ class Pool:
         """Return the text of a span that ends at `node`."""
         return member.opening.from_member(member.text(node))
 
-    def _candidate(self, text: str, *, stops: bool = False) -> PoolCandidate:
-        return PoolCandidate(text, self._opening.shown(text), stops)
+    def _candidate(self, text: str, *, ends: bool = False) -> PoolCandidate:
+        return PoolCandidate(text, self._opening.shown(text), ends)
 
-    def _key(self, text: str, stops: bool) -> tuple[str, bool]:
-        return self._opening.key(text), stops
+    def _key(self, text: str, ends: bool) -> tuple[str, bool]:
+        return self._opening.key(text), ends
 
     def written(self, member: Member, text: str) -> str:
         """Return the text that a member's tree gains if `text` is committed."""
@@ -267,7 +267,7 @@ def to_result(
     """Return a candidate as a result model. Infinite NLLs are left out."""
     return results.Candidate(
         text=candidate.shown,
-        stops=candidate.stops,
+        ends=candidate.ends,
         proposers=tuple(member.name for member in candidate.proposers),
         nll={m.name: value for m, value in zip(members, nll, strict=True) if math.isfinite(value)},
         score=score,

@@ -12,10 +12,9 @@ from adafuse_llm.backends.gguf.files import (
     has_magic,
     listed,
     ollama_files,
-    part_names,
     stored_folder,
 )
-from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
+from adafuse_llm.backends.gguf.header import GGUFFacts, part_names, read_facts
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.problems import not_a_hub_id, reason_of
@@ -109,7 +108,8 @@ def load_gguf_text(spec: GGUFMember) -> LlamaText:
         LoadError: llama.cpp cannot read the vocabulary.
         UnsupportedModelError: the vocabulary cannot be that of a member.
     """
-    from adafuse_llm.backends.llamacpp.trial import Settings, try_file
+    from adafuse_llm.backends.llamacpp.library import Settings
+    from adafuse_llm.backends.llamacpp.trial import try_file
     from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 
     facts = find_file(spec)

@@ -174,8 +174,11 @@ def _read_configs(
     """
     from transformers import AutoConfig, GenerationConfig
 
-    from adafuse_llm.backends.huggingface.architecture import eos_ids
-    from adafuse_llm.backends.huggingface.generation import ignored_settings, own_adjustment
+    from adafuse_llm.backends.huggingface.checkpoint import (
+        eos_ids,
+        ignored_settings,
+        own_adjustment,
+    )
 
     generation, config = None, None
     with suppress(OSError, ValueError):  # a folder with a tokenizer only

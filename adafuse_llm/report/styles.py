@@ -179,7 +179,7 @@ def ranked(decided: Round) -> list[tuple[int, Candidate]]:
 def quoted(candidate: Candidate) -> str:
     """Return a span in quotes, with escaped newlines. Mark it if the response ends after it."""
     text = json.dumps(candidate.text, ensure_ascii=False) if candidate.text else ""
-    return f"{text} (end)".strip() if candidate.stops else text
+    return f"{text} (end)".strip() if candidate.ends else text
 
 
 def number(value: float | None) -> str:

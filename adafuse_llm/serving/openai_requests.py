@@ -72,7 +72,7 @@ class Extension(BaseModel):
     enforce: bool | Literal["auto"] = "auto"
     instructions: str = ""
     texts: list[str] | None = None
-    stops: bool = False
+    ends: bool = False
     check: bool = False
     timeout: float | None = Field(default=None, gt=0)
 
@@ -171,7 +171,7 @@ class ServedRequest:
         include_usage: whether the stream ends with the usage.
         rounds: whether the response has the rounds.
         texts: texts to score instead of decoding, as in `Request`; None to decode.
-        stops: as in `Request`.
+        ends: as in `Request`.
         check: whether to check the options only, without decoding.
         timeout: maximum seconds that the request waits and decodes; None for the server's limit.
         echoed: the fields that a response of the Responses API repeats; None for the other APIs.
@@ -194,7 +194,7 @@ class ServedRequest:
     include_usage: bool = False
     rounds: bool = False
     texts: Sequence[str] | None = None
-    stops: bool = False
+    ends: bool = False
     check: bool = False
     timeout: float | None = None
     echoed: Mapping[str, Any] | None = None
@@ -391,7 +391,7 @@ def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
         "include_usage": bool(include_usage),
         "rounds": extension.rounds,
         "texts": extension.texts,
-        "stops": extension.stops,
+        "ends": extension.ends,
         "check": extension.check,
         "timeout": extension.timeout,
     }

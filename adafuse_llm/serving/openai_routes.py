@@ -165,7 +165,7 @@ def _open(
         messages=chat,
         options=options,
         texts=asked.texts,
-        stops=asked.stops,
+        ends=asked.ends,
         timeout=service.time_limit(asked.timeout),
         cancel=cancel,
     )

@@ -147,7 +147,7 @@ class _Rounds:
     def _logprob(self, candidate: PoolCandidate, member: Member) -> float:
         """Return the log-probability of a word and its end."""
         word = -candidate.nll(member) * max(1, candidate.terms(member))
-        if word == -math.inf or candidate.stops or not has_end(candidate.text):
+        if word == -math.inf or candidate.ends or not has_end(candidate.text):
             return word
         end = candidate.nodes[member]
         if member.permits.is_forced(end) or self._is_cut(candidate):

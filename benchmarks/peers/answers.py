@@ -51,10 +51,10 @@ def answer(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
         text = member.shown(end)
         yield from member.evaluate([end])
         if member.room(end) <= 0 or member.is_full(end) or any(s in text for s in config.stop):
-            return Proposal((Span(end, stops=False),), tuple(margins))
+            return Proposal((Span(end, ends=False),), tuple(margins))
         margins.append(member.next(end).margin)
         (span,) = yield from branch(member, end, 1, config)
-        if span.stops:
+        if span.ends:
             return Proposal((span,), tuple(margins))
         end = span.node
 

@@ -87,7 +87,7 @@ def _propose(member: Member, config: AdaFuseConfig, num_beams: int) -> Steps[Pro
     root = member.tree.root
     yield from member.evaluate([root])
     if member.is_full(root):
-        return Proposal((Span(root, stops=False),), ())
+        return Proposal((Span(root, ends=False),), ())
     beams = yield from _search(member, num_beams)
     growing = [beam for beam in beams if beam.node is not root]
 
@@ -102,7 +102,7 @@ def _propose(member: Member, config: AdaFuseConfig, num_beams: int) -> Steps[Pro
     )
     ends = iter(found)
     spans = [
-        Span(root, stops=True) if beam.node is root else Span(next(ends), stops=False)
+        Span(root, ends=True) if beam.node is root else Span(next(ends), ends=False)
         for beam in beams
     ]
     return Proposal(tuple(spans), (member.next(root).margin,))

@@ -99,7 +99,7 @@ class GaC(Strategy):
         proposals = yield from in_lockstep([offer(member, LISTED) for member in members])
         pool, margins = union(members, proposals)
         if not opening.spaces:
-            pool.suggest("", stops=True)
+            pool.suggest("", ends=True)
         listed, ordered = LISTED, [_Ordered(member) for member in members]
         while True:
             logprobs = yield from first_logprobs(members, pool, whole=True)

@@ -62,7 +62,7 @@ def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
         for i in growing:
             ends[i] = member.tree.child(ends[i], member.next(ends[i]).chosen)
     by_token = dict(zip(starts, ends, strict=True))
-    spans = [Span(by_token.get(t, root), stops=t not in by_token) for t in tokens]
+    spans = [Span(by_token.get(t, root), ends=t not in by_token) for t in tokens]
     return Proposal(tuple(spans), (member.next(root).margin,))
 
 
@@ -97,7 +97,7 @@ def first_logprobs(
     )
     return [
         [
-            member.next(member.tree.root).end_logprob if candidate.stops else _logprob(node)
+            member.next(member.tree.root).end_logprob if candidate.ends else _logprob(node)
             for candidate, node in zip(pool.candidates, row, strict=True)
         ]
         for member, row in zip(members, nodes, strict=True)
@@ -105,7 +105,7 @@ def first_logprobs(
 
 
 def _first(member: Member, pool: Pool, candidate: PoolCandidate, *, whole: bool) -> Node | None:
-    if candidate.stops:
+    if candidate.ends:
         candidate.nodes.setdefault(member, member.tree.root)
         return None
     end = pool.encode(member, candidate)

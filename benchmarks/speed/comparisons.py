@@ -81,11 +81,10 @@ class LlamaCpp:
     """The greedy decoding of llama.cpp, with its default settings and one thread."""
 
     def __init__(self, backend: Any) -> None:
-        from adafuse_llm.backends.llamacpp.library import load_library
-        from adafuse_llm.backends.llamacpp.model import Model
+        from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
 
         self._backend, self._library = backend, load_library()
-        self._model = Model(backend.path, backend.name, gpu_layers=0)
+        self._model = Model(backend.path, backend.name, Settings(reorder=True, gpu_layers=0))
         params = self._library.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = 4096, 1, 1
         self._context = self._library.llama_init_from_model(self._model.pointer, params)

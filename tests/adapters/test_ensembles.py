@@ -86,8 +86,8 @@ def test_what_tells_ensembles_apart():
 
 def rounds() -> list[Round]:
     candidates = (
-        {"text": " a b", "stops": False, "proposers": ("x",), "nll": {"x": 0.1, "y": 0.2}},
-        {"text": " c", "stops": False, "proposers": ("x", "y"), "nll": {"y": 0.2}},
+        {"text": " a b", "ends": False, "proposers": ("x",), "nll": {"x": 0.1, "y": 0.2}},
+        {"text": " c", "ends": False, "proposers": ("x", "y"), "nll": {"y": 0.2}},
     )
     full = [{**each, "score": 0.15} for each in candidates]
     margins = {"x": (0.5, 0.7), "y": (0.1,)}
@@ -119,7 +119,7 @@ def test_a_summary_counts_rounds_backed_and_rounds_decided():
 def decided(*spans: tuple[str, tuple[str, ...]], members: tuple[str, ...] = ("x", "y")) -> Round:
     """A round with these candidates and who proposed them; the first one is committed."""
     candidates = [
-        {"text": text, "stops": False, "proposers": who, "nll": {}, "score": 0.1}
+        {"text": text, "ends": False, "proposers": who, "nll": {}, "score": 0.1}
         for text, who in spans
     ]
     margins = dict.fromkeys(members, (0.9,))

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from transformers import AutoTokenizer
 
 from adafuse_llm.backends.file_facts import WINDOW_ENTRIES, file_has_template, file_window
-from adafuse_llm.backends.huggingface.architecture import context_window
+from adafuse_llm.backends.huggingface.checkpoint import context_window
 from adafuse_llm.text.codec import TokenizerCodec
 from tests.support.gguf_files import embedded_gguf
 from tests.support.models import CHATML, tokenizer
@@ -69,8 +69,7 @@ def test_the_window_of_a_file_is_that_of_the_loaded_model(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = SimpleNamespace(**config.get("text_config", config))
-    model: Any = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda decoder: text))
-    assert file_window(str(tmp_path)) == context_window(model) == window
+    assert file_window(str(tmp_path)) == context_window(text) == window
 
 
 @pytest.mark.quick

@@ -103,7 +103,7 @@ def test_what_grows_fits_the_screen(rounds):
     progress = _Progress(Display(["wren"], console), "reading")
     for index in range(rounds):
         text = f" word {index}, again"
-        candidate = Candidate(text=text, stops=False, proposers=("wren",), nll={}, score=None)
+        candidate = Candidate(text=text, ends=False, proposers=("wren",), nll={}, score=None)
         decided = Round(
             index=index, candidates=(candidate,), winner=0, text=text, margins={}, elapsed=0
         )

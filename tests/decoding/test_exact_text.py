@@ -402,7 +402,7 @@ def test_e1_replies_show_no_whitespace_before_the_first_character(
     asked = [{"role": "user", "content": question}]
     generation = decode(engine, None, messages=asked, **options)
     check_reply_is_exact(engine.backends, generation)
-    texts = [(c.text.lstrip(), c.stops) for c in generation.rounds[0].candidates]
+    texts = [(c.text.lstrip(), c.ends) for c in generation.rounds[0].candidates]
     assert len(set(texts)) == len(texts), f"whitespace tells {texts} apart"
     used = {name: value for name, value in options.items() if name != "stop"}
     shown = [event.text for event in engine.stream(messages=asked, **used)]

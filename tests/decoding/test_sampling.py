@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation
-from adafuse_llm.backends.gumbel import drawn
+from adafuse_llm.backends.logits.draw import draw_one
 from adafuse_llm.sampling import Draw, text_hash
 from tests.reference import Options, Response, decode
 from tests.reference_sampling import kept, seeds
@@ -325,7 +325,7 @@ def test_cuts_keep_the_tokens_that_transformers_keeps(size: int) -> None:
             allowed = expected[0].isfinite().nonzero()[:, 0].tolist()
             assert sorted(found) == allowed
             draws = [
-                drawn(row.tolist(), codes, Draw(text_hash(f"{key}"), 1.0, top_p, top_k))
+                draw_one(row.tolist(), codes, Draw(text_hash(f"{key}"), 1.0, top_p, top_k))
                 for key in range(40)
             ]
             assert set(draws) <= set(allowed)

@@ -41,7 +41,7 @@ TEXTS = (
 )
 
 
-def expected(recipes, prompt, text, *, stops=False, weights=None):
+def expected(recipes, prompt, text, *, ends=False, weights=None):
     """Return the NLL and the number of terms by member, F, and the fused log-likelihood."""
     nll, terms = {}, {}
     for member in map(reference, recipes):
@@ -49,8 +49,8 @@ def expected(recipes, prompt, text, *, stops=False, weights=None):
         spaces = len(prompt) - len(prompt.rstrip(" "))
         tokens, exact = member.codec.encode_continuation(ids, " " * spaces + text)
         if exact:
-            nll[member.name] = mean_nll(member, ids, tokens, stops=stops)
-            terms[member.name] = len(tokens) + stops
+            nll[member.name] = mean_nll(member, ids, tokens, ends=ends)
+            terms[member.name] = len(tokens) + ends
     shares = {name: (weights or {}).get(name, 1.0) for name in nll}
     total = sum(shares.values())
     fused = sum(shares[name] * nll[name] for name in nll) / total
@@ -59,12 +59,12 @@ def expected(recipes, prompt, text, *, stops=False, weights=None):
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT + "  ", "x"])
-@pytest.mark.parametrize("stops", [False, True])
-def test_given_texts_are_scored_as_the_reference_scores_them(prompt, stops):
-    scores = engine(*MEMBERS).score(prompt, TEXTS, stops=stops)
+@pytest.mark.parametrize("ends", [False, True])
+def test_given_texts_are_scored_as_the_reference_scores_them(prompt, ends):
+    scores = engine(*MEMBERS).score(prompt, TEXTS, ends=ends)
     assert [scored.text for scored in scores.texts] == list(TEXTS)
     for scored in scores.texts:
-        nll, terms, fused, summed = expected(MEMBERS, prompt, scored.text, stops=stops)
+        nll, terms, fused, summed = expected(MEMBERS, prompt, scored.text, ends=ends)
         assert scored.nll == pytest.approx(nll, abs=1e-5)  # one member computes in float32
         assert scored.tokens == terms
         assert scored.score == pytest.approx(fused, abs=1e-5)
@@ -113,7 +113,7 @@ def test_with_an_empty_prompt_a_text_follows_the_tokens_that_begin_prompts():
     (scored,) = engine(recipe).score("", ["The ferry"]).texts
     (end,) = member.end_ids
     tokens, _ = member.codec.encode_continuation([end], "The ferry")
-    assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, [end], tokens, stops=False))
+    assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, [end], tokens, ends=False))
 
 
 @pytest.mark.quick
@@ -124,7 +124,7 @@ def test_texts_can_be_replies_to_a_conversation():
     member = reference(recipe)
     ids = member.codec.encode_messages(messages)
     tokens, _ = member.codec.encode_continuation(ids, "Anna")
-    assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, ids, tokens, stops=False))
+    assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, ids, tokens, ends=False))
 
 
 def fake(name, chances, **options):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.quick
 
 
 def scored(*scores: float | None) -> list[Candidate]:
-    return [Candidate(text="a", stops=False, proposers=(), nll={}, score=each) for each in scores]
+    return [Candidate(text="a", ends=False, proposers=(), nll={}, score=each) for each in scores]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_log_likelihoods_are_fused_over_whole_continuations():
             ids = member.codec.encode_prompt(context.rstrip(" "))
             tokens, exact = member.codec.encode_continuation(ids, " " * spaces + text)
             assert exact
-            total += weight * len(tokens) * mean_nll(member, ids, tokens, stops=False)
+            total += weight * len(tokens) * mean_nll(member, ids, tokens, ends=False)
         assert found == pytest.approx(-total / 4, abs=1e-6)
 
 

@@ -19,7 +19,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, TransformersMember
-from adafuse_llm.backends.huggingface.tree_form import TreeForm
+from adafuse_llm.backends.huggingface.rows import TreeForm
 from adafuse_llm.embedded import member_paths
 
 WREN, HERON, FINCH = member_paths()

@@ -124,7 +124,7 @@ class GgufMember(CachedMember):
             return self._next(ids)
         self.passes += 1
         self._held = ids
-        return row[-1].numpy()
+        return row[-1]
 
 
 @dataclass

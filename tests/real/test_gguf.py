@@ -39,14 +39,7 @@ def gguf_references(
     from adafuse_llm.backends.llamacpp.context import Context
 
     contexts = {
-        name: Context(
-            member._model,
-            cells=4096,
-            threads=1,
-            flash_attention=True,
-            cache_type="f16",
-            repeatable=True,
-        )
+        name: Context(member._model, cells=4096, threads=1, repeatable=True)
         for name, member in real_gguf.items()
     }
     yield {

@@ -20,14 +20,14 @@ pytestmark = pytest.mark.quick
 MEMBERS = ("wren", "heron")
 
 
-def candidate(text: str, *proposers: str, score: float = 0.5, stops: bool = False) -> Any:
+def candidate(text: str, *proposers: str, score: float = 0.5, ends: bool = False) -> Any:
     nll = dict.fromkeys(MEMBERS, score)
-    told = {"text": text, "stops": stops, "proposers": proposers}
+    told = {"text": text, "ends": ends, "proposers": proposers}
     return {**told, "nll": nll, "score": score}
 
 
-def forced(index: int, text: str, *, stops: bool = False) -> Round:
-    only = {**candidate(text, score=0.0, stops=stops), "nll": {}}
+def forced(index: int, text: str, *, ends: bool = False) -> Round:
+    only = {**candidate(text, score=0.0, ends=ends), "nll": {}}
     told = {"index": index, "candidates": [only], "winner": 0, "text": text}
     return Round.model_validate({**told, "margins": {}, "elapsed": 0.25, "forced": True})
 
@@ -39,7 +39,7 @@ def grown(index: int, *candidates: Any) -> Round:
 
 
 def chosen(scores: dict[str, float], winner: int) -> Round:
-    candidates = [candidate(text, score=score, stops=True) for text, score in scores.items()]
+    candidates = [candidate(text, score=score, ends=True) for text, score in scores.items()]
     told = {"index": 0, "candidates": candidates, "winner": winner, "text": list(scores)[winner]}
     return Round.model_validate({**told, "margins": {}, "elapsed": 0.25})
 
@@ -63,7 +63,7 @@ JSON = generation(
     forced(0, '{"name":'),
     grown(1, candidate(' "Ada', "wren"), candidate(' "Bea', "heron", score=0.75)),
     grown(2, candidate('",', *MEMBERS)),
-    forced(3, ' "year": 1}', stops=True),
+    forced(3, ' "year": 1}', ends=True),
     finish_reason="length",
 )
 SCORES = {"red <b>": 3.0, "blue": 1.0, "green": 2.0}
@@ -84,13 +84,13 @@ def test_forced_rounds_count_as_no_decisions():
     assert summary.words_per_round == {1: 2}
     assert summary.agreement == 0.5
     assert Summary.of_records(record(each) for each in JSON.rounds).agreement == 0.5
-    alone = Summary.of([forced(0, "{}", stops=True)])
+    alone = Summary.of([forced(0, "{}", ends=True)])
     assert (alone.rounds, alone.forced, alone.agreement) == (1, 1, None)
     assert (alone.backed, alone.decided, alone.words_per_round) == ({}, {}, {})
 
 
 def test_a_forced_round_has_no_owner_and_is_not_unanimous():
-    for decided in (forced(0, "{"), forced(0, "}", stops=True)):
+    for decided in (forced(0, "{"), forced(0, "}", ends=True)):
         assert is_unanimous(decided) is None
         assert choice_probabilities(decided) is None
         assert owner(decided, MEMBERS) is None

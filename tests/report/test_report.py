@@ -178,7 +178,7 @@ def test_reasoning_is_shown_apart_from_the_answer(prefix):
 def test_candidates_are_sorted_by_score(generation):
     texts = (("worst", 3.0), ("unscored", None), ("best", 1.0), ("middle", 2.0))
     candidates = tuple(
-        Candidate(text=text, stops=False, nll={}, score=score, proposers=("one",))
+        Candidate(text=text, ends=False, nll={}, score=score, proposers=("one",))
         for text, score in texts
     )
     changed = generation.rounds[0].model_copy(update={"candidates": candidates, "winner": 2})

@@ -51,8 +51,8 @@ def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: fl
         for name, margins in want.margins.items():
             TALLY["margins"] += len(margins)
             assert got.margins[name] == pytest.approx(margins, abs=tolerance, rel=0), where
-        assert [(c.text, c.stops, list(c.proposers)) for c in got.candidates] == [
-            (c.text, c.stops, c.proposers) for c in want.candidates
+        assert [(c.text, c.ends, list(c.proposers)) for c in got.candidates] == [
+            (c.text, c.ends, c.proposers) for c in want.candidates
         ], where
         for mine, theirs in zip(got.candidates, want.candidates, strict=True):
             TALLY["candidates"] += 1

@@ -459,7 +459,7 @@ def _check_reply(case: Case) -> None:
         forget(engine.backends)
         done = engine.generate(messages=asked, **case.options)
         check_reply_is_exact(engine.backends, done)
-        keys = [(c.text.lstrip(), c.stops) for c in done.rounds[0].candidates]
+        keys = [(c.text.lstrip(), c.ends) for c in done.rounds[0].candidates]
         assert len(set(keys)) == len(keys), f"whitespace tells candidates apart: {keys}"
         shown = "".join(event.text for event in engine.stream(messages=asked, **case.options))
         assert shown == done.text, f"the stream shows {shown!r}, not {done.text!r}"

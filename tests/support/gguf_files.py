@@ -79,7 +79,7 @@ def _folder() -> Path:
 def write_gguf(folder: Path, path: Path, kind: str = "f32") -> Path:
     """Write the model in `folder` as the GGUF file `path`.
 
-    `folder` holds ``config.json`` and ``model.safetensors`` of a Qwen3, OLMo 2, StableLM or Llama
+    `folder` holds ``config.json`` and ``model.safetensors`` of a Qwen3, OLMo 2 or StableLM
     model. Without a tokenizer in `folder` the file gets no vocabulary, only its size. `kind` is one
     of `FILE_TYPES`; vectors, such as the weights of norms, stay f32.
     """
@@ -224,23 +224,6 @@ def _with_stacked_norms(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return kept
 
 
-def _with_interleaved_rope(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """Llama.cpp rotates neighbouring values of a Llama head; transformers rotates its halves."""
-    heads = {
-        "q_proj.weight": config["num_attention_heads"],
-        "k_proj.weight": config["num_key_value_heads"],
-    }
-
-    def interleaved(name: str, tensor: Array) -> Array:
-        count = heads.get(".".join(name.split(".")[-2:]))
-        if count is None:
-            return tensor
-        halves = tensor.reshape(count, 2, tensor.shape[0] // count // 2, *tensor.shape[1:])
-        return halves.swapaxes(1, 2).reshape(tensor.shape)
-
-    return {name: interleaved(name, tensor) for name, tensor in tensors.items()}
-
-
 @dataclass(frozen=True)
 class Architecture:
     """How a class of transformers is written."""
@@ -256,7 +239,6 @@ ARCHITECTURES = {
     "StableLmForCausalLM": Architecture(
         gguf.MODEL_ARCH.STABLELM, _add_layer_norm, _with_stacked_norms
     ),
-    "LlamaForCausalLM": Architecture(gguf.MODEL_ARCH.LLAMA, _add_rms_norm, _with_interleaved_rope),
 }
 
 

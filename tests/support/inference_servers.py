@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adafuse_llm.backends.huggingface.grammar_tokens import grammar_tokenizer
+from adafuse_llm.backends.huggingface.text import grammar_tokenizer
 from tests.support.models import Recipe, model, tokenizer
 
 APIS = ("vllm", "sglang", "llama-server")

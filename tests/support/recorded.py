@@ -375,7 +375,7 @@ def check_scores(
         The number of members that could be compared.
     """
     rounds = list(generation.rounds)
-    while rounds and (cut or rounds[-1].candidates[rounds[-1].winner].stops):
+    while rounds and (cut or rounds[-1].candidates[rounds[-1].winner].ends):
         rounds.pop()
         cut = False
     joined = "".join(round_.text for round_ in rounds)

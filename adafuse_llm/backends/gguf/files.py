@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from adafuse_llm.backends.gguf.header import MAGIC, PART
+from adafuse_llm.backends.gguf.header import MAGIC, part_names
 from adafuse_llm.errors import LoadError
 
 SUFFIX: Final = ".gguf"
@@ -29,16 +29,11 @@ MAX_LISTED: Final = 30
 
 
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
-    """Return whether a member is loaded from a GGUF file.
+    """Return whether a member is loaded from a GGUF file. Of the hub, only the cache here is read.
 
     A folder or hub repository with ``config.json`` and weights for transformers is loaded with
     transformers, unless `file` is set. A hub repository that is not in the local cache has GGUF
     files if its name says so.
-
-    Args:
-        source: a file, a folder or a hub id. Only the local cache of the hub is read.
-        file: `GGUFMember.file`.
-        revision: revision of a hub repository.
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):
@@ -56,13 +51,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
 
 
 def stored_gguf(source: str, file: str | None = None, revision: str | None = None) -> Path | None:
-    """Return the GGUF file of a member if it is on this machine, otherwise None.
-
-    Args:
-        source: a file, a folder or a hub id. Only the local cache of the hub is read.
-        file: `GGUFMember.file`.
-        revision: revision of a hub repository.
-    """
+    """Return the GGUF file of a member (`is_gguf`) if it is on this machine, otherwise None."""
     path = Path(source).expanduser()
     if _is_file(path):
         return path if file is None else None
@@ -126,11 +115,11 @@ def ollama_files(path: Path) -> dict[str, Path]:
 
 
 def choose(names: Sequence[str], file: str | None, label: str) -> str:
-    """Choose the only GGUF file of a model. Of a model in parts, choose the first part.
+    """Choose the only GGUF file, or the one with a name or pattern. Of a model in parts, its first.
 
     Args:
         names: names of files, relative to their folder.
-        file: name or pattern of the file; None for the only one.
+        file: the name or pattern; None for the only file.
         label: text that names the member in errors.
 
     Raises:
@@ -140,14 +129,10 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     if file in names:
         return str(file)
     wholes = [name for name in names if _is_whole(name)]
-    if file is None:
-        fitting = wholes
-    else:
-        fitting = [
-            name
-            for name in wholes
-            if fnmatchcase(name, file) or fnmatchcase(name.rpartition("/")[2], file)
-        ]
+    pattern = "*" if file is None else file
+    fitting = [
+        name for name in wholes if any(fnmatchcase(n, pattern) for n in (name, Path(name).name))
+    ]
     if len(fitting) == 1:
         return fitting[0]
     if not names:
@@ -168,20 +153,11 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     )
 
 
-def part_names(name: str) -> list[str]:
-    """Return the names of all parts of a model, by the name of its first part."""
-    part = PART.search(name)
-    if part is None:
-        return [name]
-    base, count = name[: part.start()], int(part[2])
-    return [f"{base}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)]
-
-
 def _is_whole(name: str) -> bool:
     """Return whether a file is a model or the first part of one, by its name."""
-    part, lower = PART.search(name), name.lower()
+    lower = name.lower()
     is_model = "mmproj" not in lower and not lower.endswith(f"imatrix{SUFFIX}")
-    return is_model and (part is None or int(part[1]) == 1)
+    return is_model and name == part_names(name)[0]
 
 
 def _is_ollama(folder: Path) -> bool:

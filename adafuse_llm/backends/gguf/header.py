@@ -1,8 +1,8 @@
 """Read facts about a model from the header of its GGUF file, without llama.cpp.
 
 The format is described in ``docs/gguf.md`` of https://github.com/ggml-org/ggml. The reader of the
-package ``gguf`` takes seconds for a vocabulary of 150,000 tokens. This one skips over values that
-nobody asks for.
+package ``gguf`` takes seconds for a vocabulary of 150,000 tokens. This one skips over the arrays
+that nobody asks for.
 """
 
 from __future__ import annotations
@@ -11,172 +11,33 @@ import math
 import mmap
 import re
 import struct
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final
 
 from adafuse_llm.errors import LoadError, UnsupportedModelError, short_repr
 
-__all__ = [
-    "CACHE_TYPES",
-    "GGUFFacts",
-    "chat_templates",
-    "read_entries",
-    "read_facts",
-    "read_tokens",
-]
-
-T = TypeVar("T")
-
 MAGIC: Final = b"GGUF"
-VERSIONS: Final = (2, 3)
-"""Versions of the format that llama.cpp reads."""
-
 ALIGNMENT: Final = 32
 """Alignment of the weights in bytes, unless the header sets another one."""
 
-MAX_DIMENSIONS: Final = 4
+MAX_VALUES: Final = 512
+"""Maximum number of values of an array that is read, such as one value for each layer."""
 
-MAX_LAYERS: Final = 512
-"""Maximum number of layers of a model in llama.cpp."""
-
-SCALARS: Final = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 """Formats of ``struct`` by type of value."""
 
-STRING: Final = 8
-ARRAY: Final = 9
+UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 
-
-class TensorType(NamedTuple):
-    """A type of tensors: its weights are stored in blocks of fixed size."""
-
-    name: str
-    weights: int
-    size: int
-    """Bytes of a block."""
-
-
-TENSOR_TYPES: Final[Mapping[int, TensorType]] = {
-    number: TensorType(*entry)
-    for number, entry in {
-        0: ("F32", 1, 4),
-        1: ("F16", 1, 2),
-        2: ("Q4_0", 32, 18),
-        3: ("Q4_1", 32, 20),
-        6: ("Q5_0", 32, 22),
-        7: ("Q5_1", 32, 24),
-        8: ("Q8_0", 32, 34),
-        9: ("Q8_1", 32, 40),
-        10: ("Q2_K", 256, 84),
-        11: ("Q3_K", 256, 110),
-        12: ("Q4_K", 256, 144),
-        13: ("Q5_K", 256, 176),
-        14: ("Q6_K", 256, 210),
-        15: ("Q8_K", 256, 292),
-        16: ("IQ2_XXS", 256, 66),
-        17: ("IQ2_XS", 256, 74),
-        18: ("IQ3_XXS", 256, 98),
-        19: ("IQ1_S", 256, 50),
-        20: ("IQ4_NL", 32, 18),
-        21: ("IQ3_S", 256, 110),
-        22: ("IQ2_S", 256, 82),
-        23: ("IQ4_XS", 256, 136),
-        24: ("I8", 1, 1),
-        25: ("I16", 1, 2),
-        26: ("I32", 1, 4),
-        27: ("I64", 1, 8),
-        28: ("F64", 1, 8),
-        29: ("IQ1_M", 256, 56),
-        30: ("BF16", 1, 2),
-        34: ("TQ1_0", 256, 54),
-        35: ("TQ2_0", 256, 66),
-        39: ("MXFP4", 32, 17),
-        40: ("NVFP4", 64, 36),
-        41: ("Q1_0", 128, 18),
-    }.items()
-}
-"""Tensor types by their number in a file."""
-
-FILE_TYPES: Final[Mapping[int | None, str]] = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-    36: "TQ1_0",
-    37: "TQ2_0",
-    38: "MXFP4_MOE",
-    39: "NVFP4",
-    40: "Q1_0",
-}
-"""Names of files, which say how most of their weights are quantized, by ``general.file_type``."""
-
-CACHE_TYPES: Final[Mapping[str, float]] = {
-    "f32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "q8_0": 34 / 32,
-    "q4_0": 18 / 32,
-}
+CACHE_TYPES: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 """Bytes of a number in a cache, by type of the cache."""
 
-NOT_CAUSAL: Final = frozenset(
-    {"bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"}
-    | {"modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "t5", "t5encoder", "wavtokenizer"}
-)
-"""Architectures that do not continue a text."""
-
-NO_MODELS: Final = {
-    "mmproj": "the vision or audio part of a model, not a language model. Pass the GGUF file of "
-    "the language model, which reads text only. It stands in the same folder or hub repository, "
-    "without 'mmproj' in its name",
-    "adapter": "an adapter, not a whole model. Pass the GGUF file of a model with the adapter "
-    "merged into it",
-    "imatrix": "an importance matrix, which is used to quantize a model. Pass the GGUF file of "
-    "the model",
-}
-"""What files that hold no model are, and what to use instead, by ``general.type``."""
+NO_MODELS: Final = frozenset({"mmproj", "adapter", "imatrix"})
+"""Values of ``general.type`` for vision parts, adapters and importance matrices."""
 
 TEMPLATE: Final = "tokenizer.chat_template"
+TOKENS: Final = "tokenizer.ggml.tokens"
 
 PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """End of the name of a file that holds a part of a model."""
@@ -189,7 +50,6 @@ class GGUFFacts:
     Attributes:
         files: the files of the model, in order.
         architecture: llama.cpp's name of the architecture, such as ``"qwen3"``.
-        name: name of the model, or None.
         context_window: number of tokens that the model was trained for; None if the header has no
             number that can be right.
         vocabulary: number of tokens in the vocabulary.
@@ -198,107 +58,74 @@ class GGUFFacts:
         pre_tokenizer: llama.cpp's name of the rules that split a text first, or None.
         chat_template: the chat template as Jinja text, several templates by name, or None.
         end_ids: token ids that the header names as ends of a response or of a turn.
-        key_value_heads: number of key/value heads of each layer.
-        key_size: number of elements of a head's key.
-        value_size: number of elements of a head's value.
+        cache_elements: number of elements of the keys and values of a token, in all layers.
         parameters: number of weights.
-        tensor_types: number of tensors by type, such as ``{"Q8_0": 36, "F32": 21}``.
-        file_type: how most weights are quantized, such as ``"Q4_K_M"``.
+        file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
         weight_bytes: size of the weights in bytes.
     """
 
     files: tuple[Path, ...]
     architecture: str
-    name: str | None
     context_window: int | None
     vocabulary: int
     tokenizer: str
     pre_tokenizer: str | None
     chat_template: str | dict[str, str] | None
     end_ids: frozenset[int]
-    key_value_heads: tuple[int, ...]
-    key_size: int
-    value_size: int
+    cache_elements: int
     parameters: int
-    tensor_types: Mapping[str, int]
     file_type: str
     weight_bytes: int
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return len(self.key_value_heads)
-
-    @property
-    def parts(self) -> int:
-        """Number of files."""
-        return len(self.files)
 
     def cache_bytes(self, tokens: int, cache_type: str = "f16") -> int:
         """Return the size of the keys and values of some tokens, in bytes.
 
         The result is an upper bound for models with sliding windows or recurrent layers.
-
-        Args:
-            tokens: number of tokens.
-            cache_type: one of `CACHE_TYPES`.
         """
-        elements = sum(self.key_value_heads) * (self.key_size + self.value_size)
-        return math.ceil(tokens * elements * CACHE_TYPES[cache_type])
+        return math.ceil(tokens * self.cache_elements * CACHE_TYPES[cache_type])
 
 
 def read_facts(path: str | Path) -> GGUFFacts:
-    """Read the headers of a model's files. Load no weights.
-
-    Args:
-        path: the file, or the first file of a model in several parts.
+    """Read the headers of a model's file, or of all parts after the first.
 
     Raises:
         LoadError: a file is missing, truncated or not a GGUF file, or has no weights.
         UnsupportedModelError: the model is not a causal language model.
     """
-    header = _read_header(Path(path))
-    files = _part_paths(Path(path), header.integer("split.count") or 1)
+    path = Path(path)
+    header = _read_header(path)
+    files = _part_paths(path, header.integer("split.count") or 1)
     headers = [header, *map(_read_header, files[1:])]
-    architecture = _check_purpose(header, has_tensors=any(each.tensors for each in headers))
-    tensors = [tensor for each in headers for tensor in each.tensors]
-    types = Counter(tensor.type_name for tensor in tensors)
-    heads, key_size, value_size = _attention(header, architecture)
+    parameters = sum(each.parameters for each in headers)
+    architecture = _check_purpose(header, has_weights=parameters > 0)
     window = header.integer(f"{architecture}.context_length") or 0
-    tokens = header.arrays.get("tokenizer.ggml.tokens")
+    tokens = header.entries.get(TOKENS)
+    ends = (header.integer(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     return GGUFFacts(
         files=files,
         architecture=architecture,
-        name=header.text("general.name"),
         context_window=window if 0 < window < 2**31 else None,
         vocabulary=tokens.count
-        if tokens is not None
+        if isinstance(tokens, _Skipped)
         else header.integer(f"{architecture}.vocab_size") or 0,
         tokenizer=header.text("tokenizer.ggml.model") or "no_vocab",
         pre_tokenizer=header.text("tokenizer.ggml.pre"),
-        chat_template=chat_templates(header.values),
-        end_ids=frozenset(
-            number
-            for kind in ("eos", "eot", "eom")
-            if (number := header.integer(f"tokenizer.ggml.{kind}_token_id")) is not None
-        ),
-        key_value_heads=heads,
-        key_size=key_size,
-        value_size=value_size,
-        parameters=sum(tensor.weights for tensor in tensors),
-        tensor_types=dict(types.most_common()),
-        file_type=FILE_TYPES.get(header.integer("general.file_type"), _main_type(tensors)),
+        chat_template=chat_templates(header.entries),
+        end_ids=frozenset(end for end in ends if end is not None),
+        cache_elements=_cache_elements(header, architecture),
+        parameters=parameters,
+        file_type=_file_type(header.integer("general.file_type")),
         weight_bytes=sum(each.weight_bytes for each in headers),
     )
 
 
 def read_entries(path: str | Path) -> Mapping[str, Any]:
-    """Return the entries of a GGUF file's header, without arrays.
+    """Return the entries of a GGUF file's header, without long arrays.
 
     Raises:
         LoadError: the file is missing, truncated or not a GGUF file.
     """
-    return _read_header(Path(path)).values
+    return _read_header(Path(path)).entries
 
 
 def read_tokens(path: str | Path) -> list[str]:
@@ -307,9 +134,8 @@ def read_tokens(path: str | Path) -> list[str]:
     Raises:
         LoadError: the file is missing, truncated or not a GGUF file.
     """
-    header = _read_header(Path(path))
-    tokens = header.arrays.get("tokenizer.ggml.tokens")
-    if tokens is None or tokens.kind != STRING:
+    tokens = read_entries(path).get(TOKENS)
+    if not isinstance(tokens, _Skipped):
         return []
     with _open(Path(path)) as data:
         reader = _Reader(data, tokens.position)
@@ -335,134 +161,112 @@ def chat_templates(entries: Mapping[str, Any]) -> str | dict[str, str] | None:
     return next(iter(named.values())) if len(named) == 1 else None
 
 
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of a model, by the name of one part."""
+    part = PART.search(name)
+    if part is None:
+        return [name]
+    base, count = name[: part.start()], int(part[2])
+    return [f"{base}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
 def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
-    """Return the paths of all parts of a model.
-
-    Args:
-        path: the first part.
-        count: number of parts.
-
-    Raises:
-        LoadError: `path` is not the first part, or parts are missing.
-    """
+    """Return the paths of all parts of a model, whose first part is `path`."""
     if count <= 1:
         return (path,)
-    named = PART.search(path.name)
-    if named is None or int(named[2]) != count:
+    names = part_names(path.name)
+    if len(names) != count or path.name != names[0]:
         raise LoadError(
-            f"{path} is one of {count} parts of a model, so its name must end with "
-            f"-00001-of-{count:05}.gguf. Give all parts their original names."
+            f"{path} is not the first of {count} parts of a model. Pass the file whose name ends "
+            f"with -00001-of-{count:05}.gguf, and give all parts their original names."
         )
-    paths = tuple(
-        path.with_name(f"{path.name[: named.start()]}-{number:05}-of-{count:05}.gguf")
-        for number in range(1, count + 1)
-    )
-    if int(named[1]) != 1:
-        raise LoadError(f"{path} is part {int(named[1])} of {count}. Pass part 1: {paths[0].name}.")
-    if missing := [each.name for each in paths if not each.is_file()]:
+    if missing := [name for name in names if not path.with_name(name).is_file()]:
         raise LoadError(
             f"{path} is the first of {count} parts; missing in its folder: {', '.join(missing)}. "
             "Download all parts into the same folder."
         )
-    return paths
+    return tuple(map(path.with_name, names))
 
 
-def _check_purpose(header: _Header, *, has_tensors: bool) -> str:
+def _check_purpose(header: _Header, *, has_weights: bool) -> str:
     """Return the architecture of a causal language model, and refuse all other files."""
     architecture, kind = header.text("general.architecture"), header.text("general.type")
-    if instead := NO_MODELS.get("mmproj" if architecture == "clip" else kind or ""):
-        raise UnsupportedModelError(f"{header.path} is {instead}.")
+    if architecture == "clip" or kind in NO_MODELS:
+        raise UnsupportedModelError(
+            f"{header.path} holds no language model ({kind or architecture}). Pass the GGUF file "
+            "of the model itself. Beside the vision part of a model, it is the file without "
+            "'mmproj' in its name."
+        )
     if architecture is None:
         raise LoadError(f"{header.path} has no entry general.architecture. Download it again.")
-    if architecture in NOT_CAUSAL:
+    if header.entries.get(f"{architecture}.attention.causal") is False:
         raise UnsupportedModelError(
-            f"{header.path} has the architecture {architecture!r}; members must be causal "
-            "(decoder-only) language models"
+            f"{header.path} has the architecture {architecture!r}, which is not causal; members "
+            "must be causal (decoder-only) language models"
         )
-    if not has_tensors:
+    if not has_weights:
         raise LoadError(
             f"{header.path} holds a vocabulary only, without weights. Pass the file of a model."
         )
     return architecture
 
 
-def _attention(header: _Header, architecture: str) -> tuple[tuple[int, ...], int, int]:
-    """Return the key/value heads of each layer, and the sizes of a head's key and value."""
+def _cache_elements(header: _Header, architecture: str) -> int:
+    """Return the number of elements of the keys and values of a token, in all layers."""
+    attention = f"{architecture}.attention"
     layers = header.integer(f"{architecture}.block_count") or 0
-    if layers > MAX_LAYERS:
-        raise LoadError(f"{header.path} has {layers:,} layers; at most {MAX_LAYERS} are allowed")
-    heads = header.integers(f"{architecture}.attention.head_count", layers)
-    pairs = header.integers(f"{architecture}.attention.head_count_kv", layers) or heads
-    embedding = header.integer(f"{architecture}.embedding_length") or 0
-    size = embedding // (max(heads, default=0) or 1)
-    key_size = header.integer(f"{architecture}.attention.key_length")
-    value_size = header.integer(f"{architecture}.attention.value_length")
-    return (
-        pairs or (0,) * layers,
-        size if key_size is None else key_size,
-        size if value_size is None else value_size,
+    heads, pairs = (
+        header.integers(f"{attention}.{key}") for key in ("head_count", "head_count_kv")
     )
+    pairs = heads if pairs is None else pairs
+    total = sum(pairs) if isinstance(pairs, tuple) else layers * (pairs or 0)
+    most = max(heads, default=0) if isinstance(heads, tuple) else heads
+    size = (header.integer(f"{architecture}.embedding_length") or 0) // (most or 1)
+    sizes = (header.integer(f"{attention}.{key}_length") for key in ("key", "value"))
+    return int(total * sum(size if each is None else each for each in sizes))
+
+
+def _file_type(number: int | None) -> str:
+    """Return the name of a type of files."""
+    try:
+        from gguf.constants import LlamaFileType
+
+        name = LlamaFileType(-1 if number is None else number).name
+        return name.removeprefix("ALL_").removeprefix("MOSTLY_")
+    except (ImportError, ValueError):
+        return "unknown"
 
 
 @dataclass(frozen=True)
-class _Array:
-    """An array in the file that has been skipped."""
+class _Skipped:
+    """An array in the file that has not been read."""
 
-    kind: int
     count: int
     position: int
 
 
-class _Tensor(NamedTuple):
-    """An entry of the list of tensors."""
-
-    weights: int
-    type_number: int
-    offset: int
-
-    @property
-    def type_name(self) -> str:
-        known = TENSOR_TYPES.get(self.type_number)
-        return f"type {self.type_number}" if known is None else known.name
-
-    @property
-    def end(self) -> int:
-        """End of the tensor in the data of the file; its start if the type is unknown."""
-        known = TENSOR_TYPES.get(self.type_number)
-        blocks = 0 if known is None else math.ceil(self.weights / known.weights)
-        return self.offset + blocks * (0 if known is None else known.size)
-
-
 @dataclass(frozen=True)
 class _Header:
-    """The header of one file."""
+    """The header of one file. Long arrays among the entries are `_Skipped`."""
 
     path: Path
-    values: Mapping[str, Any]
-    arrays: Mapping[str, _Array]
-    tensors: tuple[_Tensor, ...]
+    entries: Mapping[str, Any]
+    parameters: int
     weight_bytes: int
 
     def text(self, key: str) -> str | None:
-        return self._value(key, str)
+        value = self.entries.get(key)
+        return value if isinstance(value, str) else None
 
     def integer(self, key: str) -> int | None:
-        return self._value(key, int)
+        value = self.entries.get(key)
+        return value if isinstance(value, int) else None
 
-    def integers(self, key: str, count: int) -> tuple[int, ...]:
+    def integers(self, key: str) -> int | tuple[int, ...] | None:
         """Return an entry that has one value for all layers or a value for each."""
-        if (value := self.integer(key)) is not None:
-            return (value,) * count
-        array = self.arrays.get(key)
-        if array is None or array.kind not in SCALARS or array.count != count:
-            return ()
-        with _open(self.path) as data:
-            reader = _Reader(data, array.position)
-            return tuple(int(reader.scalar(array.kind)) for _ in range(count))
-
-    def _value(self, key: str, kind: type[T]) -> T | None:
-        value = self.values.get(key)
-        return value if isinstance(value, kind) else None
+        value = self.entries.get(key)
+        is_list = isinstance(value, tuple) and all(isinstance(each, int) for each in value)
+        return value if is_list else self.integer(key)
 
 
 class _Reader:
@@ -477,16 +281,17 @@ class _Reader:
         self.data = data
         self.position = position
 
-    def scalar(self, kind: int) -> Any:
+    def scalars(self, kind: int, count: int) -> tuple[Any, ...]:
         if kind not in SCALARS:
             raise _NotGGUFError(f"a value has the unknown type {kind}")
-        (value,) = struct.unpack_from(f"<{SCALARS[kind]}", self.data, self.position)
-        self.position += struct.calcsize(SCALARS[kind])
-        return value
+        form = f"<{count}{SCALARS[kind]}"
+        values = struct.unpack_from(form, self.data, self.position)
+        self.position += struct.calcsize(form)
+        return values
 
-    def number(self) -> int:
-        """Read a count, a length or an offset."""
-        return int(self.scalar(10))
+    def number(self, kind: int = UINT64) -> int:
+        """Read a count, a length, an offset or a type."""
+        return int(self.scalars(kind, 1)[0])
 
     def string(self) -> str:
         length = self.number()
@@ -496,23 +301,34 @@ class _Reader:
         self.position += length
         return text.decode("utf-8", errors="replace")
 
-    def array(self) -> _Array:
-        """Skip an array."""
-        kind, count = int(self.scalar(4)), self.number()
-        array = _Array(kind, count, self.position)
+    def value(self) -> Any:
+        """Read a value after its type."""
+        kind = self.number(UINT32)
         if kind == STRING:
-            self._skip_strings(count)
-        elif kind in SCALARS:
+            return self.string()
+        return self.array() if kind == ARRAY else self.scalars(kind, 1)[0]
+
+    def array(self) -> tuple[Any, ...] | _Skipped:
+        """Read a short array of numbers, or skip another one."""
+        kind, count = self.number(UINT32), self.number()
+        skipped = _Skipped(count, self.position)
+        if kind == STRING:
+            unpack, data, position = struct.Struct("<Q").unpack_from, self.data, self.position
+            for _ in range(count):
+                position += 8 + unpack(data, position)[0]
+            self.position = position
+        elif kind in SCALARS and count > MAX_VALUES:
             self.position += count * struct.calcsize(SCALARS[kind])
         else:
-            raise _NotGGUFError(f"an array has elements of the unknown type {kind}")
-        return array
+            return self.scalars(kind, count)
+        return skipped
 
-    def _skip_strings(self, count: int) -> None:
-        unpack, data, position = struct.Struct("<Q").unpack_from, self.data, self.position
-        for _ in range(count):
-            position += 8 + unpack(data, position)[0]
-        self.position = position
+    def tensor(self) -> tuple[int, int]:
+        """Read the number of weights of a tensor, and its place among the weights."""
+        self.string()  # the name
+        weights = math.prod(self.scalars(UINT64, self.number(UINT32)))
+        self.number(UINT32)  # the type
+        return weights, self.number()
 
 
 class _NotGGUFError(Exception):
@@ -545,60 +361,17 @@ def _parse(path: Path, data: mmap.mmap) -> _Header:
             "it again, for example with 'git lfs pull' in a clone, or pass the GGUF file of a model"
         )
     reader = _Reader(data, 4)
-    if (version := int(reader.scalar(4))) not in VERSIONS:
-        if version & 0xFFFF == 0:
-            raise _NotGGUFError("its numbers are big-endian; convert it for little-endian machines")
-        allowed = " and ".join(map(str, VERSIONS))
+    if (version := reader.number(UINT32)) not in (2, 3):
         raise _NotGGUFError(
-            f"it has version {version} of the format; llama.cpp reads versions {allowed}"
+            f"it has version {version:#x} of the format; llama.cpp reads versions 2 and 3, with "
+            "little-endian numbers"
         )
     tensor_count, entry_count = reader.number(), reader.number()
-    values: dict[str, Any] = {}
-    arrays: dict[str, _Array] = {}
-    for key, value in _entries(reader, entry_count):
-        (arrays if isinstance(value, _Array) else values)[key] = value
-    tensors = tuple(_tensor(reader) for _ in range(tensor_count))
-    return _Header(path, values, arrays, tensors, _weight_bytes(reader, values, tensors))
-
-
-def _entries(reader: _Reader, count: int) -> Iterator[tuple[str, Any]]:
-    for _ in range(count):
-        key, kind = reader.string(), int(reader.scalar(4))
-        if kind == STRING:
-            yield key, reader.string()
-        elif kind == ARRAY:
-            yield key, reader.array()
-        else:
-            yield key, reader.scalar(kind)
-
-
-def _tensor(reader: _Reader) -> _Tensor:
-    reader.string()  # the name
-    if (count := int(reader.scalar(4))) > MAX_DIMENSIONS:
-        raise _NotGGUFError(
-            f"a tensor has {count} dimensions; at most {MAX_DIMENSIONS} are allowed"
-        )
-    dimensions = [reader.number() for _ in range(count)]
-    return _Tensor(math.prod(dimensions), int(reader.scalar(4)), reader.number())
-
-
-def _weight_bytes(reader: _Reader, values: Mapping[str, Any], tensors: tuple[_Tensor, ...]) -> int:
-    """Return the size of the weights; check that the file has all of them."""
-    if not tensors:
-        return 0
-    alignment = values.get("general.alignment", ALIGNMENT)
-    if not isinstance(alignment, int) or alignment <= 0:
-        raise _NotGGUFError(f"its alignment is {short_repr(alignment)}")
+    entries = {reader.string(): reader.value() for _ in range(entry_count)}
+    tensors = [reader.tensor() for _ in range(tensor_count)]
+    alignment = entries.get("general.alignment")
+    alignment = alignment if isinstance(alignment, int) and alignment > 0 else ALIGNMENT
     start = -(-reader.position // alignment) * alignment
-    missing = start + max(tensor.end for tensor in tensors) - len(reader.data)
-    if missing > 0:
-        raise struct.error(f"{missing} bytes are missing")
-    return len(reader.data) - start
-
-
-def _main_type(tensors: list[_Tensor]) -> str:
-    """Return the type of most weights."""
-    weights: Counter[str] = Counter()
-    for tensor in tensors:
-        weights[tensor.type_name] += tensor.weights
-    return weights.most_common(1)[0][0]
+    if tensors and start + max(place for _, place in tensors) >= len(data):
+        raise struct.error("the file ends before the weights do")
+    return _Header(path, entries, sum(weights for weights, _ in tensors), max(0, len(data) - start))

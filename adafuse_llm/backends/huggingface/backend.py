@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,17 +14,21 @@ import psutil
 import torch
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
-from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
-from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.generation import advice, ignored_settings, own_adjustment
-from adafuse_llm.backends.huggingface.passes import PackedPasses
-from adafuse_llm.backends.huggingface.prefix import PrefixCache
-from adafuse_llm.backends.huggingface.state import RequestState
+from adafuse_llm.backends.huggingface.checkpoint import (
+    advice,
+    context_window,
+    eos_ids,
+    ignored_settings,
+    own_adjustment,
+)
+from adafuse_llm.backends.huggingface.finished import FinishedRows
+from adafuse_llm.backends.huggingface.model import Decoder
+from adafuse_llm.backends.huggingface.passes import RequestState
+from adafuse_llm.backends.huggingface.rows import TreeForm
 from adafuse_llm.backends.huggingface.text import HuggingFaceText
-from adafuse_llm.backends.huggingface.tree_form import TreeForm
-from adafuse_llm.backends.huggingface.trial import Trial
+from adafuse_llm.backends.huggingface.trial import choose
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
-from adafuse_llm.backends.logits.rows import check_tokens, separate
+from adafuse_llm.backends.logits.rows import check_tokens
 from adafuse_llm.backends.reading import in_turn, read_piece
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.tree import Node, TokenTree
@@ -52,9 +55,10 @@ class HuggingFaceBackend(Backend):
     """A member that consists of a transformers model and its tokenizer.
 
     The constructor first runs the model on a few tokens. If tree attention gives the same numbers
-    as plain forward passes, the backend uses the tree form. Otherwise it uses the path form.
-    Requests share forward passes if the model uses PyTorch's attention
-    (``attn_implementation="sdpa"``). The backend does not change the model or the tokenizer.
+    as plain forward passes, the backend uses the tree form, in which requests share forward passes.
+    Otherwise it uses the path form, with a pass for each token. For the tree form, it sets the
+    attention implementation of the model to its own. When others use the model, this one computes
+    the same as ``"sdpa"`` or, for attention that ``"sdpa"`` does not know, as ``"eager"``.
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
@@ -68,7 +72,6 @@ class HuggingFaceBackend(Backend):
 
     Attributes:
         form: the form in use, ``"tree"`` or ``"path"``.
-        shares_passes: whether requests share forward passes.
         ignored_settings: settings of the generation config that would change responses and that
             the member does not follow. The member logs a warning if there are any.
 
@@ -95,11 +98,6 @@ class HuggingFaceBackend(Backend):
             raise InvalidOptionError(
                 f"prefix_cache_bytes must be 0 or more; got {prefix_cache_bytes}"
             )
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise UnsupportedModelError(
-                f"member {name!r} is an encoder-decoder model ({model.config.model_type}); "
-                "members must be causal (decoder-only) language models"
-            )
         if model.training:
             raise UnsupportedModelError(
                 f"member {name!r} is in training mode, so dropout makes its numbers random; "
@@ -111,26 +109,25 @@ class HuggingFaceBackend(Backend):
         self.tokenizer = tokenizer
         self._text = HuggingFaceText(tokenizer)
         self.codec = self._text.codec
-        self.end_ids = end_ids(model, tokenizer)
-        self.context_window = context_window(model)
+        ends = eos_ids((getattr(model, "generation_config", None), model.config, tokenizer))
+        self._decoder = Decoder(model)
+        self.end_ids = frozenset(token for token in ends if 0 <= token < self.vocabulary_size)
+        self.context_window = context_window(model.config.get_text_config(decoder=True))
         self.own_adjustment = own_adjustment(model, self.end_ids)
         self.ignored_settings = ignored_settings(model)
-        self._decoder = Decoder(model)
-        text, device = self._text, self._decoder.device
+        device = self._decoder.device
         self.device = str(device)
         is_quantized = bool(getattr(model, "is_quantized", False))
         self.drafts_sparingly = is_quantized and device.type == "cpu"
+        text = self._text  # without the member, which would keep itself in memory
         self._tokens = TokenTable(
             self.end_ids, lambda: text.token_texts, self.vocabulary_size, device
         )
         self._lock = threading.Lock()  # several engines may share this member
         self._running: weakref.WeakSet[RequestState] = weakref.WeakSet()
-        self._prefixes = PrefixCache(prefix_cache_bytes)
-        trial = Trial(name, self._decoder, self.context_window)
-        self._executor = trial.choose(form)
-        self._row_bytes, self._shares = trial.row_bytes, trial.shares
-        self.form = self._executor.form
-        self.shares_passes = isinstance(self._executor.passes, PackedPasses)
+        self._passes = choose(name, self._decoder, form)
+        self.form = self._passes.form
+        self._finished = FinishedRows(prefix_cache_bytes if self.form == "tree" else 0)
         if self.ignored_settings:
             logger.warning(
                 "member %r: its generation config sets %s, which members do not follow. %s",
@@ -145,20 +142,20 @@ class HuggingFaceBackend(Backend):
         A buffer grows by doubling, so it has room for up to twice the rows that the request needs.
         In the path form, a member keeps several states.
         """
-        return tokens * self._row_bytes * (2 if self.form == "tree" else PATH_STATES)
+        states = 2 if tokens <= self._passes.edge else PATH_STATES
+        return tokens * sum(self._passes.token_bytes.values()) * states
 
     def free_bytes(self) -> int:
         """Return the number of bytes that the member can still cache.
 
         If its layers are on several devices, the device that fills up first determines the result.
         """
-        return min(int(_free_bytes(device) / share) for device, share in self._shares.items())
+        sizes = self._passes.token_bytes or {self._decoder.device: 1}
+        total = sum(sizes.values())
+        return min(_free_bytes(device) * total // size for device, size in sizes.items())
 
     def draft_limit(self, length: int) -> int:
-        if self.form == "path":
-            return length
-        edge = self._decoder.rope_edge  # beyond the edge, all rows change
-        return edge if edge is not None and length <= edge else sys.maxsize
+        return max(length, self._passes.edge)
 
     @property
     def token_texts(self) -> Sequence[str]:
@@ -190,22 +187,16 @@ class HuggingFaceBackend(Backend):
         with self._lock:
             return self._try(trees, partial(self._read, trees, self._running))
 
-    def _read(self, trees: Sequence[TokenTree], others: Iterable[RequestState] = ()) -> list[bool]:
-        return read_piece(
-            trees,
-            others,
-            self._executor.pieces,
-            find_late=self._late,
-            state_of=self._state_of,
-            read=self._executor.read,
-        )
-
     @torch.inference_mode()
     def release(self, tree: TokenTree) -> None:
+        """End a request, and keep its rows for later requests."""
         with self._lock:
-            if isinstance(tree.state, RequestState):
-                self._finish(tree.state)
-            tree.state = None
+            state, tree.state = tree.state, None
+            if isinstance(state, RequestState) and state in self._running:
+                self._running.discard(state)
+                state.follow()
+                if isinstance(state.form, TreeForm):
+                    self._finished.add(tree.ids, state.form)
 
     def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
         with self._lock:
@@ -217,30 +208,43 @@ class HuggingFaceBackend(Backend):
         Requests that are running keep their own rows, but later requests do not reuse them.
         """
         with self._lock:
-            self._prefixes.clear()
+            self._finished.clear()
             self._running.clear()
 
-    def _finish(self, state: RequestState) -> None:
-        """Keep the rows of a finished request for later requests."""
-        is_current = state in self._running
-        self._running.discard(state)
-        if isinstance(state.form, TreeForm) and is_current and self._is_source(state):
-            state.follow()
-            self._prefixes.add(state.tree.ids, state.form)
+    def _read(self, trees: Sequence[TokenTree], others: Iterable[RequestState] = ()) -> list[bool]:
+        return read_piece(
+            trees,
+            others,
+            self._passes.pieces,
+            find_late=lambda new: self._finished.late(new, self._sources()),
+            state_of=self._state_of,
+            read=self._passes.read,
+        )
+
+    def _evaluate_once(self, queries: Sequence[Query]) -> list[QueryResult]:
+        states = [self._state_of(query.tree) for query in queries]
+        pairs = list(zip(queries, states, strict=True))
+        self._passes.advance(states, [self._passes.missing(s, query) for query, s in pairs])
+        check_tokens([n.token for query in queries for n in query.score], self.vocabulary_size)
+        results = read(queries, states, self._tokens)
+        for query, result in zip(queries, results, strict=True):
+            if result.has_nan:
+                self._forget(query.tree)
+        return results
 
     def _try(self, trees: Sequence[TokenTree], work: Callable[[], T]) -> T:
         """Do work for requests. If the memory is full, drop the kept rows and do it once more."""
         try:
             return self._attempt(trees, work)
         except BaseException as error:
-            if not (self._prefixes.size and is_out_of_memory(error)):
+            if not (self._finished.size and is_out_of_memory(error)):
                 raise
             traceback.clear_frames(error.__traceback__)  # the frames hold tensors
         logger.warning(
             "member %r ran out of memory, so it drops the cached rows of finished requests",
             self.name,
         )
-        self._prefixes.clear()
+        self._finished.clear()
         return self._attempt(trees, work)
 
     def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], T]) -> T:
@@ -258,79 +262,26 @@ class HuggingFaceBackend(Backend):
             self._running.discard(tree.state)
         tree.state = None
 
-    def _late(self, new: Mapping[int, Sequence[int]]) -> set[int]:
-        """Return the new requests that should wait, because they can copy rows of another one."""
-        return self._prefixes.late(new, self._sources()) if self.form == "tree" else set()
-
-    def _evaluate_once(self, queries: Sequence[Query]) -> list[QueryResult]:
-        states = [self._state_of(query.tree) for query in queries]
-        missing = []
-        for query, state in zip(queries, states, strict=True):
-            nodes = state.missing(query)
-            if state.edge is not None and any(node.length > state.edge for node in nodes):
-                nodes = self._cross(query, state, state.edge)
-            missing.append(nodes)
-        separate(states)
-        self._executor.advance(states, missing)
-        scored = [node.token for query in queries for node in query.score]
-        check_tokens(scored, self.vocabulary_size)
-        results = read(queries, states, self._tokens)
-        for query, result in zip(queries, results, strict=True):
-            if result.has_nan:
-                self._forget(query.tree)
-        return results
-
-    def _cross(self, query: Query, state: RequestState, edge: int) -> list[Node]:
-        """Prepare a query that has nodes beyond `edge`.
-
-        The rotary frequencies change beyond this length. If there are more than `edge` committed
-        tokens, this method resets the state of the request. Otherwise it evaluates the nodes beyond
-        `edge` in a temporary state, for this query only.
-
-        Returns:
-            The nodes that must still be evaluated.
-        """
-        whole = self._executor.new_form(query.tree, whole=True)
-        if len(query.tree.ids) > edge:
-            state.restart(whole)
-            return state.missing(query)
-        beyond = RequestState(query.tree, whole, None)
-        self._executor.advance([beyond], [beyond.missing(query)])
-        state.rows.update({n: row for n, row in beyond.rows.items() if n.length > edge})
-        state.passes += beyond.passes
-        state.tokens += beyond.tokens
-        return state.missing(query)
-
     def _state_of(self, tree: TokenTree) -> RequestState:
         """Return the current state of a request, and create it for a new request.
 
-        A new state begins with the cached rows of the prompt's first tokens.
+        A new state begins with the rows of the prompt's first tokens, if another request has them.
         """
         if tree.state is None:
             rows = None
-            if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
-                rows = self._prefixes.longest(tree.ids, self._sources())
-            form = self._executor.new_form(tree, rows)
-            # The path form handles the edge itself.
-            edge = self._decoder.rope_edge if self.form == "tree" else None
-            state = RequestState(tree, form, edge, rows.rows if rows else 0)
-            self._running.add(state)
-            tree.state = state
+            if len(tree.ids) <= self._passes.edge:
+                rows = self._finished.longest(tree.ids, self._sources())
+            form = self._passes.new_form(tree, rows)
+            tree.state = RequestState(tree, form, rows.count if rows else 0)
+            self._running.add(tree.state)
         assert isinstance(tree.state, RequestState)
         tree.state.follow()
         return tree.state
 
     def _sources(self) -> list[tuple[Sequence[int], TreeForm]]:
         """Return the running requests whose rows other requests may copy."""
-        return [
-            (state.tree.ids, state.form)
-            for state in self._running
-            if isinstance(state.form, TreeForm) and self._is_source(state)
-        ]
-
-    def _is_source(self, state: RequestState) -> bool:
-        """Return whether each row depends only on the row's token and the tokens before it."""
-        return state.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
+        states = [(state.tree.ids, state.form) for state in self._running]
+        return [(ids, form) for ids, form in states if isinstance(form, TreeForm)]
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -1,22 +1,20 @@
-"""Run the passes that `TreeForm` plans.
-
-`PackedPasses` runs the pieces of many requests in one pass. `SinglePasses` runs one piece per pass,
-with a mask for the model.
-
-Shapes: v vocabulary.
-"""
+"""Evaluate nodes of many requests. Requests in the tree form share passes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from adafuse_llm.backends.huggingface.architecture import Attention
-from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.packing import PackedCache, configs_of, packed
-from adafuse_llm.backends.huggingface.pieces import Piece
+from adafuse_llm.backends.base import Query
+from adafuse_llm.backends.huggingface.model import Decoder
+from adafuse_llm.backends.huggingface.packing import PackedCache, use_packed_attention
+from adafuse_llm.backends.huggingface.path_form import PathForm
+from adafuse_llm.backends.huggingface.rows import Piece, Rows, TreeForm, bytes_per_token
+from adafuse_llm.backends.logits.rows import Logits, RequestLogits
+from adafuse_llm.tree import Node, TokenTree
 
 PREFILL_TOKENS = 2048
 """Maximum number of tokens in one forward pass. This limits the memory for activations."""
@@ -28,54 +26,134 @@ model with 0.5 B parameters read 114 tokens per CPU second in passes over 512 to
 passes over 128, and 81 in passes over 64."""
 
 
-class PackedPasses:
-    """A runner of packed passes over pieces of many requests.
+class RequestState(RequestLogits):
+    """The state of one request at a member: its form, and the logits of its nodes.
+
+    Args:
+        tree: the request's tree.
+        form: form of the request, which has not evaluated any nodes yet.
+        reused: number of prompt tokens whose rows the form already has.
+    """
+
+    def __init__(self, tree: TokenTree, form: TreeForm | PathForm, reused: int = 0) -> None:
+        super().__init__(tree, reused)
+        self.form = form
+
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that the form can read in pieces, and has not read."""
+        return self.form.unread if isinstance(self.form, TreeForm) else 0
+
+    def follow(self) -> bool:
+        """Drop the rows and logits of nodes that the tree has dropped."""
+        is_cut = super().follow()
+        if is_cut:
+            self.form.reroot()
+        return is_cut
+
+
+class Passes:
+    """The forward passes of a member, in one form.
+
+    A sequence beyond `edge` changes the rows of all its tokens, so it needs the path form.
 
     Args:
         decoder: the model.
-        attention: format of the tree masks that the model accepts.
+        form: ``"tree"`` or ``"path"``.
+
+    Attributes:
+        form: the argument of the same name.
+        edge: number of tokens of the longest sequence in the tree form.
+        pieces: number of tokens in a piece of a prompt, while a request writes its response and
+            while none does.
+        token_bytes: bytes that a token takes on each device; empty before `measure`.
+
+    Raises:
+        UnsupportedModelError: the model's layers do not support the form.
     """
 
-    def __init__(self, decoder: Decoder, attention: Attention) -> None:
+    def __init__(self, decoder: Decoder, form: str) -> None:
+        self.form = form
+        self.edge = (decoder.rope_edge or sys.maxsize) if form == "tree" else 0
+        is_fast = decoder.device.type != "cpu"
+        self.pieces = (PREFILL_TOKENS, PREFILL_TOKENS) if is_fast else PIECE_TOKENS
+        self.token_bytes: Mapping[torch.device, int] = {}
         self._decoder = decoder
-        self._configs = configs_of(decoder.model)
-        self._windows = attention.windows
-        blank = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.device)
-        # If the model gets no mask, it creates one.
-        masks = dict.fromkeys(attention.layer_types, blank)
-        self._mask = masks if len(masks) > 1 else blank
+        self._windows = use_packed_attention(decoder.model) if form == "tree" else {}
 
-    def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Return the logits after the kept tokens of all pieces, in order, [kept tokens, v]."""
+    def new_form(self, tree: TokenTree, rows: Rows | None = None) -> TreeForm | PathForm:
+        """Return the form of a new request.
+
+        Args:
+            tree: the request's tree.
+            rows: rows of the first tokens of the prompt, for the tree form; None for no rows.
+        """
+        is_short = len(tree.ids) <= self.edge
+        return TreeForm(tree, rows) if is_short else PathForm(self._decoder, tree)
+
+    def measure(self, state: RequestState) -> None:
+        """Measure the bytes that a token takes in the state of a request."""
+        self.token_bytes = bytes_per_token(state.form.tensors())
+
+    def missing(self, state: RequestState, query: Query) -> list[Node]:
+        """Return the nodes that must be evaluated for a query, parents before children."""
+        nodes = state.missing(query)
+        if isinstance(state.form, TreeForm) and any(node.length > self.edge for node in nodes):
+            state.form, state.rows = PathForm(self._decoder, state.tree), {}
+            nodes = state.missing(query)
+        return nodes
+
+    def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
+        """Evaluate the missing nodes of each request."""
+        pieces: list[tuple[RequestState, Piece]] = []
+        for state, nodes in zip(states, missing, strict=True):
+            if nodes and isinstance(state.form, TreeForm):
+                pieces.append((state, state.form.plan(nodes)))
+            elif nodes and isinstance(state.form, PathForm):
+                logits, tokens = state.form.extend(nodes)
+                state.learn(nodes, Logits(logits), 0)
+                state.passes += len(tokens)
+                state.tokens += sum(tokens)
+        self._run(pieces)
+
+    def read(self, parts: Sequence[tuple[RequestState, int]]) -> None:
+        """Give the next committed tokens of each request, that many, their rows."""
+        forms = [(state, state.form, count) for state, count in parts]
+        self._run([(s, form.read(n)) for s, form, n in forms if isinstance(form, TreeForm)])
+
+    def _run(self, pieces: Sequence[tuple[RequestState, Piece]]) -> None:
+        for batch in _batches(pieces):
+            logits = self._pass([piece for _, piece in batch])
+            row = 0
+            for state, piece in batch:
+                piece.rows.count = len(piece.positions)
+                state.learn(piece.nodes, logits, row)
+                row += len(piece.nodes)
+                state.passes += 1
+                state.tokens += len(piece.tokens)
+
+    def _pass(self, pieces: Sequence[Piece]) -> Logits:
+        """Return the logits after the kept tokens of all pieces, in order."""
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
         keep = [start + i for start, piece in zip(starts, pieces, strict=False) for i in piece.keep]
         cache = PackedCache(pieces, self._windows)
-        with packed(self._configs, cache):
-            logits, _ = self._decoder.run(
-                tokens, cache, keep=keep, positions=positions, mask=self._mask
-            )
-        cache.check_read()
-        return logits
+        with cache.in_use():
+            return Logits(self._decoder.run(tokens, cache, keep=keep, positions=positions)[0])
 
 
-class SinglePasses:
-    """Run passes over a single piece each. The model gets the mask of the piece.
-
-    Args:
-        decoder: the model.
-        attention: format of the tree masks that the model accepts.
-    """
-
-    def __init__(self, decoder: Decoder, attention: Attention) -> None:
-        self._decoder = decoder
-        self._attention = attention
-
-    def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Return the logits after the kept tokens of the piece, [kept tokens, v]."""
-        (piece,) = pieces
-        mask = None if piece.visible is None else self._attention.mask(piece)
-        return self._decoder.run(
-            piece.tokens, piece.cache, keep=piece.keep, positions=piece.queries.tolist(), mask=mask
-        )[0]
+def _batches(
+    pieces: Sequence[tuple[RequestState, Piece]],
+) -> Iterator[list[tuple[RequestState, Piece]]]:
+    """Group pieces into passes of up to `PREFILL_TOKENS` tokens."""
+    batch: list[tuple[RequestState, Piece]] = []
+    size = 0
+    for state, piece in pieces:
+        if batch and size + len(piece.tokens) > PREFILL_TOKENS:
+            yield batch
+            batch, size = [], 0
+        batch.append((state, piece))
+        size += len(piece.tokens)
+    if batch:
+        yield batch

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from adafuse_llm.backends.huggingface.decoder import Decoder
+from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.tree import Node, TokenTree
 
 
@@ -20,13 +20,15 @@ class PathForm:
 
     The path form is for models without tree attention, such as those whose layers have a state
     instead of rows (Mamba, linear attention). It keeps one cache for the trunk (the committed
-    tokens) and one for each tip of the tree. Each token costs one pass.
+    tokens) and one for each tip of the tree. It reads a prompt in one pass. After it, each token
+    costs one pass.
+
+    Args:
+        decoder: the model.
+        tree: the request's tree.
     """
 
     def __init__(self, decoder: Decoder, tree: TokenTree) -> None:
-        self.passes = 0
-        self.tokens = 0
-        self.unread = 0  # a state that a prompt has begun goes on token by token only
         self._decoder = decoder
         self._tree = tree
         self._root = tree.root
@@ -34,14 +36,19 @@ class PathForm:
         self._committed = 0
         self._tips: dict[Node, Any] = {}  # state after a node
         self._edge = decoder.rope_edge or 0
+        self._passes: list[int] = []
 
-    def extend(self, nodes: Sequence[Node]) -> torch.Tensor:
-        """Evaluate nodes, and return the logits after each of them, [len(nodes), v].
+    def extend(self, nodes: Sequence[Node]) -> tuple[torch.Tensor, list[int]]:
+        """Evaluate nodes.
 
         Args:
             nodes: nodes to evaluate, parents before children. The parent of each node is also in
                 `nodes`, or is evaluated already.
+
+        Returns:
+            The logits after each node, [len(nodes), v], and the number of tokens of each pass.
         """
+        self._passes = []
         logits = []
         for number, node in enumerate(nodes):
             if node is self._tree.root:
@@ -50,7 +57,7 @@ class PathForm:
                 shared = any(later.parent is node.parent for later in nodes[number + 1 :])
                 row, self._tips[node] = self._step(node, shared=shared)
                 logits.append(row)
-        return torch.cat(logits)
+        return torch.cat(logits), self._passes
 
     def reroot(self) -> None:
         """Drop the states of nodes that the tree has dropped, and advance the trunk to the root."""
@@ -61,21 +68,14 @@ class PathForm:
         alive = set(self._tree.nodes()) - {self._tree.root}
         self._tips = {node: state for node, state in self._tips.items() if node in alive}
 
-    @property
-    def row_bytes(self) -> int:
-        """Size of a token in one state, in bytes. Layers with a state of fixed size count as 0."""
-        tensors = [
-            tensor
-            for layer in self.layers
-            for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
-            if isinstance(tensor, torch.Tensor) and tensor.ndim == 4
-        ]
-        return sum(t.shape[0] * t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
-
-    @property
-    def layers(self) -> Sequence[Any]:
-        """The layers of the trunk's state."""
-        return getattr(self._trunk, "layers", None) or ()
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the keys and values of the trunk. Layers with a state of fixed size have none."""
+        found = (
+            getattr(layer, name, None)
+            for layer in getattr(self._trunk, "layers", None) or ()
+            for name in ("keys", "values")
+        )
+        return [each for each in found if isinstance(each, torch.Tensor) and each.ndim == 4]
 
     def _advance_trunk(self) -> torch.Tensor:
         """Run the remaining committed tokens, and return the logits after the root, [1, v]."""
@@ -119,7 +119,5 @@ class PathForm:
         return self._run([node.token], self._state_after(node.parent, shared=shared))
 
     def _run(self, tokens: Sequence[int], state: Any) -> tuple[torch.Tensor, Any]:
-        self.passes += 1
-        self.tokens += len(tokens)
-        logits, output = self._decoder.run(tokens, state, keep=[len(tokens) - 1])
-        return logits, getattr(output, self._decoder.cache_name or "past_key_values")
+        self._passes.append(len(tokens))
+        return self._decoder.run(tokens, state, keep=[len(tokens) - 1])

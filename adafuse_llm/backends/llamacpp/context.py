@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from adafuse_llm.backends.llamacpp.library import collect_errors, load_library
-from adafuse_llm.backends.llamacpp.model import Model
+from adafuse_llm.backends.llamacpp.library import Model, collect_errors, load_library
 from adafuse_llm.errors import LoadError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_SEQUENCES = 256
 """Number of sequences of a context. llama.cpp does not support more."""
@@ -78,13 +79,11 @@ class Context:
         model: the model.
         cells: number of cells. llama.cpp rounds it up to a multiple of 256.
         threads: number of CPU threads.
-        flash_attention: whether to use flash attention; None to let llama.cpp decide.
-        cache_type: a key of `TYPE_NUMBERS`.
         repeatable: whether numbers must not depend on the other tokens of a call.
 
     Attributes:
         cells: number of cells.
-        sequences: number of sequences, from 0, which callers may use.
+        free: the sequences that callers may use, and do not use.
         fills_gaps: whether cells of removed tokens can hold other tokens at once. With
             ``repeatable``, it may be True only while no other tokens come after a gap.
         batch_tokens: maximum number of tokens in one call of llama.cpp.
@@ -93,18 +92,9 @@ class Context:
         LoadError: llama.cpp cannot allocate the cache.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        cells: int,
-        threads: int,
-        flash_attention: bool | None,
-        cache_type: str,
-        repeatable: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, *, cells: int, threads: int, repeatable: bool = False) -> None:
         self.fills_gaps = not repeatable
-        self.sequences = MAX_SEQUENCES - (2 if repeatable else 0)
+        self.free = list(range(MAX_SEQUENCES - (2 if repeatable else 0)))
         self._garbage, self._padding = MAX_SEQUENCES - 2, MAX_SEQUENCES - 1
         self._least = REPEATABLE_TOKENS[0] if repeatable else 0
         self._library = library = load_library()
@@ -114,7 +104,8 @@ class Context:
         params.n_batch = BATCH_TOKENS
         params.n_seq_max = MAX_SEQUENCES
         params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = -1 if flash_attention is None else int(flash_attention)
+        flash, cache_type = model.settings.flash_attention, model.settings.cache_type
+        params.flash_attn_type = -1 if flash is None else int(flash)
         params.type_k = params.type_v = TYPE_NUMBERS[cache_type]
         params.kv_unified = True  # so that a cell can belong to several sequences
         params.swa_full = True  # so that sequences can be cut back
@@ -144,7 +135,7 @@ class Context:
         """Free the cache. More calls have no effect."""
         self._free()
 
-    def run(self, entries: Sequence[Entry]) -> torch.Tensor:
+    def run(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
         """Evaluate up to `batch_tokens` tokens in one call.
 
         Args:
@@ -159,24 +150,22 @@ class Context:
         """
         padding = range(self._least - len(entries))
         entries = [*entries, *(Entry(0, position, [self._padding], False) for position in padding)]
-        count = len(entries)
-        tokens = np.array([entry.token for entry in entries], dtype=np.int32)
-        positions = np.array([entry.position for entry in entries], dtype=np.int32)
         sizes = np.array([len(entry.sequences) for entry in entries], dtype=np.int32)
-        keep = np.array([entry.keep for entry in entries], dtype=np.int8)
         sequences = np.array([s for entry in entries for s in entry.sequences], dtype=np.int32)
-        starts = np.cumsum(sizes, dtype=np.uint64) - sizes.astype(np.uint64)
-        pointers = sequences.ctypes.data + starts * np.uint64(sequences.itemsize)
+        starts = (np.cumsum(sizes) - sizes) * sequences.itemsize
+        keep = np.array([entry.keep for entry in entries], dtype=np.int8)
+        arrays: dict[str, NDArray[Any]] = {  # they must stay alive during the call
+            "token": np.array([entry.token for entry in entries], dtype=np.int32),
+            "pos": np.array([entry.position for entry in entries], dtype=np.int32),
+            "n_seq_id": sizes,
+            "seq_id": (sequences.ctypes.data + starts).astype(np.uintp),
+            "logits": keep,
+        }
         batch = self._library.llama_batch()
-        batch.n_tokens = count
-        for name, values in (
-            ("token", tokens),
-            ("pos", positions),
-            ("n_seq_id", sizes),
-            ("seq_id", pointers.astype(np.uintp)),
-            ("logits", keep),
-        ):
-            self._set(batch, name, values)
+        batch.n_tokens = len(entries)
+        for name, kind in batch._fields_:
+            if name in arrays:
+                setattr(batch, name, ctypes.cast(arrays[name].ctypes.data, kind))
         code = self._library.llama_decode(self._pointer, batch)
         if code == NO_ROOM:
             raise CacheFullError(
@@ -187,18 +176,11 @@ class Context:
             raise RuntimeError(f"llama.cpp failed to evaluate a batch (code {code})")
         if padding:
             self.cut(self._padding)
-        kept = int(keep.sum())
-        if not kept:
-            return torch.empty(0, self._model.vocabulary)
+        shape = int(keep.sum()), self._model.vocabulary
+        if not shape[0]:
+            return np.empty(shape, dtype=np.float32)
         logits = self._library.llama_get_logits(self._pointer)
-        table = np.ctypeslib.as_array(logits, shape=(kept, self._model.vocabulary))
-        return torch.from_numpy(table.copy())
-
-    def _set(self, batch: Any, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Let a field of a batch point to an array. The batch keeps the array alive."""
-        field = dict(self._library.llama_batch._fields_)[name]
-        setattr(batch, name, ctypes.cast(values.ctypes.data, field))
-        setattr(batch, f"_{name}", values)
+        return np.ctypeslib.as_array(logits, shape).copy()
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Add the tokens of a sequence from position `start` up to `end` to another sequence."""
@@ -211,10 +193,12 @@ class Context:
         if not self._library.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise RuntimeError("llama.cpp cannot remove tokens from the cache of this model")
 
+    def give_back(self, sequences: Iterable[int]) -> None:
+        """Empty sequences, so that they are free again."""
+        for sequence in sequences:
+            self.cut(sequence)
+            self.free.append(sequence)
+
     def clear(self) -> None:
         """Remove all tokens of all sequences."""
         self._library.llama_memory_clear(self._memory, False)
-
-    def state_bytes(self, sequence: int) -> int:
-        """Return the size of a sequence's cells, and of what describes them, in bytes."""
-        return int(self._library.llama_state_seq_get_size(self._pointer, sequence))

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +18,12 @@ from typing import Any
 
 from adafuse_llm.backends.llamacpp import declarations
 from adafuse_llm.backends.llamacpp.declarations import PACKAGE
-from adafuse_llm.errors import LoadError, MissingDependencyError, install_command
+from adafuse_llm.errors import (
+    LoadError,
+    MissingDependencyError,
+    UnsupportedModelError,
+    install_command,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +33,9 @@ ERROR_LEVEL = 4
 PACKAGES = (PACKAGE.name, "llama-cpp-python")
 """The packages with llama.cpp. Members use the first one that is installed. pip compiles the
 second."""
+
+_collected = threading.local()
+_callbacks: list[Any] = []
 
 
 def find_library() -> tuple[str, str]:
@@ -54,43 +63,75 @@ def load_library() -> Any:
     """
     is_ours = find_library()[0] == PACKAGE.name
     library: Any = declarations.load() if is_ours else import_module("llama_cpp.llama_cpp")
-    callback = library.llama_log_callback(_MESSAGES.receive)
-    library.llama_log_set(callback, ctypes.c_void_p(0))
-    _MESSAGES.callback = callback  # llama.cpp calls it until the process ends
+    _callbacks.append(library.llama_log_callback(_receive))  # called until the process ends
+    library.llama_log_set(_callbacks[-1], ctypes.c_void_p(0))
     library.llama_backend_init()
     return library
+
+
+def _receive(level: int, text: bytes | None, _data: Any) -> None:
+    line = (text or b"").decode("utf-8", errors="replace").strip()
+    logger.debug("%s", line)
+    if level == ERROR_LEVEL and hasattr(_collected, "errors"):
+        _collected.errors.append(line)
 
 
 @contextmanager
 def collect_errors() -> Iterator[list[str]]:
     """Collect the errors that llama.cpp reports in this thread."""
-    before, errors = getattr(_MESSAGES.thread, "errors", None), list[str]()
-    _MESSAGES.thread.errors = errors
+    _collected.errors = errors = list[str]()
     try:
         yield errors
     finally:
-        _MESSAGES.thread.errors = before
+        del _collected.errors
 
 
-class LoadedFile:
-    """A GGUF file that llama.cpp has loaded.
-
-    Args:
-        path: path of the file.
-        params: the ``llama_model_params``.
-        label: text that names the member in errors.
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a model that decide which native code runs.
 
     Attributes:
-        path: the argument of the same name.
+        reorder: whether llama.cpp may store weights in the order that its fastest kernels need.
+            Some of these kernels round in other ways for one token than for several.
+        gpu_layers: number of layers on GPUs; None for all if llama.cpp was built for a GPU.
+        flash_attention: whether to use flash attention; None to let llama.cpp decide.
+        cache_type: type of keys and values, such as ``"f16"``.
+        vocabulary_only: whether to load no weights.
+    """
+
+    reorder: bool = False
+    gpu_layers: int | None = None
+    flash_attention: bool | None = None
+    cache_type: str = "f16"
+    vocabulary_only: bool = False
+
+
+class Model:
+    """A GGUF model that llama.cpp has loaded.
+
+    Args:
+        path: the GGUF file, or the first file of a split model.
+        label: text that names the member in errors.
+        settings: the settings.
+
+    Attributes:
+        path, label, settings: as above.
         pointer: the ``llama_model_p``. It is valid until `close`.
+        vocabulary: number of tokens in the vocabulary, and of logits.
+        on_gpu: whether layers run on a GPU.
 
     Raises:
         LoadError: llama.cpp cannot load the file.
+        UnsupportedModelError: the model cannot be a member.
         MissingDependencyError: llama.cpp is not installed.
     """
 
-    def __init__(self, path: Path, params: Any, label: str) -> None:
+    def __init__(self, path: Path, label: str, settings: Settings) -> None:
         library = load_library()
+        params = library.llama_model_default_params()
+        params.n_gpu_layers = -1 if settings.gpu_layers is None else settings.gpu_layers
+        params.use_extra_bufts = settings.reorder
+        params.vocab_only = settings.vocabulary_only
         with collect_errors() as errors:
             pointer = library.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:
@@ -101,35 +142,30 @@ class LoadedFile:
                 "supports, for example another one of the Hugging Face hub, or the transformers "
                 "model."
             )
-        self.path, self.pointer = path, int(pointer)
+        self.path, self.label, self.settings, self.pointer = path, label, settings, int(pointer)
         self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
+        self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
+        self.vocabulary = int(
+            library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
+        )
+        if not settings.vocabulary_only:
+            self._check_kind()
+
+    def _check_kind(self) -> None:
+        library, model = load_library(), self.pointer
+        if library.llama_model_has_encoder(model):
+            reason = "is an encoder or an encoder-decoder model"
+        elif library.llama_model_is_diffusion(model):
+            reason = "is a diffusion model"
+        elif library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model):
+            reason = "has recurrent layers, whose state llama.cpp cannot cut back"
+        else:
+            return
+        raise UnsupportedModelError(
+            f"{self.label} {reason}. GGUF members must be causal language models with "
+            "attention in all layers. Use the transformers model instead, if it is causal."
+        )
 
     def close(self) -> None:
         """Free the model. More calls have no effect."""
         self._free()
-
-
-class _Messages:
-    """The messages of llama.cpp, which may come from any thread and in parts of a line.
-
-    Attributes:
-        callback: what llama.cpp calls.
-        thread: in each thread, the start of an unfinished line, and the collected errors.
-    """
-
-    def __init__(self) -> None:
-        self.callback: Any = None
-        self.thread = threading.local()
-
-    def receive(self, level: int, text: bytes | None, _data: Any) -> None:
-        line = getattr(self.thread, "line", "") + (text or b"").decode("utf-8", errors="replace")
-        self.thread.line = "" if line.endswith("\n") else line
-        if not line.endswith("\n"):
-            return
-        logger.debug("%s", line.rstrip())
-        errors = getattr(self.thread, "errors", None)
-        if level == ERROR_LEVEL and errors is not None:
-            errors.append(line.strip())
-
-
-_MESSAGES = _Messages()

@@ -1,6 +1,6 @@
-"""Draw tokens from logits (`adafuse_llm.sampling`), for many nodes at a time.
+"""Draw tokens from logits by the rule of `adafuse_llm.sampling`, for many nodes at a time.
 
-Shapes: n nodes, v vocabulary. All floating-point numbers are float64, so that rounding decides
+Shapes: n nodes, v vocabulary, t likeliest tokens. Draws use float64, so that rounding decides
 nothing.
 """
 
@@ -9,18 +9,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from adafuse_llm.backends.gumbel import (
-    BITS,
-    GAMMA,
-    LAST_SHIFT,
-    MIXING,
-    NOISE_SHIFT,
-    NOISE_UNIT,
-)
-from adafuse_llm.backends.logits.likeliest import likeliest
 from adafuse_llm.backends.logits.rows import to_device
 from adafuse_llm.sampling import Draw
 
@@ -34,6 +26,8 @@ GROWTH = 8
 def drawn(logits: torch.Tensor, draws: Sequence[Draw | None], codes: torch.Tensor) -> torch.Tensor:
     """Return the token that each node draws, [n, 1], or -1 for a node without a draw.
 
+    The order is that of transformers: the temperature, then `top_k`, `top_p` and `min_p`.
+
     Args:
         logits: the logits, [n, v]. Tokens that cannot follow are minus infinity.
         draws: how each node draws.
@@ -41,25 +35,83 @@ def drawn(logits: torch.Tensor, draws: Sequence[Draw | None], codes: torch.Tenso
     """
     codes = codes.to(logits.device)
     tokens = torch.full((len(draws), 1), -1, device=logits.device)
-    groups: dict[tuple[float, float, int | None, float], dict[int, int]] = defaultdict(dict)
+    groups: dict[Draw, dict[int, int]] = defaultdict(dict)
     for row, draw in enumerate(draws):
         if draw is not None:
-            groups[draw.temperature, draw.top_p, draw.top_k, draw.min_p][row] = draw.key
-    for (temperature, top_p, top_k, min_p), keys in groups.items():
+            groups[replace(draw, key=0)][row] = draw.key
+    for rule, keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
-        chosen = logits.index_select(0, rows).double()
-        scaled = chosen.sub_(chosen.amax(-1, keepdim=True)).div_(temperature)
-        hashes = to_device(signed(list(keys.values()))[:, None], logits.device)
-        lowest = math.log(min_p) if min_p else -math.inf
-        if top_k is None and top_p == 1:
-            scaled.masked_fill_(scaled < lowest, -math.inf)
-            tokens[rows] = _noise(hashes ^ codes).add_(scaled).argmax(-1, keepdim=True)
-        else:
-            likely, ids = _likely(scaled, top_p, top_k)
-            likely.masked_fill_(likely < lowest, -math.inf)
-            place = _noise(hashes ^ codes[ids]).add_(likely).argmax(-1, keepdim=True)
-            tokens[rows] = ids.gather(-1, place)
+        scaled = logits.index_select(0, rows).double()
+        scaled = scaled.sub_(scaled.amax(-1, keepdim=True)).div_(rule.temperature)
+        values, ids = _possible(scaled, rule)
+        hashes = to_device(signed(list(keys.values())), logits.device)
+        place = noise(hashes[:, None] ^ codes[ids]).add_(values).argmax(-1, keepdim=True)
+        tokens[rows] = ids.gather(-1, place)
     return tokens
+
+
+def draw_one(logits: Sequence[float], codes: Sequence[int], draw: Draw) -> int:
+    """Return the index of the token that one node draws.
+
+    Args:
+        logits: log-probabilities of the tokens that can follow, up to a constant.
+        codes: the tokens' hashes, in the same order, from 0 to 2^64 - 1.
+        draw: how to draw.
+    """
+    row = torch.tensor([logits], dtype=torch.float64)
+    return int(drawn(row, [draw], signed(codes)))
+
+
+def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens that `top_k`, `top_p` and `min_p` leave.
+
+    Args:
+        scaled: log-probabilities after the temperature, [n, v]. The highest of a row is 0.
+        rule: the three options.
+
+    Returns:
+        The values of tokens, where excluded ones are minus infinity, and their ids, [n, t] each.
+    """
+    size = scaled.shape[-1]
+    if rule.top_p == 1 and rule.top_k is None:
+        values, ids = scaled, torch.arange(size, device=scaled.device).expand_as(scaled)
+    else:
+        count = FIRST_LIKELY if rule.top_k is None else rule.top_k + 1
+        if count <= size and rule.top_k is not None:  # equally likely tokens stay
+            least = scaled.topk(rule.top_k).values[:, -1:]
+            scaled = scaled.masked_fill(scaled < least, -math.inf)
+        total = scaled.logsumexp(-1, keepdim=True)
+        while True:
+            values, ids = likeliest(scaled, count)
+            shares = (values - total).exp()
+            sums = shares.cumsum(-1)
+            is_short = (sums[:, -1] < rule.top_p) & (values[:, -1] > -math.inf)
+            if count >= size or not bool(is_short.any()):
+                break
+            count *= GROWTH
+        excluded = sums - shares >= rule.top_p
+        excluded[:, 0] = False
+        values = values.masked_fill(excluded, -math.inf)
+    if rule.min_p:
+        values = values.masked_fill(values < math.log(rule.min_p), -math.inf)
+    return values, ids
+
+
+def likeliest(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `top` highest logits and their token ids, [n, t] each.
+
+    Equal logits are ordered by token id, whatever the device. ``topk`` may return any of them, so
+    rows are sorted where the first logit that it leaves out equals the last one that it returns.
+    """
+    top = min(top, logits.shape[-1])
+    values, ids = logits.topk(min(top + 1, logits.shape[-1]))
+    is_tied = (values[:, top:] == values[:, top - 1 : top]) & values[:, top:].isfinite()
+    if bool(is_tied.any()):
+        ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
+        return logits.gather(-1, ids), ids
+    ids, order = ids[:, :top].sort(dim=-1)
+    values, by_value = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, by_value)
 
 
 def signed(hashes: Sequence[int]) -> torch.Tensor:
@@ -68,59 +120,32 @@ def signed(hashes: Sequence[int]) -> torch.Tensor:
 
 
 def _signed(value: int) -> int:
-    return value - (value >> BITS - 1 << BITS)
+    return value - (value >> 63 << 64)
 
 
-def _likely(
-    scaled: torch.Tensor, top_p: float, top_k: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens that `top_k` and `top_p` leave.
+def noise(bits: torch.Tensor) -> torch.Tensor:
+    """Return Gumbel noise from hashes of texts, XOR hashes of the tokens after them.
 
     Args:
-        scaled: log-probabilities up to a constant, [n, v], already divided by the temperature.
-        top_p: as in `Draw`.
-        top_k: as in `Draw`.
-
-    Returns:
-        The values of the likeliest tokens, where excluded ones are minus infinity, and their ids,
-        [n, t] each.
+        bits: the hashes, in the form of `signed`. The function overwrites them.
     """
-    size = scaled.shape[-1]
-    count = min(size, FIRST_LIKELY if top_k is None else top_k)
-    while True:
-        values, ids, tied = likeliest(scaled, count)
-        if top_k is None:
-            total = scaled.logsumexp(-1, keepdim=True)
-        else:  # tokens that are as likely as the last one stay, too
-            least = values[:, min(top_k, size) - 1 :][:, :1]
-            values = values.masked_fill(values < least, -math.inf)
-            total = values.logsumexp(-1, keepdim=True)
-        shares = (values - total).exp()
-        sums = shares.cumsum(-1)
-        is_short = tied | (sums[:, -1:] < top_p) if top_k is None else tied
-        if count == size or not bool(is_short.any()):
-            excluded = sums - shares >= top_p
-            excluded[:, 0] = False
-            return values.masked_fill(excluded, -math.inf), ids
-        count = min(size, count * GROWTH)
+    uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
+    return uniform.log_().neg_().log_().neg_()
 
 
-def _noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return Gumbel noise, as `adafuse_llm.backends.gumbel.noise` does.
+def mix(bits: torch.Tensor) -> torch.Tensor:
+    """Return 64 bits in which every bit depends on every bit of `bits`, which are overwritten.
 
-    Args:
-        bits: hashes of the texts before the tokens, XOR hashes of the tokens, in the form of
-            `signed`. The function overwrites them.
+    This is a step of splitmix64 (Steele et al., OOPSLA 2014). Integers of torch wrap around.
     """
-    bits += _signed(GAMMA)  # integers wrap around
-    for shift, factor in MIXING:
+    bits += _signed(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits ^= _shifted(bits, shift)
         bits *= _signed(factor)
-    bits ^= _shifted(bits, LAST_SHIFT)
-    uniform = _shifted(bits, NOISE_SHIFT).double().add_(0.5).mul_(NOISE_UNIT)
-    return uniform.log_().neg_().log_().neg_()
+    bits ^= _shifted(bits, 31)
+    return bits
 
 
 def _shifted(bits: torch.Tensor, shift: int) -> torch.Tensor:
     """Shift bits to the right, and fill with zeros whatever the sign."""
-    return (bits >> shift).bitwise_and_((1 << BITS - shift) - 1)
+    return (bits >> shift).bitwise_and_((1 << 64 - shift) - 1)

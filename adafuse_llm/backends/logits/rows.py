@@ -5,43 +5,35 @@ Shapes: n nodes, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from adafuse_llm.backends.base import Query
 from adafuse_llm.tree import Node, TokenTree
 
-SHARED_BYTES = 4 * 2**20
-"""Maximum size, in bytes, of logits that a request keeps although most of them belong to others."""
-
 
 class Logits:
     """The logits of a pass, [n, v], and the logarithm of their summed exponentials, [n, 1]."""
 
-    def __init__(self, values: torch.Tensor, total: torch.Tensor | None = None) -> None:
+    def __init__(self, values: torch.Tensor) -> None:
         self.values = values
-        self.total = values.logsumexp(-1, keepdim=True) if total is None else total
-
-    @property
-    def size(self) -> int:
-        """Size of the logits in bytes."""
-        return self.values.numel() * self.values.element_size()
+        self.total = values.logsumexp(-1, keepdim=True)
 
 
 class RequestLogits:
     """The logits of the nodes of one request, and the costs of the request.
 
     The object keeps the logits of all nodes in the tree, because later queries may score children
-    of these nodes. Each row of logits belongs to the logits of its whole pass, so it keeps the
-    logits of other requests in memory. `separate` limits this memory.
+    of these nodes.
 
     Args:
         tree: the request's tree.
         reused: number of prompt tokens that the backend does not process for this request.
 
     Attributes:
-        rows: for each evaluated node, the logits of its pass and the index of its row.
+        rows: for each evaluated node, its logits, [v], and the logarithm of their summed
+            exponentials, [1].
         passes: number of forward passes so far.
         tokens: number of tokens in these passes.
     """
@@ -49,7 +41,7 @@ class RequestLogits:
     def __init__(self, tree: TokenTree, reused: int = 0) -> None:
         self.tree = tree
         self.reused = reused
-        self.rows: dict[Node, tuple[Logits, int]] = {}
+        self.rows: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}
         self.passes = 0
         self.tokens = 0
         self._cuts = tree.cuts
@@ -62,13 +54,6 @@ class RequestLogits:
         self._cuts = self.tree.cuts
         self.rows = {node: self.rows[node] for node in self.tree.nodes() if node in self.rows}
         return True
-
-    def is_mostly_foreign(self) -> bool:
-        """Return whether the object keeps many logits, most of which belong to other requests."""
-        passes = {logits for logits, _ in self.rows.values()}
-        return 2 * len(self.rows) < sum(len(logits.values) for logits in passes) and any(
-            logits.size > SHARED_BYTES for logits in passes
-        )
 
     def missing(self, query: Query) -> list[Node]:
         """Return the nodes that must be evaluated for a query, parents before children.
@@ -86,69 +71,19 @@ class RequestLogits:
             missing.update(dict.fromkeys(reversed(line)))
         return list(missing)
 
-    def learn(self, nodes: Iterable[Node], logits: Logits, start: int) -> None:
+    def learn(self, nodes: Sequence[Node], logits: Logits, start: int) -> None:
         """Store the logits of `nodes`, which are the rows of `logits` from index `start` on."""
-        self.rows.update((node, (logits, row)) for row, node in enumerate(nodes, start))
+        own = slice(start, start + len(nodes))
+        values = logits.values[own]
+        if len(nodes) < len(logits.values):  # a part of the tensor would keep all of it in memory
+            values = values.clone()
+        self.rows.update(zip(nodes, zip(values, logits.total[own], strict=True), strict=True))
 
     def costs(self) -> tuple[int, int, int]:
         """Return the numbers of passes, tokens and reused tokens since the last call."""
         now = (self.passes, self.tokens, self.reused)
         before, self._reported = self._reported, now
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
-
-    def logits(self, node: Node) -> torch.Tensor:
-        """Return the logits after an evaluated node, [v]."""
-        values, row = self.rows[node]
-        return values.values[row]
-
-
-def separate(states: Iterable[RequestLogits]) -> None:
-    """Copy the logits of requests that keep too many logits of others.
-
-    Requests share the copies up to `SHARED_BYTES`, so the number of operations depends on the size
-    of the logits, not on the number of requests.
-    """
-    places: list[tuple[RequestLogits, Node]] = []
-    for state in states:
-        if state.is_mostly_foreign():
-            places += ((state, node) for node in state.rows)
-    if not places:
-        return
-    values = next(iter(places[0][0].rows.values()))[0].values
-    count = max(1, SHARED_BYTES // (values.shape[1] * values.element_size()))
-    for start in range(0, len(places), count):
-        part = places[start : start + count]
-        copied = Logits(*gather([state.rows[node] for state, node in part]))
-        for row, (state, node) in enumerate(part):
-            state.rows[node] = copied, row
-
-
-def gather(rows: Sequence[tuple[Logits, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collect rows into a tensor of logits, [n, v], and a tensor of their totals, [n, 1]."""
-    first = rows[0][0]
-    if all(logits is first for logits, _ in rows):
-        indices = [row for _, row in rows]
-        if indices == list(range(len(first.values))):
-            return first.values, first.total
-        chosen = to_device(torch.tensor(indices), first.values.device)
-        return first.values.index_select(0, chosen), first.total.index_select(0, chosen)
-    by_pass: dict[Logits, list[int]] = {}
-    for number, (logits, _) in enumerate(rows):
-        by_pass.setdefault(logits, []).append(number)
-    order = [number for numbers in by_pass.values() for number in numbers]
-    places = [0] * len(rows)
-    for place, number in enumerate(order):
-        places[number] = place
-    chosen = to_device(
-        torch.tensor([*(rows[number][1] for number in order), *places]), first.values.device
-    )
-    sizes = [*map(len, by_pass.values()), len(rows)]
-    *parts, last = chosen.split_with_sizes(sizes)
-    values, total = (
-        torch.cat([t.index_select(0, part) for t, part in zip(tensors, parts, strict=True)])
-        for tensors in ([each.values for each in by_pass], [each.total for each in by_pass])
-    )
-    return values.index_select(0, last), total.index_select(0, last)
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -82,7 +82,7 @@ function paint(element, look) {
 function probabilitiesOf(round) {
   if (round.forced || Object.values(round.margins).some(values => values.length)) return null;
   const every = round.candidates;
-  if (!every.length || every.some(each => each.score === null || !each.stops || each.proposers.length)) return null;
+  if (!every.length || every.some(each => each.score === null || !each.ends || each.proposers.length)) return null;
   const least = Math.min(...every.map(each => each.score));
   const powers = every.map(each => Math.exp(least - each.score));
   const sum = powers.reduce((left, right) => left + right);

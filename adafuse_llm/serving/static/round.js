@@ -77,7 +77,7 @@ const digits = value => value === null || value === undefined ? "-" : Math.max(0
 /** Return a span in quotes. Mark it if the response ends after it. */
 function quoted(candidate) {
   const text = candidate.text ? JSON.stringify(candidate.text) : "";
-  return candidate.stops ? `${text} (end)`.trim() : text;
+  return candidate.ends ? `${text} (end)`.trim() : text;
 }
 
 function proposedBy({ proposers }, members) {

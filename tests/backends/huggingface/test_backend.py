@@ -9,7 +9,7 @@ import transformers
 
 from adafuse_llm import UnsupportedModelError
 from adafuse_llm.backends import Query
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, executor
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, passes
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree import TokenTree
 from tests.support.models import Recipe, backend, model, tokenizer
@@ -85,10 +85,9 @@ def test_longrope_positions_change_over_for_all_tokens_at_once(arch, form, monke
     """Past the original window every key is recomputed, in a prompt and while decoding; tokens
     short of it are unmoved by nodes beyond.
     """
-    monkeypatch.setattr(executor, "PIECE_TOKENS", (8, 8))
+    monkeypatch.setattr(passes, "PIECE_TOKENS", (8, 8))
     member = HuggingFaceBackend(with_longrope(arch), tokenizer("bytelevel"), arch, form=form)
-    assert member._decoder.rope_edge == 24
-    assert not member.shares_passes
+    assert member.form == form
 
     def check(tree, nodes):
         (answer,) = member.evaluate([Query(tree, tuple(nodes), (), 2)])
@@ -147,7 +146,7 @@ def test_free_memory_is_asked_of_the_members_device_only(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: {torch.device("cuda:1"): 50}[d])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: {torch.device("cuda:1"): 30}[d])
     assert 0 < member.free_bytes() <= psutil.virtual_memory().total
-    monkeypatch.setattr(member, "_shares", {torch.device("cuda:1"): 1.0})
+    monkeypatch.setattr(member._passes, "token_bytes", {torch.device("cuda:1"): 12})
     assert member.free_bytes() == 7 + 50 - 30
     assert asked == [torch.device("cuda:1")]
 

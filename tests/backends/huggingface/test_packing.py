@@ -6,7 +6,6 @@ import contextlib
 import copy
 import random
 import threading
-import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,20 @@ from accelerate import dispatch_model
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberOutOfMemoryError, RuntimeConfig
 from adafuse_llm.backends import Query
-from adafuse_llm.backends.huggingface import (
-    HuggingFaceBackend,
-    attention,
-    backend,
-    executor,
-)
-from adafuse_llm.backends.huggingface.kv import device_shares
-from adafuse_llm.backends.huggingface.state import RequestState
-from adafuse_llm.backends.logits import rows
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, packing, passes
+from adafuse_llm.backends.huggingface.rows import bytes_per_token
 from adafuse_llm.tree import TokenTree
 from tests.reference import Options, decode
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
-from tests.support.models import SINGLE_PRECISION, Recipe, model, reference, tokenizer
+from tests.support.models import (
+    FULL_AND_SLIDING,
+    SINGLE_PRECISION,
+    TINY,
+    Recipe,
+    model,
+    reference,
+    tokenizer,
+)
 
 HEADER = "The keeper said that the light is the light, and that the night is long. "
 PROMPTS = (
@@ -79,7 +79,7 @@ def check_batch(
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "arch",
-    ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "gptj", "falcon", "mamba"],
+    ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "falcon", "mamba"],
 )
 def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
     kinds: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram")
@@ -93,9 +93,9 @@ def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
 def test_grouped_heads_give_the_same_numbers_folded_or_not(
     arch: str, fold_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "FOLD_ROWS", fold_rows)
-    monkeypatch.setattr(executor, "PIECE_TOKENS", (16, 16))
-    monkeypatch.setattr(executor, "PREFILL_TOKENS", 40)
+    monkeypatch.setattr(packing, "FOLD_ROWS", fold_rows)
+    monkeypatch.setattr(passes, "PIECE_TOKENS", (16, 16))
+    monkeypatch.setattr(passes, "PREFILL_TOKENS", 40)
     check_batch([Recipe(arch, seed=3)], margin_threshold=0.2, max_new_tokens=10)
 
 
@@ -114,37 +114,13 @@ def test_requests_share_forward_passes() -> None:
 
 
 def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "PIECE_TOKENS", (32, 32))
-    monkeypatch.setattr(executor, "PREFILL_TOKENS", 32)
+    monkeypatch.setattr(passes, "PIECE_TOKENS", (32, 32))
+    monkeypatch.setattr(passes, "PREFILL_TOKENS", 32)
     recipe = Recipe("llama", seed=5)
     alone = AdaFuseEngine([member(recipe, prefix_cache_bytes=0)])
     with alone as engine, counted_calls(recipe) as calls:
         engine.generate_batch([HEADER * 3, HEADER * 5, "x", HEADER], max_new_tokens=2)
     assert max(calls) <= 32
-
-
-def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(executor, "PIECE_TOKENS", (128, 128))
-    made = member(Recipe("llama", seed=10), prefix_cache_bytes=0)
-    passes: list[list[int]] = []
-    run = made._executor.passes.run  # type: ignore[union-attr]
-    made._executor.passes.run = lambda pieces: (  # type: ignore[union-attr, method-assign]
-        passes.append([len(piece.tokens) for piece in pieces]),
-        run(pieces),
-    )[1]
-
-    def evaluate(*lengths: int) -> list[list[int]]:
-        passes.clear()
-        trees = [TokenTree(range(3 + 20 * i, 3 + 20 * i + n)) for i, n in enumerate(lengths)]
-        asks = [Query(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
-        made.evaluate(asks)
-        return list(passes)
-
-    assert evaluate(148, 150) == [[64, 64], [64, 64], [21, 23]]
-    assert evaluate(66, 60, 66) == [[42, 42, 42], [25, 19, 25]]
-    assert evaluate(100, 60, 20) == [[42, 42], [21], [59, 19]]
 
 
 def test_requests_join_and_leave_while_others_run() -> None:
@@ -203,51 +179,56 @@ def _query(tree: TokenTree, paths: Sequence[Sequence[int]]) -> Query:
     return Query(tree, tuple(dict.fromkeys([tree.root, *below])), (), 3)
 
 
-def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    for kind in ("default", "dynamic"):
-        config = LlamaConfig(
-            vocab_size=len(tokenizer("bytelevel")),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            max_position_embeddings=16,
-            rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0},
-        )
-        torch.manual_seed(0)
-        made = LlamaForCausalLM(config).eval()
-        backend_ = HuggingFaceBackend(made, tokenizer("bytelevel"), kind)
-        assert backend_.shares_passes == (kind == "default")
-        with AdaFuseEngine([backend_]) as engine:
-            usage = engine.generate("Orrin " * 6, max_new_tokens=200).usage
-        assert usage.prompt_tokens[kind] + usage.completion_tokens[kind] == 16
-        assert made.model.rotary_emb.max_seq_len_cached == 16, "it went beyond its window"
+def test_a_model_with_dynamic_positions_never_exceeds_its_window() -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer("bytelevel")),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=16,
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    )
+    torch.manual_seed(0)
+    made = transformers.LlamaForCausalLM(config).eval()
+    with AdaFuseEngine([HuggingFaceBackend(made, tokenizer("bytelevel"), "dynamic")]) as engine:
+        usage = engine.generate("Orrin " * 6, max_new_tokens=200).usage
+    assert usage.prompt_tokens["dynamic"] + usage.completion_tokens["dynamic"] == 16
+    assert made.model.rotary_emb.max_seq_len_cached == 16
 
 
-def test_a_request_keeps_few_logits_of_the_requests_it_shared_a_pass_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    vocabulary = model(Recipe("llama", seed=6)).config.vocab_size
-    monkeypatch.setattr(rows, "SHARED_BYTES", 3 * 8 * vocabulary)
-    shared = member(Recipe("llama", seed=6))
-    trees = [TokenTree(range(5 + n, 12 + n)) for n in range(8)]
-    shared.evaluate([Query(tree, (tree.root,), (), 2) for tree in trees])
-    tips = [tree.grow([30, 31, 32]) for tree in trees]
-    asks = [
-        Query(tree, tuple(tree.path(tip)), (), 2) for tree, tip in zip(trees, tips, strict=True)
-    ]
-    expected = shared.evaluate(asks)
-    for tree in trees:
-        tree.commit(tree.grow([30]))
-    for ask, answer in zip(asks, expected, strict=True):
-        (again,) = shared.evaluate([Query(ask.tree, ask.evaluate[1:], (), 2)])
-        assert (again.next, again.tokens) == (answer.next[1:], 0)
-        assert isinstance(ask.tree.state, RequestState)
-        passes = {logits for logits, _ in ask.tree.state.rows.values()}
-        kept = sum(logits.values.untyped_storage().nbytes() for logits in passes)
-        assert kept <= 2 * 3 * 8 * vocabulary
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_layers_that_change_their_scores_share_passes(name: str) -> None:
+    """A bound of the scores, and sinks; with a sliding window."""
+    sizes: dict[str, Any] = {**TINY, **FULL_AND_SLIDING, "head_dim": 8, "vocab_size": 420}
+    config: Any = transformers.Gemma2Config(**sizes, attn_logit_softcapping=2.0)
+    kind: Any = transformers.Gemma2ForCausalLM
+    if name == "gpt_oss":
+        config = transformers.GptOssConfig(**sizes, num_local_experts=2, num_experts_per_tok=1)
+        kind = transformers.GptOssForCausalLM
+    config._experts_implementation = "eager"  # grouped matrix products know no float64
+    torch.manual_seed(0)
+    plain = kind(config).double().eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.normal_(0, 0.4)
+    lines = [range(3, 33), range(7, 19)]
+    with torch.inference_mode():
+        usual = [plain(torch.tensor([[*ids]])).logits[0, -1] for ids in lines]
+    made = HuggingFaceBackend(plain, tokenizer("bytelevel"), name)
+    assert made.form == "tree"
+    trees = [TokenTree(ids[:-2]) for ids in lines]
+    made.evaluate([Query(tree, (tree.root,), (), 2) for tree in trees])
+    tips = [tree.grow(ids[-2:]) for tree, ids in zip(trees, lines, strict=True)]
+    asks = [Query(tree, (tip,), (), 2) for tree, tip in zip(trees, tips, strict=True)]
+    found = made.evaluate(asks)
+    assert [result.passes for result in found] == [1, 1]
+    for result, logits, ids in zip(found, usual, lines, strict=True):
+        expected = logits.log_softmax(-1).topk(2).values.tolist()
+        assert result.next[0].logprobs == pytest.approx(expected, abs=1e-5)
+        with torch.inference_mode():  # for others, too
+            again = plain(torch.tensor([[*ids]])).logits[0, -1]
+        torch.testing.assert_close(again, logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
@@ -263,7 +244,7 @@ def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
 
     def use() -> None:
         with torch.inference_mode():
-            found.extend((member(recipe).shares_passes, plain(ids).logits))
+            found.extend((member(recipe).form, plain(ids).logits))
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         if threading.current_thread() is ours:
@@ -280,15 +261,13 @@ def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
     with monkeypatch.context() as patch:
         patch.setattr(layer, "forward", interrupted)
         assert evaluate() == pytest.approx(float(usual[0, -1].log_softmax(-1).max()), abs=1e-9)
-        shared, logits = found
-        assert shared
+        form, logits = found
+        assert form == "tree"
         assert torch.equal(logits, usual)
-    assert plain.config._attn_implementation == "sdpa"
     with monkeypatch.context() as patch:
         patch.setattr(layer, "forward", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             evaluate()
-    assert plain.config._attn_implementation == "sdpa"
     assert torch.equal(plain(ids).logits, usual)
 
 
@@ -310,14 +289,15 @@ class ChangedKeys(transformers.LlamaForCausalLM):
 
 
 @pytest.mark.parametrize("kind", [ChangedKeys, transformers.FalconForCausalLM])
-def test_requests_share_no_passes_if_the_model_has_an_attention_of_its_own(kind: Any) -> None:
+def test_a_model_with_an_attention_of_its_own_has_the_path_form(kind: Any) -> None:
     options: dict[str, Any] = {"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 32}
     if kind is transformers.FalconForCausalLM:
         options |= {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2}
     torch.manual_seed(0)
     config = kind.config_class(vocab_size=512, intermediate_size=48, **options)
     made = HuggingFaceBackend(kind(config).double().eval(), tokenizer("bytelevel"), "own")
-    assert (made.form, made.shares_passes) == ("tree", False)
+    assert made.form == "path"
+    assert made.model.config._attn_implementation == "sdpa"
     tree = TokenTree(range(20))
     (answer,) = made.evaluate([Query(tree, (tree.root,), (), 1)])
     with torch.inference_mode():
@@ -420,8 +400,8 @@ def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
         for text in texts:
             engine.generate(text, max_new_tokens=2)
             with kept._lock:  # the request is released after its answer has come
-                sizes = [each.size for each in kept._prefixes._kept]
-                assert kept._prefixes.size == sum(sizes) <= limit
+                sizes = [each.size for each in kept._finished._kept]
+                assert kept._finished.size == sum(sizes) <= limit
         usage = engine.generate(texts[-1], max_new_tokens=2).usage
         assert usage.cached_tokens[recipe.name] > 0
         usage = engine.generate(texts[0], max_new_tokens=2).usage
@@ -486,7 +466,7 @@ def test_kept_rows_make_room_for_a_pass_that_runs_out_of_memory(
     sizes: list[int] = []
 
     def scarce(*args: Any, **kwargs: Any) -> Any:
-        sizes.append(kept._prefixes.size)
+        sizes.append(kept._finished.size)
         if len(sizes) <= failures:
             raise torch.OutOfMemoryError("in the second layer")
         return forward(*args, **kwargs)
@@ -505,45 +485,6 @@ def test_kept_rows_make_room_for_a_pass_that_runs_out_of_memory(
     assert_same(generation, expected, TOLERANCE)
 
 
-def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() -> None:
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0, 5.0, 7.0, 9.0]}
-    config = Phi3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        original_max_position_embeddings=100,
-        rope_scaling={"type": "longrope", **factors},
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    torch.manual_seed(0)
-    made = Phi3ForCausalLM(config).double().eval()
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    kept = HuggingFaceBackend(made, tokenizer("bytelevel"), "phi", form="tree")
-    ids = [(5 * i + 1) % 60 for i in range(120)]
-
-    def check(tree: TokenTree, tokens: Sequence[int]) -> None:
-        tip = tree.grow(tokens)
-        (answer,) = kept.evaluate([Query(tree, (tree.root, *tree.path(tip)), (), 2)])
-        with torch.inference_mode():
-            plain = kept._decoder.plain([*tree.ids, *tokens]).log_softmax(-1)
-        assert answer.next[-1].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
-
-    long, short = TokenTree(ids), TokenTree([*ids[:60], 3])
-    check(long, [])
-    check(short, [])  # while the long one runs
-    kept.release(long)
-    check(TokenTree([*ids[:60], 4]), [])  # and after it
-    check(TokenTree(ids[:98]), [7, 8, 9, 10, 11])  # crosses over with a path of nodes
-
-
 # Several devices ------------------------------------------------------------------------------
 
 
@@ -559,7 +500,7 @@ def test_a_model_whose_weights_are_in_several_places_shares_passes(tmp_path: Pat
         lambda module, args, kwargs: kept.add(type(kwargs.get("logits_to_keep"))), with_kwargs=True
     )
     made = HuggingFaceBackend(spread, tokenizer(recipe.kind), recipe.name)
-    assert made.shares_passes
+    assert made.form == "tree"
     with AdaFuseEngine([made]) as engine, AdaFuseEngine([member(recipe)]) as usual:
         texts = [each.text for each in engine.generate_batch(PROMPTS, max_new_tokens=12)]
         assert texts == [each.text for each in usual.generate_batch(PROMPTS, max_new_tokens=12)]
@@ -573,13 +514,8 @@ def test_the_device_that_is_full_first_says_how_much_is_free(monkeypatch) -> Non
         backend, "_free_bytes", lambda device: {"cpu": 1000, "meta": 300}[device.type]
     )
     assert made.free_bytes() == 1000
-    layers = [
-        types.SimpleNamespace(keys=rows, values=rows)
-        for rows in (torch.empty(1, 2, 5, 8), *[torch.empty(1, 2, 5, 8, device="meta")] * 3)
-    ]
-    assert device_shares([*layers, types.SimpleNamespace(keys=None)]) == {
-        torch.device("cpu"): 0.25,
-        torch.device("meta"): 0.75,
-    }
-    monkeypatch.setattr(made, "_shares", device_shares(layers))
+    layers = [torch.empty(1, 2, 5, 8), *[torch.empty(1, 2, 5, 8, device="meta")] * 3]
+    sizes = bytes_per_token(layers)
+    assert sizes == {torch.device("cpu"): 64, torch.device("meta"): 192}
+    monkeypatch.setattr(made._passes, "token_bytes", sizes)
     assert made.free_bytes() == 400

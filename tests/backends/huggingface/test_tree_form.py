@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, attention, executor, tree_form
-from adafuse_llm.backends.huggingface.passes import PackedPasses
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, passes
+from adafuse_llm.backends.huggingface.rows import TreeForm
 from tests.reference import Options, decode
 from tests.support.compare import assert_same, check
 from tests.support.models import Recipe, backend, engine, model, reference, tokenizer
@@ -20,8 +20,7 @@ PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the po
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2"])
 def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
-    monkeypatch.setattr(executor, "PIECE_TOKENS", (7, 7))
-    monkeypatch.setattr(attention, "BLOCK_TOKENS", 3)
+    monkeypatch.setattr(passes, "PIECE_TOKENS", (7, 7))
     backend(Recipe(arch)).clear_prefix_cache()
     options: dict[str, Any] = {"max_new_tokens": 12, "margin_threshold": 0.2}
     generation = engine(Recipe(arch)).generate(PROMPT, **options)
@@ -31,7 +30,7 @@ def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
 
 
 def test_a_cancelled_prompt_stops_at_a_piece_and_a_later_request_goes_on_from_there(monkeypatch):
-    monkeypatch.setattr(executor, "PIECE_TOKENS", (16, 16))
+    monkeypatch.setattr(passes, "PIECE_TOKENS", (16, 16))
     recipe, cancel, sizes = Recipe("llama", seed=43), threading.Event(), []
 
     def count(module, args, kwargs):
@@ -66,19 +65,16 @@ def test_every_prompt_token_is_processed_once():
 def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
     seen = []
 
-    class Watched(tree_form.TreeForm):
+    class Watched(TreeForm):
         def reroot(self):
             super().reroot()
             alive = int(self._trunk.sum()) + len({r for ln in self._lines.values() for r in ln})
-            assert self.cache.rows == len(self._trunk) == len(self._positions)
-            assert 4 * (self.cache.rows - alive) <= self.cache.rows
-            seen.append(self.cache.rows)
+            assert self.rows.count == len(self._trunk) == len(self._positions)
+            assert 4 * (self.rows.count - alive) <= self.rows.count
+            seen.append(self.rows.count)
 
     member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
-    assert isinstance(member._executor.passes, PackedPasses)
-    member._executor.new_form = lambda tree, rows=None: Watched(  # type: ignore[method-assign, assignment, misc]
-        tree, chunked=True, cache=rows
-    )
+    member._passes.new_form = Watched  # type: ignore[method-assign]
     config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
     generation = AdaFuseEngine([member], config).generate("The ferry")
     assert len(seen) >= 20

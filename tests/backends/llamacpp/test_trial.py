@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import distribution
@@ -19,7 +18,6 @@ from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, trial
 from adafuse_llm.backends.llamacpp.declarations import PACKAGE
 from adafuse_llm.backends.llamacpp.library import find_library, load_library
-from adafuse_llm.backends.llamacpp.trial import crash_of
 from tests.support.gguf_files import embedded_gguf
 
 CRASHING = """
@@ -41,7 +39,6 @@ SEGFAULT = "ctypes.string_at(0)"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder without verdicts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    trial._warn.cache_clear()
     return tmp_path / "cache" / "adafuse-llm" / "llama.cpp"
 
 
@@ -57,41 +54,25 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Sabotage:
     """Let child processes end in the first pass."""
 
     def call(end: str = SEGFAULT, condition: str = "True") -> None:
-        start, _, last = trial.BOOTSTRAP.rpartition("from adafuse_llm")
+        start, _, last = trial.BOOTSTRAP.rpartition("try_here(")
         code = CRASHING.format(condition=condition, end=end)
-        monkeypatch.setattr(trial, "BOOTSTRAP", f"{start}exec({code!r}); from adafuse_llm{last}")
+        monkeypatch.setattr(trial, "BOOTSTRAP", f"{start}exec({code!r}); try_here({last}")
 
     return call
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("code", "crash"),
-    [
-        (0, None),
-        (1, None),
-        (-signal.SIGTERM, "signal SIGTERM"),
-        (-signal.SIGSEGV, "signal SIGSEGV"),
-        (0xC0000005, "exit code 0xc0000005 on Windows"),
-        (-500, "signal 500"),
-    ],
-)
-def test_crashes_are_told_from_other_ends(code: int, crash: str | None) -> None:
-    assert crash_of(code) == crash
-
-
 @pytest.mark.gguf
-def test_a_verdict_is_kept_for_each_library_processor_settings_and_file(
+def test_a_verdict_is_kept_for_each_machine_settings_and_file(
     cache: Path, sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = member(repeatable=True)
+    assert member(repeatable=True)
     sabotage()
-    assert member(repeatable=True).cache_bytes(1) == before.cache_bytes(1) > 0
+    assert member(repeatable=True)
     with pytest.raises(LoadError):
         member(repeatable=True, cache_type="f32")
     with pytest.raises(LoadError):
         LlamaCppBackend(embedded_gguf("finch", "q8_0"), "m", context=512, repeatable=True)
-    monkeypatch.setattr(trial, "_processor", lambda: "another one")
+    monkeypatch.setattr("platform.node", lambda: "another one")
     with pytest.raises(LoadError):
         member(repeatable=True)
     assert len([*cache.iterdir()]) == 1
@@ -99,10 +80,10 @@ def test_a_verdict_is_kept_for_each_library_processor_settings_and_file(
 
 @pytest.mark.gguf
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
-def test_r16_a_crash_with_reordered_weights_leads_to_safe_settings_and_one_warning(
+def test_a_crash_with_reordered_weights_leads_to_safe_settings_and_a_warning(
     sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sabotage(condition="start['task']['settings']['reorder']")
+    sabotage(condition="task['settings']['reorder']")
     library = load_library()
     load, used = library.llama_model_load_from_file, []
 
@@ -114,10 +95,9 @@ def test_r16_a_crash_with_reordered_weights_leads_to_safe_settings_and_one_warni
     members = [member("a"), member("b")]
     assert used == [False, False]
     (record,) = (each for each in caplog.records if each.levelno == logging.WARNING)
-    assert record.getMessage().startswith(
-        f"llama.cpp ({' '.join(find_library())}) ended a trial process by signal SIGSEGV on this "
-        "processor, so members keep their weights in the order of the file, which is slower. "
-    )
+    assert "'a'" in record.getMessage()
+    assert "is slower" in record.getMessage()
+    assert "signal SIGSEGV" in record.getMessage()
     assert Path(record.getMessage().rpartition("delete ")[2]).exists()
     assert AdaFuseEngine(members).generate("The mill", max_new_tokens=2).text
 
@@ -138,11 +118,11 @@ def test_a_machine_without_a_cache_folder_or_processes_has_members(
     cache: Path, sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.parent.parent.write_text("a file")
-    known = member().cache_bytes(1)
+    assert member()
     sabotage("os._exit(3)")
-    assert member().cache_bytes(1) == known
+    assert member()
     monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: None)
-    assert member().cache_bytes(1) == known
+    assert member()
 
 
 @pytest.mark.gguf

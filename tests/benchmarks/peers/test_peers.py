@@ -155,7 +155,7 @@ def test_reranked_answers_are_the_members_own_and_the_likeliest_wins() -> None:
             if member.name != recipe.name:
                 before = ids[member.name]
                 tokens = member.codec.encode_continuation(before, candidate.text)[0]
-                nll = mean_nll(member, before, tokens, stops=candidate.stops)
+                nll = mean_nll(member, before, tokens, ends=candidate.ends)
                 assert candidate.nll[member.name] == pytest.approx(nll, abs=1e-6)
         mean = math.fsum(candidate.nll.values()) / len(candidate.nll)
         assert candidate.score == pytest.approx(mean, abs=1e-9)

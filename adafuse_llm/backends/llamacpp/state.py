@@ -1,92 +1,67 @@
-"""The sequences of llama.cpp's cache that hold the tree of a request.
+"""The state of a request at a GGUF member: which sequences of the cache hold its tree.
 
 A request has one sequence for its committed tokens (the trunk), and one for each tip, which is a
 cached node without cached children. A node belongs to the sequences of all tips below it, so all
 of them share its cell.
 
-Cached nodes can be dropped at any time, because `TreeSequences.plan` evaluates them again if a new
+Cached nodes can be dropped at any time, because `LlamaState.plan` evaluates them again if a new
 node needs them. So a request can lose its tips when the cache has no room.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from adafuse_llm.backends.llamacpp.context import Context, Entry
+from adafuse_llm.backends.logits.rows import RequestLogits
 from adafuse_llm.tree import Node, TokenTree
 
 
-class FreeSequences:
-    """The sequences of a context that no request uses.
-
-    Args:
-        count: number of sequences.
-        context: the context.
-    """
-
-    def __init__(self, context: Context, count: int) -> None:
-        self._context = context
-        self._free = list(range(count))
-
-    def __len__(self) -> int:
-        return len(self._free)
-
-    def take(self) -> int:
-        """Return an empty sequence. There must be one."""
-        return self._free.pop()
-
-    def give_back(self, sequences: Iterable[int]) -> None:
-        """Empty sequences, so that they can be taken again."""
-        for sequence in sequences:
-            self._context.cut(sequence)
-            self._free.append(sequence)
-
-
-class TreeSequences:
-    """The sequences of one request.
+class LlamaState(RequestLogits):
+    """The sequences of one request, and the logits of its nodes.
 
     Args:
         tree: the request's tree.
-        context: the context.
-        free: the free sequences of the context. The constructor takes one of them.
+        context: the cache. The constructor takes one of its free sequences.
 
     Attributes:
         trunk: the sequence of the committed tokens.
         committed: number of tokens of ``tree.ids`` that are in the trunk or planned.
         ready: number of tokens of ``tree.ids`` in the trunk.
+        tips: the sequence of each tip.
     """
 
-    def __init__(self, tree: TokenTree, context: Context, free: FreeSequences) -> None:
-        self.trunk = free.take()
+    def __init__(self, tree: TokenTree, context: Context) -> None:
+        super().__init__(tree)
+        self.trunk = context.free.pop()
         self.committed = self.ready = 0
-        self._tree = tree
+        self.tips: dict[Node, int] = {}
         self._root = tree.root
         self._context = context
-        self._free = free
-        self._tips: dict[Node, int] = {}
 
     @property
-    def tips(self) -> int:
-        """Number of tips."""
-        return len(self._tips)
+    def unread(self) -> int:
+        """Number of committed tokens that have not run."""
+        return len(self.tree.ids) - self.committed
 
     def begin_with(self, source: int, length: int) -> None:
         """Let the trunk begin with the first `length` tokens of another sequence."""
         self._context.copy(source, self.trunk, 0, length)
-        self.committed = self.ready = length
+        self.committed = self.ready = self.reused = length
 
-    def missing(self, nodes: Collection[Node]) -> list[Node]:
+    def uncached(self, nodes: Collection[Node]) -> list[Node]:
         """Return the nodes below the root that must run so that `nodes` can be evaluated.
 
         These are `nodes` and those of their ancestors that are not cached, parents before children.
         """
-        cached = {node for tip in self._tips for node in _upwards(tip)} - {self._root}
+        cached = {node for tip in self.tips for node in _upwards(tip)} - {self._root}
         needed: dict[Node, None] = {}
         for node in nodes:
             line: list[Node] = []
             step: Node | None = node
-            while step is not None and step is not self._tree.root and step not in needed:
+            while step is not None and step is not self.tree.root and step not in needed:
                 if step in cached and step is not node:
                     break
                 line.append(step)
@@ -94,14 +69,19 @@ class TreeSequences:
             needed.update(dict.fromkeys(reversed(line)))
         return list(needed)
 
-    def plan(self, nodes: Sequence[Node], keep: Collection[Node]) -> list[Entry]:
+    def plan(
+        self, nodes: Sequence[Node], keep: Collection[Node]
+    ) -> list[tuple[Entry, Node | None]]:
         """Return the tokens that must run to evaluate `nodes`, in order, and reserve sequences.
 
         There must be as many free sequences as `nodes` has elements.
 
         Args:
-            nodes: nodes below the root, which `missing` returned.
+            nodes: nodes below the root, which `uncached` returned.
             keep: the nodes whose logits are needed; among them the root, if its logits are needed.
+
+        Returns:
+            Each token, with its node if the logits of the node are needed.
         """
         children: dict[Node, list[Node]] = defaultdict(list)
         for node in nodes:
@@ -111,28 +91,24 @@ class TreeSequences:
         for node in nodes:
             if node.parent not in through:
                 self._reserve(node, children, through)
-        pending = self._tree.ids[self.committed :]
         root = [self.trunk, *dict.fromkeys(s for n in children[self._root] for s in through[n])]
-        entries = [
-            Entry(
-                token,
-                position,
-                root,
-                keep=self._root in keep and position == len(self._tree.ids) - 1,
-            )
-            for position, token in enumerate(pending, start=self.committed)
-        ]
-        entries += [
-            Entry(node.token, node.length - 1, through[node], keep=node in keep) for node in nodes
-        ]
-        self.committed = len(self._tree.ids)
-        return entries
+        planned = self.read(len(self.tree.ids) - self.committed, root)
+        if planned and self._root in keep:
+            planned[-1] = replace(planned[-1][0], keep=True), self._root
+        for node in nodes:
+            is_kept = node in keep
+            entry = Entry(node.token, node.length - 1, through[node], is_kept)
+            planned.append((entry, node if is_kept else None))
+        return planned
 
-    def read(self, count: int) -> list[Entry]:
-        """Return the next `count` committed tokens, which extend the trunk."""
+    def read(
+        self, count: int, sequences: Sequence[int] | None = None
+    ) -> list[tuple[Entry, Node | None]]:
+        """Return the next `count` committed tokens, which extend the trunk or some sequences."""
         start, self.committed = self.committed, self.committed + count
-        tokens = self._tree.ids[start : self.committed]
-        return [Entry(t, at, [self.trunk], keep=False) for at, t in enumerate(tokens, start)]
+        tokens = self.tree.ids[start : self.committed]
+        sequences = sequences or [self.trunk]
+        return [(Entry(t, at, sequences, keep=False), None) for at, t in enumerate(tokens, start)]
 
     def settle(self) -> None:
         """Record that all planned tokens have run."""
@@ -149,13 +125,13 @@ class TreeSequences:
         assert parent is not None
         source = self._source(parent)
         for tip in (each for each in order if each not in children):
-            if parent in self._tips:  # the first new tip takes over the parent's sequence
-                sequence = self._tips.pop(parent)
+            if parent in self.tips:  # the first new tip takes over the parent's sequence
+                sequence = self.tips.pop(parent)
             else:
-                sequence = self._free.take()
+                sequence = self._context.free.pop()
                 length = self.committed if parent is self._root else parent.length
                 self._context.copy(source, sequence, 0, length)
-            self._tips[tip] = sequence
+            self.tips[tip] = sequence
             step = tip
             while step is not parent:
                 through.setdefault(step, []).append(sequence)
@@ -166,40 +142,43 @@ class TreeSequences:
         """Return a sequence that contains a cached node."""
         if node is self._root:
             return self.trunk
-        return next(s for tip, s in self._tips.items() if node in _upwards(tip))
+        return next(s for tip, s in self.tips.items() if node in _upwards(tip))
 
-    def follow(self) -> None:
+    def follow(self) -> bool:
         """Drop the nodes that the tree has dropped, and extend the trunk to the root."""
-        sources = {node: s for tip, s in self._tips.items() for node in _upwards(tip)}
-        for node in reversed(list(self._tree.since(self._root))):
+        if not super().follow():
+            return False
+        sources = {node: s for tip, s in self.tips.items() for node in _upwards(tip)}
+        for node in reversed(list(self.tree.since(self._root))):
             if node in sources:
                 self._context.copy(sources[node], self.trunk, self.committed, node.length)
                 self.committed = self.ready = node.length
                 break
-        self._root = self._tree.root
-        alive = set(self._tree.nodes()) - {self._root}
-        kept = {node for tip in self._tips for node in _upwards(tip) if tip in alive}
-        for tip, sequence in list(self._tips.items()):
+        self._root = self.tree.root
+        alive = set(self.tree.nodes()) - {self._root}
+        kept = {node for tip in self.tips for node in _upwards(tip) if tip in alive}
+        for tip, sequence in list(self.tips.items()):
             if tip in alive:
                 continue
-            del self._tips[tip]
+            del self.tips[tip]
             end = next((node for node in _upwards(tip) if node in alive), None)
             if end is None or end in kept:
-                self._free.give_back([sequence])
+                self._context.give_back([sequence])
             else:  # the last cached node of a path whose end was dropped
                 self._context.cut(sequence, end.length)
-                self._tips[end] = sequence
+                self.tips[end] = sequence
                 kept.update(_upwards(end))
+        return True
 
     def drop_tips(self) -> None:
         """Drop all nodes below the root."""
-        self._free.give_back(self._tips.values())
-        self._tips = {}
+        self._context.give_back(self.tips.values())
+        self.tips = {}
 
     def drop(self) -> None:
         """Give all sequences back. The request has no cached tokens any more."""
         self.drop_tips()
-        self._free.give_back([self.trunk])
+        self._context.give_back([self.trunk])
 
 
 def _upwards(node: Node | None) -> Iterator[Node]:
