@@ -10,6 +10,7 @@ from typing import Any
 from adafuse_llm.adapters.reply import read_json
 from adafuse_llm.errors import InvalidInputError
 
+_OPENS = re.compile(r"[{\[]")
 _BRACKET_OR_STRING = re.compile(r'[{}\[\]]|"(?:[^"\\\n]|\\.)*"')
 CUT_OFF = "max_tokens or the context window cut the JSON off"
 
@@ -74,14 +75,16 @@ def partial_json(text: str) -> str:
 
 def _regions(text: str) -> Iterator[str]:
     """Yield the outermost objects and arrays of a text, in order. The last may not be closed."""
-    start = depth = 0
-    for match in _BRACKET_OR_STRING.finditer(text):
+    start = depth = position = 0
+    # Outside of a value, a quotation mark opens no string: 5" wide.
+    while match := (_BRACKET_OR_STRING if depth else _OPENS).search(text, position):
+        position = match.end()
         if match[0] in "{[":
             start = start if depth else match.start()
             depth += 1
-        elif match[0] in "}]" and depth:
+        elif match[0] in "}]":
             depth -= 1
             if not depth:
-                yield text[start : match.end()]
+                yield text[start:position]
     if depth:
         yield text[start:]

@@ -27,6 +27,7 @@ VALUE = json.loads(OBJECT)
         f"As asked [1]:\n\n```json\n{OBJECT}\n```\nThat is {{all}} I know [2].",
         f"Sure! {OBJECT} Hope that helps, it's (not) {{much}}.",
         f"The set {{1}} and {OBJECT}",
+        f'The 5" one: {OBJECT}',
         f"{OBJECT} {{}}",
     ],
 )
