@@ -16,7 +16,6 @@ from typing import Any, ParamSpec, TypeVar
 import llama_index_instrumentation.dispatcher as instrumentation
 from llama_index.core.base.llms.types import LogProb
 from llama_index.core.instrumentation.span import active_span_id
-from llama_index.llms.adafuse._logprobs import token_logprobs
 from llama_index.llms.adafuse.events import (
     AdaFuseGenerationEndEvent,
     AdaFuseGenerationStartEvent,
@@ -35,6 +34,7 @@ from adafuse_llm import (
     Run,
     StreamEvent,
 )
+from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.run import check_one_response, with_alternatives
 from adafuse_llm.summary import Summary, record
 
@@ -319,3 +319,16 @@ def _end_with(stream: G, decode: Decode) -> G:
     """Return the stream; end its decode when it is deleted, even if it was never advanced."""
     weakref.finalize(stream, decode.end).atexit = False
     return stream
+
+
+def token_logprobs(rounds: Sequence[Round], member: str) -> list[list[LogProb]]:
+    """Return the log-probabilities of a member's committed tokens.
+
+    Each list belongs to one token. The committed token is first, followed by the other likeliest
+    tokens in descending order of probability.
+    """
+    tokens = []
+    for token in openai_logprobs(rounds, member)["content"]:
+        others = token.pop("top_logprobs")
+        tokens.append([LogProb(**each) for each in (token, *(o for o in others if o != token))])
+    return tokens
