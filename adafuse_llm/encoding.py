@@ -94,7 +94,8 @@ class Encoder:
         opening = Opening(spaces, is_reply=not is_exact)
         prompts = []
         for backend, weight in active:
-            space_tokens = backend.space_tokens(spaces) if spaces else None
+            with naming_member(backend.name):
+                space_tokens = backend.space_tokens(spaces) if spaces else None
             form = None
             if grammar is not None and response is not None:
                 form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
@@ -212,7 +213,8 @@ def prepare_draws(active: Active, config: AdaFuseConfig) -> None:
                 f"{config.temperature}. Leave the member out with use=[...], or leave the "
                 "option out."
             )
-        backend.prepare_draws()
+        with naming_member(backend.name):
+            backend.prepare_draws()
 
 
 def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:

@@ -164,6 +164,23 @@ def test_invalid_input_is_an_error():
             ensemble.score("xxxx", ["yes"])
 
 
+@pytest.mark.parametrize(("prompt", "temperature"), [("x ", 0.0), ("x", 1.0)])
+def test_an_error_of_the_texts_of_tokens_names_the_member(prompt, temperature):
+    class Broken(FakeBackend):
+        @property
+        def token_texts(self):
+            raise RuntimeError("boom")
+
+        def prepare_draws(self):
+            raise RuntimeError("boom")
+
+    with (
+        AdaFuseEngine([Broken("one", {"": {"yes": 1.0}}, ["yes"])]) as ensemble,
+        pytest.raises(MemberError, match=r"'one'.*boom"),
+    ):
+        ensemble.generate(prompt, temperature=temperature)
+
+
 def test_an_error_names_the_failed_member_and_the_engine_stays_usable():
     def rule(text):
         if "bad" in text:
