@@ -175,7 +175,7 @@ def test_an_error_of_the_texts_of_tokens_names_the_member(prompt, temperature):
             raise RuntimeError("boom")
 
     with (
-        AdaFuseEngine([Broken("one", {"": {"yes": 1.0}}, ["yes"])]) as ensemble,
+        AdaFuseEngine([Broken("one", lambda _: {"yes": 1.0}, ["yes"])]) as ensemble,
         pytest.raises(MemberError, match=r"'one'.*boom"),
     ):
         ensemble.generate(prompt, temperature=temperature)
