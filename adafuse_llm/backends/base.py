@@ -268,6 +268,8 @@ class Backend(ABC):
             GrammarError: the member's tokens cannot follow a grammar.
             MissingDependencyError: llguidance is not installed.
         """
+        if self._grammar_vocabulary is not None:  # it waits for no other member's
+            return self._grammar_vocabulary
         llguidance()  # raises an error if it is not installed
         reason = "the bytes of its tokens are not known"
         with _reading_vocabulary:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseConfig
+from adafuse_llm.backends import base
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.text import grammar as grammars
 
@@ -149,6 +150,13 @@ def test_a_closing_that_is_known_is_not_searched_again(monkeypatch: pytest.Monke
     text.commit("b")
     assert text.closing() == closings[1]
     assert grammar.text().begun_with("").closing() == closings[0]
+
+
+def test_a_vocabulary_that_was_read_waits_for_no_other(monkeypatch):
+    member = backend(Recipe("llama", "bytelevel", seed=1))
+    vocabulary = member.grammar_vocabulary()
+    monkeypatch.setattr(base, "_reading_vocabulary", None)  # entering it is an error
+    assert member.grammar_vocabulary() is vocabulary
 
 
 def test_a_grammar_that_reached_a_limit_is_compiled_anew_for_the_next_request() -> None:
