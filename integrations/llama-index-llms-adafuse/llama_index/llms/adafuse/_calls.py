@@ -24,8 +24,8 @@ from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse._react import without_cut_input
 
-from adafuse_llm import InvalidInputError, MalformedReplyError, Tool
-from adafuse_llm.adapters.reply import CALL_OPENS, CUT, ToolCall
+from adafuse_llm import InvalidInputError, Tool
+from adafuse_llm.adapters.reply import CUT, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
 
 logger = logging.getLogger(__name__)
@@ -59,24 +59,6 @@ def cut_call(response: ChatResponse) -> str:
     if not warnings or getattr(response.raw, "finish_reason", None) not in CUT:
         return ""
     return "" if selections(response.message) else str(warnings[0])
-
-
-def _problem(form: ReplyForm, response: ChatResponse) -> str | None:
-    """Return why a reply cannot be used; None if it can be."""
-    message = response.message
-    if problem := cut_call(response):
-        return problem
-    if CALL_OPENS in (message.content or ""):
-        return str(response.additional_kwargs[WARNINGS_KEY][0])
-    allowed = [tool.name for tool in form.tools]
-    called = [block.tool_name for block in message.blocks if isinstance(block, ToolCallBlock)]
-    if unknown := [name for name in called if name not in allowed]:
-        return f"there is no tool {unknown[0]!r}. The tools are: {', '.join(allowed)}"
-    if form.choice == "required" and not called:
-        return "it calls no tool"
-    if form.choice in allowed and called != [form.choice]:
-        return f"it does not call the tool {form.choice} exactly once"
-    return None
 
 
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
@@ -204,24 +186,6 @@ def selections(message: ChatMessage) -> list[ToolSelection]:
         for block in message.blocks
         if isinstance(block, ToolCallBlock)
     ]
-
-
-def check_calls(request: Mapping[str, Any], response: ChatResponse) -> ChatResponse:
-    """Return the response to a request with tools.
-
-    Args:
-        request: keywords of `AdaFuseLLM.chat`.
-        response: the response.
-
-    Raises:
-        MalformedReplyError: it does not call the tools in the requested form.
-    """
-    form = form_of(request)
-    if form.calls_tools and (problem := _problem(form, response)):
-        raise MalformedReplyError(
-            f"the reply does not call the tools in the requested form: {problem}"
-        )
-    return response
 
 
 def _block(call_id: str, name: str, arguments: dict[str, Any] | str) -> ToolCallBlock:

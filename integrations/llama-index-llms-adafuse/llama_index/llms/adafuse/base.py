@@ -23,7 +23,6 @@ from llama_index.core.instrumentation.events.llm import (
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.llms.adafuse._calls import (
-    check_calls,
     conversation_of,
     cut_call,
     selections,
@@ -39,7 +38,6 @@ from typing_extensions import Unpack, override
 from adafuse_llm import Choice, Engine, MalformedReplyError
 
 if TYPE_CHECKING:
-    from llama_index.core.chat_engine.types import AgentChatResponse
     from llama_index.core.llms.llm import ToolSelection
     from llama_index.core.tools import BaseTool
 
@@ -140,7 +138,7 @@ class AdaFuseLLM(RequestingLLM):
         Args:
             messages: the conversation.
             **kwargs: options of `AdaFuseConfig`, and ``tools``, ``tool_choice`` and
-                ``parallel_tool_calls`` in the form of OpenAI; see `chat_with_tools`.
+                ``parallel_tool_calls`` in the form of OpenAI.
 
         Raises:
             InvalidInputError: the messages, the tools or an option cannot be used.
@@ -276,73 +274,6 @@ class AdaFuseLLM(RequestingLLM):
     # Tools ------------------------------------------------------------------------------------
 
     @override
-    def chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        """Return the reply to a conversation, in which the members can call tools.
-
-        Calls are `ToolCallBlock` blocks of the message; see `get_tool_calls_from_response`.
-        Where `enforce` allows it, the members can write nothing but text and well-formed calls of
-        these tools, with arguments that fit the tools' schemas. The streaming forms leave a
-        malformed call in the text. If the whole text is JSON of valid calls, it becomes calls. If a
-        reply looks like a call and is none, ``additional_kwargs["adafuse_warnings"]`` of the
-        response gives the reason.
-
-        Args:
-            tools: tools that the members can call.
-            user_msg: the user's message, which follows `chat_history`.
-            chat_history: earlier messages.
-            verbose: not used.
-            allow_parallel_tool_calls: whether the reply can have several calls.
-            tool_required: whether the reply must call a tool, if `tool_choice` is not given.
-            **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
-                or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
-
-        Raises:
-            InvalidInputError: a tool, the choice or an option cannot be used.
-            MalformedReplyError: the reply has not the requested form.
-            MissingDependencyError: `enforce` is True and the extra is not installed.
-        """
-        request = self._prepare_chat_with_tools(
-            tools,
-            user_msg,
-            chat_history,
-            allow_parallel_tool_calls=allow_parallel_tool_calls,
-            tool_required=tool_required,
-            **kwargs,
-        )
-        return check_calls(request, self.chat(**request))
-
-    @override
-    async def achat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        """Return what `chat_with_tools` returns, without blocking the event loop."""
-        request = self._prepare_chat_with_tools(
-            tools,
-            user_msg,
-            chat_history,
-            allow_parallel_tool_calls=allow_parallel_tool_calls,
-            tool_required=tool_required,
-            **kwargs,
-        )
-        return check_calls(request, await self.achat(**request))
-
-    @override
     def _prepare_chat_with_tools(
         self,
         tools: Sequence[BaseTool],
@@ -353,7 +284,24 @@ class AdaFuseLLM(RequestingLLM):
         tool_required: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the keywords of `chat` for `chat_with_tools`."""
+        """Return the keywords of `chat` for the forms of `chat_with_tools`.
+
+        Calls in the reply are `ToolCallBlock` blocks of the message; see
+        `get_tool_calls_from_response`. Where `enforce` allows it, the members can write nothing but
+        text and well-formed calls of these tools, with arguments that fit the tools' schemas.
+        Otherwise, a malformed call stays in the text, and
+        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
+
+        Args:
+            tools: tools that the members can call.
+            user_msg: the user's message, which follows `chat_history`.
+            chat_history: earlier messages.
+            verbose: not used.
+            allow_parallel_tool_calls: whether the reply can have several calls.
+            tool_required: whether the reply must call a tool, if `tool_choice` is not given.
+            **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
+                or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
+        """
         choice = kwargs.pop("tool_choice", None)
         if choice is None and tool_required:
             choice = "required"
@@ -386,30 +334,6 @@ class AdaFuseLLM(RequestingLLM):
                 "response without one"
             )
         return calls
-
-    @override
-    def predict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
-        """Let the members select a tool, call it, and return its output.
-
-        The members write a tool call as in `chat_with_tools` if the LLM is a function-calling
-        model, and otherwise a step of a ReAct agent. See `FunctionCallingLLM.predict_and_call`.
-        """
-        return super().predict_and_call(*args, **self._with_react_parts(kwargs))
-
-    @override
-    async def apredict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
-        """Return what `predict_and_call` returns, without blocking the event loop."""
-        await self._aload()
-        return await super().apredict_and_call(*args, **self._with_react_parts(kwargs))
-
-    def _with_react_parts(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments with the parts that a ReAct agent needs; core would pass it None."""
-        if self.metadata.is_function_calling_model:
-            return kwargs
-        from llama_index.core.agent.react import ReActChatFormatter, ReActOutputParser
-
-        parts = {"react_chat_formatter": ReActChatFormatter(), "output_parser": ReActOutputParser()}
-        return {**parts, **kwargs}
 
     def _asking(
         self, output_cls: type[Model], prompt: BasePromptTemplate, prompt_args: dict[str, Any]
