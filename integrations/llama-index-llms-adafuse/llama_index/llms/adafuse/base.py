@@ -28,7 +28,6 @@ from llama_index.llms.adafuse._calls import (
     selections,
     to_openai_tool,
 )
-from llama_index.llms.adafuse._decode import aends_when_closed, ends_when_closed
 from llama_index.llms.adafuse._model import LLMOptions, Members
 from llama_index.llms.adafuse._requests import RequestingLLM
 from llama_index.llms.adafuse._structured import Model, Partial, asking, parsed
@@ -105,7 +104,6 @@ class AdaFuseLLM(RequestingLLM):
         decode, convert = self._completion(prompt, formatted, kwargs)
         return convert(decode.result())
 
-    @ends_when_closed
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
@@ -121,7 +119,6 @@ class AdaFuseLLM(RequestingLLM):
         decode, convert = self._completion(prompt, formatted, kwargs)
         return convert(await decode.aresult())
 
-    @aends_when_closed
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
@@ -146,7 +143,6 @@ class AdaFuseLLM(RequestingLLM):
         request, reply = self._request(messages, kwargs)
         return reply.take(self._decode(request).result())
 
-    @ends_when_closed
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         request, reply = self._request(messages, kwargs)
@@ -157,7 +153,6 @@ class AdaFuseLLM(RequestingLLM):
         request, reply = await self._arequest(messages, kwargs)
         return reply.take(await self._decode(request).aresult())
 
-    @aends_when_closed
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
