@@ -19,7 +19,7 @@ from adafuse_llm.text.grammar import Grammar
 pytestmark = pytest.mark.quick
 
 WORDS = (" a", " b", " c", " d", '"')
-CHARACTERS = tuple(filter(str.isprintable, map(chr, range(128))))
+CHARACTERS = (*filter(str.isprintable, map(chr, range(128))), "\n", "\t")
 
 
 def rule(text: str) -> dict[str, float]:

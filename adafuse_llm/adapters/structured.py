@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from adafuse_llm.adapters.reply import REASONING_CLOSES, ReplyParser, Text, read_json
+from adafuse_llm.adapters.reply import read_json
 from adafuse_llm.errors import InvalidInputError
 
-_FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)', re.DOTALL)
+_BRACKET_OR_STRING = re.compile(r'[{}\[\]]|"(?:[^"\\\n]|\\.)*"')
 CUT_OFF = "max_tokens or the context window cut the JSON off"
-_BRACKETS = {"{": "}", "[": "]"}
 
 
 def schema_instructions(schema: Mapping[str, Any]) -> str:
@@ -36,12 +34,12 @@ def schema_instructions(schema: Mapping[str, Any]) -> str:
 
 
 def find_json(text: str, *, closing: str = "", is_cut: bool = False) -> Any:
-    """Parse the JSON value in a reply, ignoring reasoning, code fences and text around it.
+    """Parse the JSON in a reply, ignoring code fences and text around it.
 
-    If the whole reply is not JSON, the value is its longest outermost object or array.
+    If the whole reply is not JSON, the value is its longest object or array.
 
     Args:
-        text: the reply.
+        text: the reply, without reasoning.
         closing: the end of the reply that the engine made up (`Generation.closing`).
         is_cut: whether the reply ended at a length limit.
 
@@ -50,86 +48,40 @@ def find_json(text: str, *, closing: str = "", is_cut: bool = False) -> Any:
     """
     if closing:
         raise ValueError(f"{CUT_OFF} after {text.removesuffix(closing)[-40:]!r}")
-    value = _find_json(text, is_cut=is_cut)
+    try:
+        value = read_json(text)
+    except ValueError as error:
+        regions = list(_regions(text)) or [text]
+        region = regions[-1] if is_cut and text.endswith(regions[-1]) else max(regions, key=len)
+        try:
+            value = read_json(region)
+        except ValueError as inner:
+            reason = inner if region != text else error
+            problem = CUT_OFF if is_cut else "the reply has no whole JSON"
+            raise ValueError(f"{problem}: {reason}") from None
     if is_cut and type(value) in (int, float):  # the next digit is missing
         raise ValueError(f"{CUT_OFF} after {text[-40:]!r}")
     return value
 
 
-def _find_json(text: str, *, is_cut: bool) -> Any:
-    answer = _answer(text).strip()
-    fenced = _FENCED.fullmatch(answer)
-    for candidate in (text, answer, *(fenced.groups() if fenced else ())):
-        try:
-            return read_json(candidate)
-        except ValueError:
-            continue
-    regions = list(_regions(answer))
-    if not regions:
-        detail = f"it begins with {answer[:40]!r}" if answer else "it is empty"
-        raise ValueError(f"the reply holds no JSON object or array; {detail}")
-    region = max(regions, key=lambda region: len(region.text))
-    region = region if regions[-1].closed or not is_cut else regions[-1]
-    if not region.closed:
-        raise ValueError(f"the JSON is cut off: it ends with {region.text[-40:]!r}")
-    try:
-        return read_json(region.text)
-    except ValueError as error:
-        raise ValueError(f"the JSON is malformed: {error}") from None
-
-
 def partial_json(text: str) -> str:
     """Return the JSON in an unfinished reply, or "" if the reply has none yet.
 
-    This is the longest outermost object or array outside of reasoning, even if it is not closed.
+    This is the longest object or array, even if it is not closed.
     """
-    regions = (region.text for region in _regions(_answer(text)))
-    return max(regions, key=len, default="")
+    return max(_regions(text), key=len, default="")
 
 
-class _Region(NamedTuple):
-    """An outermost object or array, with its position in a text."""
-
-    start: int
-    text: str
-    closed: bool
-
-    def holds(self, position: int) -> bool:
-        """Return whether the region is JSON and `position` is inside it."""
-        if not self.start < position < self.start + len(self.text):
-            return False
-        try:
-            read_json(self.text)
-        except ValueError:
-            return False
-        return True
-
-
-def _answer(text: str) -> str:
-    """Remove the reasoning from a reply. The prompt may contain the opening marker instead."""
-    parser = ReplyParser()
-    parts = [*parser.feed(text), *parser.close()]
-    answer = "".join(part.text for part in parts if isinstance(part, Text))
-    position = answer.rfind(REASONING_CLOSES)
-    if position < 0 or any(region.holds(position) for region in _regions(answer)):
-        return answer
-    return answer[position + len(REASONING_CLOSES) :]
-
-
-def _regions(text: str) -> Iterator[_Region]:
-    """Yield the outermost objects and arrays of a text, in order."""
-    start, position = 0, 0
-    open_brackets: list[str] = []  # the expected closing brackets, innermost last
-    while position < len(text):
-        character = text[position]
-        quoted = _QUOTED.match(text, position) if open_brackets else None
-        position = quoted.end() if quoted else position + 1
-        if character in _BRACKETS:
-            start = start if open_brackets else position - 1
-            open_brackets.append(_BRACKETS[character])
-        elif open_brackets and character == open_brackets[-1]:
-            open_brackets.pop()
-            if not open_brackets:
-                yield _Region(start, text[start:position], closed=True)
-    if open_brackets:
-        yield _Region(start, text[start:], closed=False)
+def _regions(text: str) -> Iterator[str]:
+    """Yield the outermost objects and arrays of a text, in order. The last may not be closed."""
+    start = depth = 0
+    for match in _BRACKET_OR_STRING.finditer(text):
+        if match[0] in "{[":
+            start = start if depth else match.start()
+            depth += 1
+        elif match[0] in "}]" and depth:
+            depth -= 1
+            if not depth:
+                yield text[start : match.end()]
+    if depth:
+        yield text[start:]

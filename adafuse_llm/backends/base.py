@@ -16,6 +16,7 @@ from adafuse_llm.config import GRAMMARS
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.grammar import GrammarVocabulary
+from adafuse_llm.text.matchers import llguidance
 from adafuse_llm.text.opening import SpaceTokens
 from adafuse_llm.tree import Next, Node, TokenTree
 
@@ -262,7 +263,9 @@ class Backend(ABC):
 
         Raises:
             GrammarError: the member's tokens cannot follow a grammar.
+            MissingDependencyError: llguidance is not installed.
         """
+        llguidance()  # raises an error if it is not installed
         reason = "the bytes of its tokens are not known"
         with _reading_vocabulary:
             if self._grammar_vocabulary is None and self.follows_grammars:

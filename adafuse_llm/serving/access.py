@@ -5,7 +5,6 @@ These are ASGI middlewares. They answer errors in the form of OpenAI's API.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import json
@@ -13,11 +12,12 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Final
 from urllib.parse import quote
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -30,8 +30,6 @@ from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving.openai_fields import HEADER
 from adafuse_llm.serving.settings import KEY
 from adafuse_llm.serving_config import ServingConfig
-
-__all__ = ["middlewares", "note_outcome", "request_id", "seconds_since_arrival"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +46,8 @@ requests of probes."""
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
 
-MAX_PATH: Final = 200
-"""Maximum length of a path in the log."""
+OUTCOMES: Final = {408: "timeout", 429: "busy", 499: "cancelled", 504: "timeout"}
+"""Outcomes by status. Those of other errors are ``refused`` and ``failed``."""
 
 Count = Callable[[str, str, float], object]
 """A function that counts a request: its path, its outcome, and its seconds."""
@@ -60,7 +58,6 @@ def middlewares(
     api_keys: Sequence[str] = (),
     *,
     count: Count = lambda *_: None,
-    counted: Container[str] = (),
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
@@ -68,7 +65,6 @@ def middlewares(
         config: options of the server.
         api_keys: keys that clients may use. If there are none, clients need no key.
         count: function that counts requests when they end.
-        counted: the paths whose requests are counted.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -78,7 +74,7 @@ def middlewares(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
     chosen = [Middleware(at_root_path, prefix=config.root_path)] if config.root_path else []
-    chosen.append(Middleware(AccessLog, count=count, counted=counted))
+    chosen.append(Middleware(AccessLog, count=count))
     if config.allowed_hosts:
         hosts = [each.lower() for each in config.allowed_hosts]
         if any(each.startswith("[") for each in hosts):
@@ -130,6 +126,13 @@ def note_outcome(outcome: str) -> None:
         call.noted = outcome
 
 
+def outcome_of(status: int) -> str:
+    """Return the outcome that the access log and the metrics have for a status."""
+    if status < 400:
+        return "ok"
+    return OUTCOMES.get(status, "failed" if status >= 500 else "refused")
+
+
 def at_root_path(app: ASGIApp, prefix: str) -> ASGIApp:
     """Return an application that also serves its paths with a prefix."""
 
@@ -145,71 +148,51 @@ class AccessLog:
     """Gives every request an id, logs one line when it ends, and answers unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-
-    Args:
-        app: the application.
-        count: function that counts requests when they end.
-        counted: the paths whose requests are counted.
     """
 
-    def __init__(self, app: ASGIApp, count: Count, counted: Container[str]) -> None:
+    def __init__(self, app: ASGIApp, count: Count) -> None:
         self.app = app
         self._count = count
-        self._counted = counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        call = _Call(scope, receive, send)
+        call = _Call(scope, send)
         _CALL.set(call)
         try:
-            await self.app(scope, call.receive, call.send)
+            await self.app(scope, receive, call.send)
         except Exception as error:
             logger.exception("request %s failed", call.id)
             if call.status:  # the server closes the connection, so that the client sees a failure
-                call.is_broken = True
+                call.noted = "failed"
                 raise
-            await error_response(api_error(error))(scope, call.receive, call.send)
+            await error_response(api_error(error))(scope, receive, call.send)
         except BaseException:  # such as a cancellation at shutdown
-            call.is_broken = True
+            call.noted = "failed"
             raise
         finally:
-            outcome, seconds = call.end()
-            if scope["path"] in self._counted:
-                self._count(scope["path"], outcome, seconds)
+            self._count(scope["path"], *call.end())
 
 
 class _Call:
     """One request: its id, and what became of it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.noted: str | None = None
         self.status = 0
-        self.is_complete = self.has_left = self.is_broken = False
+        self.is_complete = False
         self._scope = scope
-        self._receive = receive
         self._send = send
-        self._is_ambiguous = {b"content-length", b"transfer-encoding"} <= dict(
-            scope["headers"]
-        ).keys()
         self.started = time.perf_counter()
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.disconnect" and not self.is_complete:
-            self.has_left = True
-        return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message)["X-Request-ID"] = self.id
-            if self._is_ambiguous:  # RFC 9112, section 6.1; proxies may see another end of the body
-                MutableHeaders(scope=message)["Connection"] = "close"
         elif not message.get("more_body"):
             self.is_complete = True
         await self._send(message)
@@ -221,17 +204,7 @@ class _Call:
             The outcome, as `Metrics.request` calls it, and the seconds since the request arrived.
         """
         seconds = time.perf_counter() - self.started
-        if self.is_broken:
-            outcome = "failed"
-        elif self.noted is not None:
-            outcome = self.noted
-        elif self.has_left or not self.is_complete:
-            outcome = "cancelled"
-        elif self.status >= 400:
-            refused = "failed" if self.status >= 500 else "refused"
-            outcome = {408: "timeout", 429: "busy", 504: "timeout"}.get(self.status, refused)
-        else:
-            outcome = "ok"
+        outcome = self.noted or (outcome_of(self.status) if self.is_complete else "cancelled")
         path, client = self._scope["path"], self._scope.get("client")
         is_quiet = path in PROBES or (path in QUIET and outcome == "ok")
         logger.log(
@@ -240,7 +213,7 @@ class _Call:
             self.id,
             client[0] if client else "-",
             self._scope["method"],
-            quote(path[:MAX_PATH]),
+            quote(path[:200]),
             self.status or "-",
             seconds * 1000,
             outcome,
@@ -260,12 +233,7 @@ class HostCheck(TrustedHostMiddleware):
 
 
 class KeyCheck:
-    """Refuses requests without a valid key in the header ``Authorization: Bearer KEY``.
-
-    Args:
-        app: the application.
-        keys: the valid keys.
-    """
+    """Refuses requests without a valid key in the header ``Authorization: Bearer KEY``."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self.app = app
@@ -298,16 +266,10 @@ def _digest(key: str) -> bytes:
 class BodyLimit:
     """Reads the body of a request before the application runs, up to a limit of size and time.
 
-    Args:
-        app: the application.
-        limit: maximum bytes of a body.
-        timeout: maximum seconds until a body is complete.
-        log_bodies: whether to log bodies.
+    The limits are in bytes and in seconds.
     """
 
-    def __init__(
-        self, app: ASGIApp, limit: int, timeout: float, *, log_bodies: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, limit: int, timeout: float, log_bodies: bool) -> None:
         self.app = app
         self._limit = limit
         self._timeout = timeout
@@ -319,17 +281,16 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         try:
-            body = await asyncio.wait_for(self._read(receive), self._timeout)
-        except asyncio.TimeoutError:
-            await _answer_and_close(self._too_slow(), scope, receive, send)
+            with anyio.fail_after(self._timeout):
+                unread = [await self._read(receive)]
+        except (ApiError, TimeoutError) as error:
+            response = error_response(error if isinstance(error, ApiError) else self._too_slow())
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
             return
-        except ApiError as error:
-            await _answer_and_close(error, scope, receive, send)
-            return
-        if self._logs_bodies and body.get("body"):
-            text = json.dumps(body["body"].decode(errors="replace"))
+        if self._logs_bodies and (body := unread[0].get("body")):
+            text = json.dumps(body.decode(errors="replace"))
             logger.info("request=%s body=%s", request_id(), text)
-        unread = [body]
 
         async def replay() -> Message:
             return unread.pop() if unread else await receive()
@@ -352,16 +313,13 @@ class BodyLimit:
             size += len(part)
             body += part if size <= self._limit else b""
         if size > self._limit:
-            raise self._too_large()
+            raise ApiError(
+                413,
+                f"the body of the request is too large: at most {self._limit:,} bytes are allowed "
+                "(max_body_bytes). Send a shorter one.",
+                code="request_too_large",
+            )
         return {"type": "http.request", "body": bytes(body), "more_body": False}
-
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body of the request is too large: at most {self._limit:,} bytes are allowed "
-            "(max_body_bytes). Send a shorter one.",
-            code="request_too_large",
-        )
 
     def _too_slow(self) -> ApiError:
         return ApiError(
@@ -371,9 +329,3 @@ class BodyLimit:
             type=LATE,
             code="body_timeout",
         )
-
-
-async def _answer_and_close(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(error)
-    response.headers["Connection"] = "close"
-    await response(scope, receive, send)

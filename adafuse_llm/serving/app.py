@@ -12,13 +12,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adafuse_llm.errors import AdaFuseError
-from adafuse_llm.serving import openai_routes, tokenization
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.openai_routes import routes
 from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.service import Service
-from adafuse_llm.serving.unknown import unknown
 
 CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
@@ -31,15 +30,15 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         service: the service.
         api_keys: keys of which every request needs one. Empty: no request needs a key.
     """
-    work = [*openai_routes.routes(service), *tokenization.routes(service)]
+    work = routes(service)
     counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
+
+    def count(path: str, outcome: str, seconds: float) -> None:
+        if path in counted:
+            service.metrics.request(path, outcome, seconds)
+
     app = Starlette(
-        middleware=middlewares(
-            service.config,
-            api_keys,
-            count=service.metrics.request,
-            counted=counted,
-        ),
+        middleware=middlewares(service.config, api_keys, count=count),
         routes=[
             Route("/health", _health, methods=["GET"]),
             Route("/ready", partial(_ready, service), methods=["GET"]),
@@ -49,7 +48,7 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         ],
         exception_handlers={
             **dict.fromkeys((ApiError, AdaFuseError), _failed),
-            HTTPException: unknown,
+            HTTPException: partial(_no_route, [route.path for route in work]),
             ClientDisconnect: _left,
         },
     )
@@ -70,6 +69,19 @@ async def _ready(service: Service, _: Request) -> Response:
 async def _metrics(service: Service, _: Request) -> Response:
     body, kind = service.metrics.exposition()
     return Response(body, media_type=kind)
+
+
+async def _no_route(paths: Sequence[str], request: Request, error: Exception) -> Response:
+    """Return the response for an address or a method that the server does not have."""
+    assert isinstance(error, HTTPException), "the application registers it for these"
+    path, code = request.url.path[:200], "not_found"
+    message = (
+        f"there is no address {path!r} here. The server has {', '.join(paths)}. OpenAI's clients "
+        "need a base address that ends in /v1. If a proxy adds a path, set -o root_path=/PATH."
+    )
+    if error.status_code == 405:
+        message, code = f"{path} does not take the method {request.method}", "method_not_allowed"
+    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
 
 
 async def _failed(_: Request, error: Exception) -> Response:

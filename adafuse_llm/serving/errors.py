@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from adafuse_llm.errors import (
@@ -36,11 +36,8 @@ INVALID, FAILED, BUSY, LATE = (
 CONTEXT_CODE = "context_length_exceeded"
 """Code of a prompt that is too long. Frameworks recognize it."""
 
-NOT_READY = "not_ready"
-"""Code of a server that cannot take the request now."""
-
-RETRY_SECONDS = 1
-"""Seconds after which a client can try again if the server is busy or not ready."""
+RETRY = {"Retry-After": "1"}
+"""Tells clients that they can try again after a second."""
 
 UNEXPECTED = (
     "the server failed unexpectedly; its log has the error, under the request id in the header "
@@ -73,8 +70,7 @@ class ApiError(Exception):
         type: kind of the error, such as ``"invalid_request_error"``.
         param: name of the field that is wrong.
         code: short name of the error.
-        retry_after: seconds after which the client can try again.
-        headers: other headers of the response.
+        headers: headers of the response.
 
     Attributes:
         fields: the error that `RemoteEngine` raises (`adafuse_llm.wire`).
@@ -88,7 +84,6 @@ class ApiError(Exception):
         type: str = INVALID,  # noqa: A002  # the name in the API
         param: str | None = None,
         code: str | None = None,
-        retry_after: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -98,8 +93,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.fields = {"error": _kind(status, code, param)}
-        wait = {} if retry_after is None else {"Retry-After": str(retry_after)}
-        self.headers: Mapping[str, str] = {**(headers or {}), **wait}
+        self.headers = headers
 
     @property
     def body(self) -> dict[str, Any]:
@@ -122,13 +116,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 def not_ready(reason: str) -> ApiError:
     """Return the error for a request that the server cannot take now."""
-    return ApiError(
-        503,
-        f"{reason}; try again later",
-        type=FAILED,
-        code=NOT_READY,
-        retry_after=RETRY_SECONDS,
-    )
+    return ApiError(503, f"{reason}; try again later", type=FAILED, code="not_ready", headers=RETRY)
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -139,12 +127,25 @@ def api_error(error: BaseException) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    described = next(
-        (describe(error) for kind, describe in _DESCRIBED.items() if isinstance(error, kind)),
-        ApiError(500, UNEXPECTED, type=FAILED, code="internal_error"),
+    if isinstance(error, (EngineClosedError, RequestCancelledError)):  # not without a client
+        return not_ready("the server stops")
+    if not isinstance(error, AdaFuseError):
+        return ApiError(500, UNEXPECTED, type=FAILED, code="internal_error")
+    status, kind, code = next(row for each, row in _ROWS.items() if isinstance(error, each))
+    message = str(error)
+    if kind == FAILED:
+        message = _PATH.sub("[path]", " ".join(message.split()))
+    elif kind == BUSY:
+        message = "the server is busy: too many requests wait. Try again later."
+    described = ApiError(
+        status,
+        message,
+        type=kind,
+        param=option_of(error),
+        code=code,
+        headers=RETRY if kind == BUSY else None,
     )
-    if isinstance(error, AdaFuseError) and described.code != NOT_READY:
-        described.fields = error_fields(error)
+    described.fields = error_fields(error)
     return described
 
 
@@ -152,11 +153,6 @@ def option_of(error: BaseException) -> str | None:
     """Return the option that an error names, or None."""
     found = _OPTION.match(str(error)) if isinstance(error, InvalidOptionError) else None
     return None if found is None else found[1]
-
-
-def without_paths(text: str) -> str:
-    """Return a message of the server without paths, in one short line."""
-    return _PATH.sub("[path]", " ".join(text.split()))
 
 
 def _kind(status: int, code: str | None, param: str | None) -> str:
@@ -172,36 +168,16 @@ def _sendable(text: str, size: int) -> str:
     return text[:size].encode("utf-8", "backslashreplace").decode()
 
 
-def _busy(_: BaseException) -> ApiError:
-    return ApiError(
-        429,
-        "the server is busy: too many requests wait. Try again later.",
-        type=BUSY,
-        code="rate_limit_exceeded",
-        retry_after=RETRY_SECONDS,
-    )
-
-
-def _failed(code: str | None = None) -> Callable[[BaseException], ApiError]:
-    return lambda error: ApiError(500, without_paths(str(error)), type=FAILED, code=code)
-
-
-def _invalid(code: str | None = None) -> Callable[[BaseException], ApiError]:
-    return lambda error: invalid(str(error), option_of(error), code)
-
-
-_DESCRIBED: Mapping[type[AdaFuseError], Callable[[BaseException], ApiError]] = {
-    QueueFullError: _busy,
-    RequestTimeoutError: lambda error: ApiError(504, str(error), type=LATE, code="timeout"),
-    EngineClosedError: lambda _: not_ready("the server stops"),
-    RequestCancelledError: lambda _: not_ready("the server stops"),  # only then, without a client
-    ContextWindowError: _invalid(CONTEXT_CODE),
-    CacheMemoryError: _invalid(CONTEXT_CODE),
-    InvalidInputError: _invalid(),
-    MissingDependencyError: _invalid("not_installed"),
-    MemberOutOfMemoryError: _failed("member_out_of_memory"),
-    MemberUnavailableError: _failed("member_unavailable"),
-    MemberError: _failed("member_failed"),
-    AdaFuseError: _failed(),
+_ROWS: Mapping[type[AdaFuseError], tuple[int, str, str | None]] = {
+    QueueFullError: (429, BUSY, "rate_limit_exceeded"),
+    RequestTimeoutError: (504, LATE, "timeout"),
+    ContextWindowError: (400, INVALID, CONTEXT_CODE),
+    CacheMemoryError: (400, INVALID, CONTEXT_CODE),
+    InvalidInputError: (400, INVALID, None),
+    MissingDependencyError: (400, INVALID, "not_installed"),
+    MemberOutOfMemoryError: (500, FAILED, "member_out_of_memory"),
+    MemberUnavailableError: (500, FAILED, "member_unavailable"),
+    MemberError: (500, FAILED, "member_failed"),
+    AdaFuseError: (500, FAILED, None),
 }
-"""How errors of the engine are described. The first class that fits applies."""
+"""Status, type and code of the engine's errors. The first class that fits applies."""

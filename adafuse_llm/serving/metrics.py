@@ -39,63 +39,49 @@ class Metrics:
     """
 
     def __init__(self, engine: GetEngine) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "adafuse_requests",
-            "HTTP requests that have ended, by outcome.",
-            ("route", "outcome"),
-            registry=registry,
+        self._registry = CollectorRegistry()
+        self._requests = self._counter(
+            "requests", "HTTP requests that have ended, by outcome.", "route", "outcome"
         )
-        self._seconds = Histogram(
-            "adafuse_request_seconds",
+        self._seconds = self._histogram(
+            "request_seconds",
             "Seconds from the arrival of a request to the end of its response.",
-            ("route",),
-            registry=registry,
-            buckets=SECONDS,
+            "route",
         )
-        self._first_text = Histogram(
-            "adafuse_first_text_seconds",
+        self._first_text = self._histogram(
+            "first_text_seconds",
             "Seconds from the arrival of a request to the first text of its response.",
-            registry=registry,
-            buckets=SECONDS,
         )
-        self._rounds = Counter("adafuse_rounds", "Rounds of decoding.", registry=registry)
-        self._joint = Counter(
-            "adafuse_rounds_joint",
-            "Rounds in which several members made proposals.",
-            registry=registry,
+        self._rounds = self._counter("rounds", "Rounds of decoding.")
+        self._joint = self._counter(
+            "rounds_joint", "Rounds in which several members made proposals."
         )
-        self._unanimous = Counter(
-            "adafuse_rounds_unanimous",
-            "Joint rounds in which all proposed the same text, and no other.",
-            registry=registry,
+        self._unanimous = self._counter(
+            "rounds_unanimous", "Joint rounds in which all proposed the same text, and no other."
         )
-        self._wins = Counter(
-            "adafuse_wins",
-            "Joint rounds whose committed text the member proposed.",
-            ("member",),
-            registry=registry,
+        self._wins = self._counter(
+            "wins", "Joint rounds whose committed text the member proposed.", "member"
         )
-        self._decided = Counter(
-            "adafuse_decided",
-            "Joint rounds whose committed text the member alone proposed.",
-            ("member",),
-            registry=registry,
+        self._decided = self._counter(
+            "decided", "Joint rounds whose committed text the member alone proposed.", "member"
         )
-        self._tokens = Counter(
-            "adafuse_tokens",
+        self._tokens = self._counter(
+            "tokens",
             "Tokens of finished responses, in the vocabulary of the member.",
-            ("member", "kind"),
-            registry=registry,
+            "member",
+            "kind",
         )
-        self._passes = Counter(
-            "adafuse_forward_passes",
-            "Forward passes for finished responses.",
-            ("member",),
-            registry=registry,
+        self._passes = self._counter(
+            "forward_passes", "Forward passes for finished responses.", "member"
         )
-        registry.register(_EngineState(engine))
-        ProcessCollector(registry=registry)
+        self._registry.register(_EngineState(engine))
+        ProcessCollector(registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"adafuse_{name}", text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"adafuse_{name}", text, labels, registry=self._registry, buckets=SECONDS)
 
     def request(self, route: str, outcome: str, seconds: float) -> None:
         """Count a request that has ended.

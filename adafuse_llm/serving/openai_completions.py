@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from adafuse_llm import wire
@@ -84,7 +84,7 @@ class CompletionWriter:
 
     def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
         """Yield the usage of all responses, if the client wants it, and the last event."""
-        if self._asked.include_usage:
+        if self._asked.body.stream_options.include_usage:
             total = total_usage(generations, self._prompts)
             frame = self._frame([], {"usage": total.model_dump()}, is_chunk=True)
             yield sent_event({**frame, "usage": openai_usage(total)})
@@ -99,7 +99,7 @@ class CompletionWriter:
         total = total_usage(generations, self._prompts)
         written = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            extension = wire.whole(generation, rounds=self._asked.rounds)
+            extension = wire.whole(generation, rounds=self._asked.body.adafuse.rounds)
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
         extension = {"usage": total.model_dump()}
         if warnings := [*self._warnings, *(each for c in self._choices for each in c.warnings)]:
@@ -115,7 +115,7 @@ class CompletionWriter:
 
     def _chunk(self, part: Chunk) -> dict[str, Any]:
         """Return a chunk of a stream with one choice."""
-        warnings, rounds = [*self._warnings, *part.warnings], self._asked.rounds
+        warnings, rounds = [*self._warnings, *part.warnings], self._asked.body.adafuse.rounds
         extension = wire.chunk(part.done, part.event, warnings, rounds=rounds)
         return self._frame([part.choice], extension, is_chunk=True)
 
@@ -132,13 +132,7 @@ class CompletionWriter:
 
 
 class ChatChoice:
-    """One reply to a conversation.
-
-    Args:
-        index: number of the reply.
-        form: the form of the reply.
-        leader: member whose log-probabilities the reply has; None for none.
-    """
+    """One reply to a conversation. Its log-probabilities are those of `leader`, if any."""
 
     def __init__(self, index: int, form: ReplyForm, leader: str | None) -> None:
         self._index = index
@@ -217,13 +211,7 @@ class ChatChoice:
 
 
 class TextChoice:
-    """One completion of a prompt.
-
-    Args:
-        index: number of the completion.
-        leader: member whose log-probabilities the completion has; None for none.
-        echo: text with which the completion begins.
-    """
+    """One completion of a prompt, which begins with the text `echo`."""
 
     def __init__(self, index: int, leader: str | None, echo: str = "") -> None:
         self._index = index
@@ -316,25 +304,3 @@ def _finish_reason(generation: Generation, calls: int = 0) -> str:
     reason: str = generation.finish_reason
     reason = FINISH_REASONS.get(reason, reason)
     return "tool_calls" if calls and reason == "stop" else reason
-
-
-def model_object(
-    name: str,
-    created: int,
-    members: Sequence[str],
-    strategy: str,
-    window: int | None,
-    **more: Any,
-) -> Mapping[str, Any]:
-    """Return a model in the list of models.
-
-    `window` is its context window in tokens, and `more` is what else the extension tells.
-    """
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "adafuse-llm",
-        "max_model_len": window,
-        EXTENSION: {"members": list(members), "strategy": strategy, **more},
-    }

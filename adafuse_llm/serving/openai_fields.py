@@ -1,4 +1,4 @@
-"""The fields of requests that this server does not have, and what becomes of each.
+"""What becomes of each field of a request.
 
 Clients send fields of OpenAI's own service and of other servers. They are ignored with a warning,
 or refused by a strict server. The few that determine the form of an answer, or what it answers, are
@@ -7,38 +7,46 @@ always refused, because the client could not read the answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
 from adafuse_llm.errors import nearest, short_repr
 from adafuse_llm.serving.errors import invalid
 from adafuse_llm.wire import EXTENSION
 
-SIMILARITY = 0.8
-"""Lowest similarity of a suggested field. With less, ``stream`` is suggested for ``store``."""
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Fields for the option ``max_new_tokens``."""
+
+NO_LIMIT = -1
+"""The value of these fields that asks for the rest of the context window."""
+
+ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_tokens"}
+"""Fields that are options of the engine with another name."""
 
 QUIET = frozenset(
     ("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "prompt_cache_key")
-)
+) | {"add_generation_prompt"}
 """Fields that promise nothing about the answer, and that clients send without being asked."""
 
 NO_TOOLS = "this server has no tools of its own"
 NO_STORE = "this server stores nothing"
 NO_IDS = "token ids differ between members"
+WHOLE = f"{NO_STORE}. Send the whole conversation in 'input'"
+LARK = f"its dialect differs from Lark. Send {{{EXTENSION!r}: {{'grammar': ...}}}}"
+FORM = "send response_format, json_schema, regex or choices"
 
 REFUSED: Mapping[str, str] = {
     "audio": "the members write text",
     "background": NO_STORE,
-    "conversation": f"{NO_STORE}. Send the whole conversation in 'input'",
-    "format": "send response_format",
+    **dict.fromkeys(("conversation", "previous_response_id"), WHOLE),
+    **dict.fromkeys(("format", "guided_json", "guided_regex", "guided_choice"), FORM),
+    "structured_outputs": FORM,
     "function_call": "send tool_choice",
     "functions": "send tools",
-    "grammar": f"its dialect differs from Lark. Send {{{EXTENSION!r}: {{'grammar': ...}}}}",
-    "guided_grammar": f"its dialect differs from Lark. Send {{{EXTENSION!r}: {{'grammar': ...}}}}",
-    "previous_response_id": f"{NO_STORE}. Send the whole conversation in 'input'",
+    **dict.fromkeys(("grammar", "guided_grammar"), LARK),
     "prompt": f"{NO_STORE}. Send messages or 'input'",
     "stop_token_ids": f"{NO_IDS}; send texts in stop",
     "suffix": "the members continue a text at its end only",
@@ -46,19 +54,27 @@ REFUSED: Mapping[str, str] = {
 """Fields that determine the form of an answer or what it answers, and what to do instead. Values
 such as false or an empty list ask for nothing."""
 
+OWN = frozenset(
+    ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
+) | {"weights", "use"}
+"""Options that only an ensemble has. They count in the extension only, because a field of OpenAI's
+API could have such a name tomorrow."""
+
+OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - OWN
+"""Fields that are options of the engine."""
+
+SIMILARITY = 0.8
+"""Lowest similarity of a suggested field. With less, ``stream`` is suggested for ``store``."""
+
 HEADER = "X-AdaFuse-Warnings"
 """The header with the warnings that are known before the response begins."""
 
-MAX_HEADER = 2000
-"""Maximum characters of this header."""
-
-
-MAX_WARNINGS = 32
-"""Maximum number of ignored parts of a request that are named."""
+MAX_HEADER, MAX_WARNINGS = 2000, 32
+"""Maximum characters of this header, and maximum number of ignored fields that are named."""
 
 
 class Ignored:
-    """The parts of a request that were ignored.
+    """The fields of a request that were ignored.
 
     Args:
         strict: whether to refuse the request instead.
@@ -72,7 +88,7 @@ class Ignored:
         self._strict = strict
 
     def add(self, name: str, reason: str = "") -> None:
-        """Note that a part was ignored.
+        """Note that a field was ignored.
 
         Args:
             name: the name of the field, with the fields around it, such as ``a.b``.
@@ -84,27 +100,8 @@ class Ignored:
         reason = f": {reason}" if reason else ""
         if self._strict:
             raise refused(name, reason)
-        self.note(name, f"the field {short_repr(name)} was ignored{reason}")
-
-    def note(self, name: str, warning: str) -> None:
-        """Note that the members do not read a field as the client sent it.
-
-        Raises:
-            ApiError: the server is strict.
-        """
-        if self._strict:
-            raise refused(name, f": {warning}")
         if len(self.warnings) < MAX_WARNINGS:
-            self.warnings.append(warning)
-        elif len(self.warnings) == MAX_WARNINGS:
-            self.warnings.append("more fields were ignored")
-
-    def keep(self, given: Mapping[str, Any], known: Collection[str], place: str) -> dict[str, Any]:
-        """Return the known keys of an object; the others are ignored unless they are None."""
-        for name, value in given.items():
-            if name not in known and value is not None:
-                self.add(f"{place}.{name}")
-        return {name: value for name, value in given.items() if name in known}
+            self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
 
 
 def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
@@ -114,7 +111,66 @@ def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
     return {HEADER: shown} if shown else {}
 
 
-Body = TypeVar("Body", bound=BaseModel)
+class Extension(BaseModel):
+    """The field with the options of the ensemble, which are the fields beyond these."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    strategy: str | None = None
+    rounds: bool = False
+    enforce: bool | Literal["auto"] = "auto"
+    instructions: str = ""
+    texts: list[str] | None = None
+    ends: bool = False
+    check: bool = False
+    timeout: float | None = Field(default=None, gt=0)
+
+
+class Body(BaseModel):
+    """The body of a request. It can also have all `OPTIONS`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    adafuse: Extension = Field(default_factory=Extension)
+
+    def options(self, ignored: Ignored) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the options of the engine, and where the body has them.
+
+        Raises:
+            ApiError: an option is unknown, or the body has two values of it.
+        """
+        options: dict[str, Any] = {}
+        given: dict[str, str] = {}
+        for name, value in (self.adafuse.model_extra or {}).items():
+            if name not in AdaFuseConfig.model_fields:
+                names = (*Extension.model_fields, *AdaFuseConfig.model_fields)
+                raise invalid(
+                    f"unknown option {EXTENSION}.{name[:100]}.{nearest(name, names)} The options "
+                    f"are: {', '.join(names)}.",
+                    f"{EXTENSION}.{name[:100]}",
+                    "unknown_parameter",
+                )
+            if value is not None or name not in CONSTRAINTS:
+                options[name], given[name] = value, f"{EXTENSION}.{name}"
+        for name, value in (self.model_extra or {}).items():
+            option = ALIASES.get(name, name)
+            if name not in OPTIONS or (name in LENGTHS and value == NO_LIMIT):
+                continue
+            if name == "logit_bias" and isinstance(value, dict):
+                texts = {text: bias for text, bias in value.items() if not text.isdigit()}
+                if len(texts) < len(value):
+                    ignored.add("logit_bias", f"{NO_IDS}; send texts")
+                value = texts  # noqa: PLW2901
+            if option in options and options[option] != value:
+                raise invalid(
+                    f"{given[option]} and {name} are the same option; send only one of them", name
+                )
+            options[option], given[option] = value, name
+        return options, given
+
+
+Kind = TypeVar("Kind", bound=Body)
 
 
 def refused(name: str, reason: str, value: object = None) -> Exception:
@@ -127,11 +183,11 @@ def refused(name: str, reason: str, value: object = None) -> Exception:
     )
 
 
-def parse(kind: type[Body], body: Mapping[str, Any], ignored: Ignored) -> Body:
+def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
     """Check the fields of a body.
 
     Args:
-        kind: the fields that the body can have.
+        kind: the fields that the body can have, beside `OPTIONS`.
         body: the body.
         ignored: takes the fields that the body has in addition.
 
@@ -139,16 +195,17 @@ def parse(kind: type[Body], body: Mapping[str, Any], ignored: Ignored) -> Body:
         ApiError: a field determines the form of the answer and is not supported, or has an invalid
             value; or the server is strict and does not know a field.
     """
-    used = {}
+    known = OPTIONS | kind.model_fields.keys()
     for name, value in body.items():
-        if name in kind.model_fields:
-            used[name] = value
-        elif name in REFUSED and value and value not in ("none", "auto"):
+        if name in known:
+            continue
+        if name in REFUSED and value and value not in ("none", "auto"):
             raise refused(name, f": {REFUSED[name]}", value)
-        elif value not in (None, False) and name not in REFUSED and name not in QUIET:
-            ignored.add(name, _advice(name, tuple(kind.model_fields)))
+        if value not in (None, False) and name not in REFUSED and name not in QUIET:
+            advice = nearest(name, known, similarity=SIMILARITY).strip()
+            ignored.add(name, f"send it in {EXTENSION!r}" if name in OWN else advice)
     try:
-        return kind.model_validate(used)
+        return kind.model_validate({name: each for name, each in body.items() if each is not None})
     except ValidationError as error:
         raise _invalid_value(error) from None
 
@@ -157,8 +214,7 @@ def _invalid_value(error: ValidationError) -> Exception:
     """Return the error for the first field that pydantic refuses."""
     problem = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(str(part) for part in problem["loc"] if not _is_type(part))
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    message = problem["msg"][:1].lower() + problem["msg"][1:]
     shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
     return invalid(f"{name}: {message}{shown}", name)
 
@@ -166,9 +222,3 @@ def _invalid_value(error: ValidationError) -> Exception:
 def _is_type(part: int | str) -> bool:
     """Return whether a part of a location is one of several types of a field, not a field."""
     return isinstance(part, str) and (part in ("str", "bool") or "[" in part)
-
-
-def _advice(name: str, allowed: Sequence[str]) -> str:
-    if name in AdaFuseConfig.model_fields:
-        return f"it is an option of the ensemble; send {{{EXTENSION!r}: {{{name!r}: ...}}}}"
-    return nearest(name, allowed, similarity=SIMILARITY).strip()

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API: chat completions, completions, responses, models."""
+"""The routes of OpenAI's API: chat completions, completions, responses, models; and tokens."""
 
 from __future__ import annotations
 
@@ -35,13 +35,22 @@ from adafuse_llm.serving.http import (
     unless_disconnected,
     with_pauses,
 )
-from adafuse_llm.serving.openai_completions import CompletionWriter, model_object
-from adafuse_llm.serving.openai_fields import Ignored, warnings_header
-from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
-from adafuse_llm.serving.openai_vocabulary import check_prompts, with_variables
+from adafuse_llm.serving.openai_completions import CompletionWriter
+from adafuse_llm.serving.openai_fields import Ignored, parse, warnings_header
+from adafuse_llm.serving.openai_requests import (
+    Conversational,
+    Message,
+    ServedRequest,
+    read_chat,
+    read_completion,
+    read_conversation,
+)
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
 from adafuse_llm.serving.service import SINGLE, Service, smallest_window
+from adafuse_llm.text.prompt_warnings import spelled_token
+from adafuse_llm.text.templates import SWITCHES
+from adafuse_llm.wire import EXTENSION
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +64,19 @@ DEFAULT_LIMIT = AdaFuseConfig().max_new_tokens
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
+class _TokenizeBody(Conversational):
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+
 def routes(service: Service) -> list[Route]:
-    """Return the routes of OpenAI's API."""
+    """Return the routes."""
     return [
         Route(CHAT, partial(_complete, service, read_chat), methods=["POST"]),
         Route(COMPLETION, partial(_complete, service, read_completion), methods=["POST"]),
         Route(RESPONSE, partial(_complete, service, read_response), methods=["POST"]),
+        Route("/tokenize", partial(_tokenize, service), methods=["POST"]),
         Route("/v1/models", partial(_models, service), methods=["GET"]),
         Route("/v1/models/{name:path}", partial(_model, service), methods=["GET"]),
     ]
@@ -80,21 +96,29 @@ async def _model(service: Service, request: Request) -> Response:
     return JSONResponse(_described(service, service.engine, name))
 
 
-def _described(service: Service, engine: AdaFuseEngine, name: str) -> Any:
+def _described(service: Service, engine: AdaFuseEngine, name: str) -> dict[str, Any]:
+    """Return a model, with its context window in tokens."""
     if name == service.config.served_model_name:
-        return model_object(
-            name,
-            service.created,
-            engine.members,
-            engine.strategy.name,
-            engine.context_window,
-            member_info=[each.model_dump() for each in engine.member_info],
-            config=engine.config.override(service.check_limits(engine, {})).model_dump(
-                mode="json", exclude_defaults=True
-            ),
-            can_enforce=engine.can_enforce,
-        )
-    return model_object(name, service.created, [name], SINGLE, smallest_window(engine, [name]))
+        config = engine.config.override(service.check_limits(engine, {}))
+        window = engine.context_window
+        extension = {
+            "members": list(engine.members),
+            "strategy": engine.strategy.name,
+            "member_info": [each.model_dump() for each in engine.member_info],
+            "config": config.model_dump(mode="json", exclude_defaults=True),
+            "can_enforce": engine.can_enforce,
+        }
+    else:
+        window = smallest_window(engine, [name])
+        extension = {"members": [name], "strategy": SINGLE}
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "adafuse-llm",
+        "max_model_len": window,
+        EXTENSION: extension,
+    }
 
 
 async def _complete(
@@ -105,25 +129,25 @@ async def _complete(
     opened = service.admitted(
         partial(_open, service, asked),
         has_grammar=asked.has_grammar,
-        limit=service.time_limit(asked.timeout),
+        limit=service.time_limit(asked.body.adafuse.timeout),
     )
     try:
-        if asked.check:
+        if asked.body.adafuse.check:
             work = service.result(partial(_check, service, asked), has_grammar=True)
             await unless_disconnected(request.receive, work)
             return JSONResponse({"object": "check", "choices": []})
-        if not asked.stream or asked.texts is not None:
+        if not asked.body.stream or asked.body.adafuse.texts is not None:
             return await unless_disconnected(request.receive, _whole(service, asked, opened))
         parts = _parts(service, asked, opened)
         first = await unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    return StreamResponse(parts, first, headers=warnings_header(asked.ignored.warnings))
+    return StreamResponse(parts, first, warnings_header(asked.ignored.warnings))
 
 
 def _check(service: Service, asked: ServedRequest, _: threading.Event) -> None:
     """Check that the members can follow the grammar of a request."""
-    engine, options = service.resolve(asked.model, asked.strategy, asked.options)
+    engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
     engine.check_grammar(**service.check_limits(engine, options))
 
 
@@ -136,10 +160,8 @@ def _open(
         ApiError: the request cannot be served.
         InvalidInputError: an option cannot be used.
     """
-    engine, options = service.resolve(asked.model, asked.strategy, asked.options)
-    if asked.variables or asked.effort is not None:
-        options = with_variables(engine, options, asked)
-    check_prompts(engine, options, asked)
+    engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
+    options = _with_variables(engine, options, asked)
     chat, inputs = asked.conversation, len(asked.prompts) or 1
     has_limit = "max_new_tokens" in options or engine.config.max_new_tokens != DEFAULT_LIMIT
     open_ended = asked.open_ended or (asked.form.calls_tools and not has_limit)
@@ -147,7 +169,7 @@ def _open(
         engine,
         options,
         inputs=inputs,
-        characters=sum(map(len, asked.texts or ()))
+        characters=sum(map(len, asked.body.adafuse.texts or ()))
         + (max(map(len, asked.prompts)) if chat is None else chat.characters),
         length_option=asked.length_field,
         open_ended=open_ended,
@@ -164,23 +186,52 @@ def _open(
     request = EngineRequest(
         messages=chat,
         options=options,
-        texts=asked.texts,
-        ends=asked.ends,
-        timeout=service.time_limit(asked.timeout),
+        texts=asked.body.adafuse.texts,
+        ends=asked.body.adafuse.ends,
+        timeout=service.time_limit(asked.body.adafuse.timeout),
         cancel=cancel,
     )
     requests = [request] if chat else [replace(request, prompt=each) for each in asked.prompts]
     run = _opened(engine, requests, open_ended=open_ended)
     config = engine.config.override(options)
-    model = asked.model or service.config.served_model_name
+    model = asked.body.model or service.config.served_model_name
     leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
-    if asked.echoed is None or asked.texts is not None:
+    if asked.echoed is None or asked.body.adafuse.texts is not None:
         return run, CompletionWriter(model, asked, run.size // inputs, leader)
 
     def count_tokens(member: str, text: str) -> int:
         return len(engine.encode_text(text, use=(member,))[member])
 
     return run, ResponseWriter(model, asked, config, leader, count_tokens)
+
+
+def _with_variables(
+    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
+) -> dict[str, Any]:
+    """Return options with those variables of a request that a chat template of a member reads.
+
+    ``reasoning_effort`` is a variable; ``none`` also switches reasoning off. A raw prompt that
+    spells out a control token gets a warning.
+
+    Raises:
+        ApiError: a variable is ignored, and the server is strict.
+    """
+    active = engine.config.override(options).use or engine.members
+    backends = [backend for backend in engine.backends if backend.name in active]
+    known = {name for each in backends for name in each.codec.template_facts.variables}
+    told = (spelled_token(each.name, each.codec, p) for each in backends for p in asked.prompts)
+    asked.ignored.warnings += [warning for warning in told if warning][:1]
+    given = dict(asked.variables)
+    if asked.effort == "none" and "reasoning_effort" not in known:
+        switch = next((name for name in SWITCHES if name in known), "reasoning_effort")
+        given.setdefault(switch, False)
+    elif asked.effort is not None:
+        given.setdefault("reasoning_effort", asked.effort)
+    for name in [name for name in given if name not in known and name not in engine.members]:
+        asked.ignored.add(name, "no chat template of the members reads it")
+        del given[name]
+    given |= options.get("chat_template_kwargs") or {}
+    return {**options, "chat_template_kwargs": given} if given else options
 
 
 def _opened(engine: AdaFuseEngine, requests: list[EngineRequest], *, open_ended: bool) -> Run[Any]:
@@ -205,7 +256,7 @@ async def _whole(service: Service, asked: ServedRequest, opened: Opened) -> Resp
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
     results: list[Any] = [done[index] for index in range(run.size)]
-    if isinstance(writer, CompletionWriter) and asked.texts is not None:
+    if isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None:
         response = writer.scored(results)
     else:
         response = writer.response(results)
@@ -241,3 +292,38 @@ async def _parts(
         if not isinstance(error, (ApiError, AdaFuseError)):
             logger.exception("request %s failed", request_id())
         yield writer.failure(asked.error(error))
+
+
+async def _tokenize(service: Service, request: Request) -> Response:
+    """Return the tokens of a prompt, of a conversation, or of a text inside a prompt."""
+    ignored = Ignored(strict=service.config.strict)
+    asked = await read_object(request, partial(parse, _TokenizeBody), ignored)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise invalid("send either prompt or messages", "prompt")
+    engine, options = service.resolve(asked.model, None, asked.options(ignored)[0])
+    options.setdefault("chat_template_kwargs", asked.chat_template_kwargs)
+
+    def encode(_: threading.Event) -> dict[str, list[int]]:
+        text, conversation = asked.prompt or "", None
+        if asked.messages is not None:
+            conversation = read_conversation(asked, asked.messages, ignored)
+        characters = len(text) if conversation is None else conversation.characters
+        service.check_limits(engine, options, characters=characters)
+        if conversation is not None:
+            return engine.encode_prompt(messages=conversation, **options)
+        if not asked.add_special_tokens:
+            return engine.encode_text(text, **options)
+        return engine.encode_prompt(text, **options)
+
+    tokens = await unless_disconnected(request.receive, service.result(encode))
+    member = max(tokens, key=lambda name: len(tokens[name]))
+    extension: dict[str, Any] = {"member": member, "tokens": tokens}
+    if ignored.warnings:
+        extension["warnings"] = ignored.warnings
+    answer: dict[str, Any] = {
+        "count": len(tokens[member]),
+        "max_model_len": smallest_window(engine, tokens),
+        "tokens": tokens[member],
+        EXTENSION: extension,
+    }
+    return JSONResponse(answer, headers=warnings_header(ignored.warnings))

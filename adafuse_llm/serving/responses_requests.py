@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.errors import short_repr
 from adafuse_llm.serving.errors import invalid
 from adafuse_llm.serving.openai_fields import NO_STORE, Ignored, parse
 from adafuse_llm.serving.openai_requests import (
     Conversational,
+    Part,
     ServedRequest,
     conversational,
     note_of,
@@ -25,58 +28,46 @@ LOGPROBS = "message.output_text.logprobs"
 ITEMS = ("message", "reasoning", "function_call", "function_call_output")
 """Types of items in the input."""
 
-ECHOED = ("instructions", "max_output_tokens", "tools", "tool_choice", "parallel_tool_calls")
-"""Fields that a response repeats."""
+
+class _Text(Part):
+    format: dict[str, Any] | None = None
+
+
+class _Reasoning(Part):
+    effort: str | None = None
 
 
 class _ResponseBody(Conversational):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = None
+    text: _Text = _Text()
+    reasoning: _Reasoning = _Reasoning()
+    include: list[str] = Field(default_factory=list)
 
 
 def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
-    """Read a request for a response.
-
-    Args:
-        body: the body of the request.
-        ignored: takes what is ignored.
-
-    Raises:
-        ApiError: a field is unknown, not supported, or has an invalid value.
-    """
+    """Read a request for a response. The arguments and errors are those of `read_chat`."""
     given = parse(_ResponseBody, body, ignored)
-    text = ignored.keep(given.text or {}, ("format", "verbosity"), "text")
-    if text.get("verbosity") not in (None, "medium"):
-        ignored.add("text.verbosity")
-    reasoning = ignored.keep(given.reasoning or {}, ("effort",), "reasoning")
+    response_format, metadata = given.text.format, body.get("metadata")
     asked = conversational(
         given,
         ignored,
         _turns(given, ignored),
-        response_format=_object(text.get("format"), "text.format"),
-        effort=_text(reasoning.get("effort"), "reasoning.effort"),
+        response_format=response_format,
         place="input",
         format_place="text.format",
     )
-    for each in given.include or ():
-        if each != LOGPROBS:
-            ignored.add("include", f"responses never have {short_repr(each)}")
-    if given.top_logprobs or LOGPROBS in (given.include or ()):
+    if LOGPROBS in given.include:
         asked["options"]["logprobs"] = True
-    metadata = body.get("metadata")
-    return ServedRequest(
-        **asked,
-        echoed={
-            **{name: getattr(given, name) for name in ECHOED},
-            "metadata": metadata if isinstance(metadata, Mapping) else {},
-            "format": text.get("format") or {"type": "text"},
-        },
-    )
+    echoed = {
+        "instructions": given.instructions,
+        "max_output_tokens": body.get("max_output_tokens"),
+        "tools": given.tools,
+        "tool_choice": given.tool_choice or "auto",
+        "metadata": metadata if isinstance(metadata, dict) else {},
+        "text": {"format": response_format or {"type": "text"}},
+    }
+    return ServedRequest(**asked, effort=given.reasoning.effort, echoed=echoed)
 
 
 def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
@@ -163,10 +154,4 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 def _text(value: Any, name: str) -> str | None:
     if not isinstance(value, (str, type(None))):
         raise invalid(f"{name} must be a text; got {short_repr(value)}", name)
-    return value
-
-
-def _object(value: Any, name: str) -> Mapping[str, Any] | None:
-    if not isinstance(value, (Mapping, type(None))):
-        raise invalid(f"{name} must be an object; got {short_repr(value)}", name)
     return value

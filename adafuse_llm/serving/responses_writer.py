@@ -50,27 +50,21 @@ class ResponseWriter:
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._tokens: list[dict[str, Any]] = []
-        echoed: Mapping[str, Any] = asked.echoed or {}
         self._head = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
             "background": False,
-            "instructions": echoed.get("instructions"),
-            "max_output_tokens": echoed.get("max_output_tokens"),
-            "metadata": echoed.get("metadata"),
             "model": model,
             "parallel_tool_calls": asked.form.parallel,
             "previous_response_id": None,
             "reasoning": {"effort": asked.effort, "summary": None},
             "store": False,
             "temperature": config.temperature,
-            "text": {"format": echoed.get("format")},
-            "tool_choice": echoed.get("tool_choice") or "auto",
-            "tools": echoed.get("tools") or [],
             "top_logprobs": config.top_logprobs,
             "top_p": config.top_p,
             "truncation": "disabled",
+            **(asked.echoed or {}),
         }
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:  # noqa: ARG002
@@ -125,7 +119,7 @@ class ResponseWriter:
         is_cut = generation.finish_reason in CUT
         extension = {
             "usage": generation.usage.model_dump(),
-            **wire.whole(generation, rounds=self._asked.rounds),
+            **wire.whole(generation, rounds=self._asked.body.adafuse.rounds),
         }
         if self._warnings:
             extension["warnings"] = self._warnings

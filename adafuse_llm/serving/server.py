@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import math
@@ -103,9 +102,9 @@ def run(
         app: the application.
         service: the service of the application, without an engine.
         listener: a socket that accepts connections.
-        load: function that loads the members.
+        load: loads the members.
         config: options of the server.
-        on_ready: function that is called when the members are loaded.
+        on_ready: is called when the members are loaded.
 
     Returns:
         0 after SIGTERM, and 130 after SIGINT.
@@ -172,11 +171,7 @@ def _leave(code: int) -> None:
 class _Server(uvicorn.Server):
     """A server that drains its service on a signal.
 
-    Args:
-        uvicorn_config: options of uvicorn.
-        service: the service.
-        config: options of the server.
-        on_start: function that is called when connections and signals are accepted.
+    It calls `on_start` when it accepts connections and signals.
 
     Attributes:
         signal: the signal that stops the server, or None.
@@ -226,17 +221,7 @@ def _give_up() -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection whose IPv4 clients have their IPv4 addresses at an IPv6 socket, too.
-
-    A client that asks for another protocol, such as HTTP/2, gets its answer without a warning in
-    the log about libraries that the server does not need.
-    """
+    """Answers requests for another protocol, such as HTTP/2, without two warnings in the log."""
 
     def _unsupported_upgrade_warning(self) -> None:
         pass
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection."""
-        super().connection_made(transport)
-        if self.client is not None:
-            self.client = (self.client[0].removeprefix("::ffff:"), self.client[1])

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, closing
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+import anyio
 from starlette.requests import ClientDisconnect
 
 from adafuse_llm.engine import AdaFuseEngine
@@ -25,13 +26,9 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.results import Scores, StreamEvent
 from adafuse_llm.run import Run
-from adafuse_llm.serving.access import note_outcome, request_id, seconds_since_arrival
+from adafuse_llm.serving.access import note_outcome, outcome_of, request_id, seconds_since_arrival
 from adafuse_llm.serving.errors import (
-    BUSY,
     CONTEXT_CODE,
-    FAILED,
-    INVALID,
-    LATE,
     ApiError,
     api_error,
     invalid,
@@ -54,9 +51,6 @@ TOKEN_CHARACTERS = 16
 """Characters of a prompt for each token of the context window, above which it is refused at once.
 Tokens have three to five characters on average."""
 
-OUTCOMES = {INVALID: "refused", BUSY: "busy", LATE: "timeout", FAILED: "failed"}
-"""Outcomes of requests that end with an error, by its type."""
-
 T = TypeVar("T")
 E = TypeVar("E", bound=StreamEvent | Scores)
 
@@ -64,14 +58,10 @@ E = TypeVar("E", bound=StreamEvent | Scores)
 class Service:
     """An ensemble that is served, or will be once its members are loaded.
 
-    Args:
-        config: options of the server.
-
     Attributes:
         config: options of the server.
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
-        failures: number of requests that have failed because of the server.
 
     Raises:
         InvalidOptionError: an allowed strategy does not exist.
@@ -81,7 +71,6 @@ class Service:
         self.config = config
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
-        self.failures = 0
         self._engine: AdaFuseEngine | None = None
         self._strategies = _strategies(config.allowed_strategies)
         self._views: dict[str, AdaFuseEngine] = {}
@@ -90,8 +79,6 @@ class Service:
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "adafuse grammars")
         self._stops = False
         self._cancelled = False
-
-    # The engine --------------------------------------------------------------------------------
 
     def open(self, engine: AdaFuseEngine) -> None:
         """Serve an engine from now on. The caller closes it.
@@ -150,11 +137,8 @@ class Service:
     ) -> tuple[AdaFuseEngine, dict[str, Any]]:
         """Return the engine and the options for a model's name.
 
-        Args:
-            model: name of the ensemble or of a member; None for the ensemble.
-            strategy: name of a strategy; None for the ensemble's own, and for a member alone
-                `SINGLE`.
-            options: options of the request.
+        Without a model, it is the ensemble. Without a strategy, it is the ensemble's own, and for a
+        member alone `SINGLE`.
 
         Raises:
             ApiError: there is no such model or strategy, or the model contradicts the option
@@ -198,8 +182,6 @@ class Service:
                 code="model_not_found",
             )
 
-    # Requests ----------------------------------------------------------------------------------
-
     def check_limits(
         self,
         engine: AdaFuseEngine,
@@ -221,7 +203,7 @@ class Service:
             open_ended: whether the response may fill the smallest context window.
 
         Returns:
-            The options, with the server's limits of tokens if they have none.
+            The options, with the server's limit of tokens if they have none.
 
         Raises:
             ApiError: a limit is exceeded.
@@ -302,11 +284,13 @@ class Service:
             result = asyncio.get_running_loop().run_in_executor(
                 threads, copy_context().run, work, cancel
             )
+            # before Python 3.12, asyncio.wait_for loses some cancellations
             try:
-                done = await asyncio.wait_for(result, limit)
+                with anyio.fail_after(limit):
+                    done = await result
             except RequestTimeoutError:
                 raise
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 raise RequestTimeoutError(
                     f"the request was stopped after {limit:g} seconds, before it could start. "
                     "Shorten the prompt, or try again later."
@@ -318,8 +302,8 @@ class Service:
             outcome = "cancelled"
             raise
         except BaseException as error:
-            outcome = OUTCOMES[api_error(error).type]
-            if outcome == OUTCOMES[FAILED] and isinstance(error, AdaFuseError):
+            outcome = outcome_of(api_error(error).status)
+            if outcome == "failed" and isinstance(error, AdaFuseError):
                 logger.error("request %s failed: %s", request_id(), error)
             raise
         finally:
@@ -354,8 +338,6 @@ class Service:
                             raise not_ready("the server stops")
                         self.metrics.generation(generation)
                 yield index, event
-
-    # The end -----------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:

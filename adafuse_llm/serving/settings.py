@@ -15,12 +15,9 @@ VARIABLE: Final = "ADAFUSE_SERVER_KEYS"
 KEY: Final = re.compile("[!-~]+")
 """An API key: visible ASCII characters."""
 
-MAX_WAITING: Final = 256
-"""Default of `RuntimeConfig.max_waiting` in a server. Clients can try again, so fewer requests wait
-than elsewhere."""
-
-RUNTIME: Final[Mapping[str, Any]] = {"max_waiting": MAX_WAITING}
-"""Defaults of `RuntimeConfig` in a server."""
+RUNTIME: Final[Mapping[str, Any]] = {"max_waiting": 256}
+"""Defaults of `RuntimeConfig` in a server. Clients can try again, so fewer requests wait than
+elsewhere."""
 
 REFUSED: Final = {
     "n": "a client asks for the number of responses in its request",

@@ -58,8 +58,8 @@ OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
 """Last line of every grammar, which overrules earlier ones. Text without an alternative may have
 any tokens."""
 
-NEEDED_BYTES = (*b"\t\n", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
-"""The bytes of text, without control characters and planes of Unicode that hold no characters."""
+NEEDED_BYTES = (*b"\n", *range(0x20, 0x7F))
+"""The bytes of printable ASCII. A member whose vocabulary lacks one could stick in any grammar."""
 
 _ERROR = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*?)(?:\n +\d+ \|.*)?", re.DOTALL)
 _REMEDIES = {

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -235,11 +236,11 @@ def test_models_are_loaded_like_on_the_command_line(monkeypatch):
         {"batch_size": "auto", "device": "cuda:9"},
     )
     ((paths, options),) = loaded
-    assert paths == ["path/a", "path/b"]
+    assert [each.path for each in paths] == ["path/a", "path/b"]
     assert (options["strategy"], options["config"].use) == ("fixed-2", ("one",))
     assert options["runtime"].max_requests == made.requests == 16
     AdaFuseLM(batch_size=2)
-    assert [path.rpartition("/")[2] for path in loaded[1][0]] == ["wren", "heron", "finch"]
+    assert [Path(each.path).name for each in loaded[1][0]] == ["wren", "heron", "finch"]
 
 
 def test_a_configuration_file_sets_models_and_options(monkeypatch, tmp_path):
@@ -254,7 +255,7 @@ def test_a_configuration_file_sets_models_and_options(monkeypatch, tmp_path):
     path.write_text("models: [org/one]\ndtype: float64\nmax_words: 2\nmax_new_tokens: 9\n")
     AdaFuseLM.create_from_arg_string(f"config={path},max_words=1", {})
     ((paths, options),) = loaded
-    assert (list(paths), options["dtype"]) == (["org/one"], "float64")
+    assert ([each.path for each in paths], options["dtype"]) == (["org/one"], "float64")
     assert (options["config"].max_words, options["config"].max_new_tokens) == (1, 9)
     with pytest.raises(InvalidInputError, match="either"):
         lm(ONE, config=str(path))

@@ -23,11 +23,11 @@ from adafuse_llm import (
     Engine,
     InvalidInputError,
     RemoteEngine,
+    RequestTimeoutError,
 )
 from adafuse_llm.serving import create_app
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
 from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler
-from langchain_adafuse.errors import CallTimeoutError
 from tests.support.instruction_follower import answer
 from tests.support.llama_calls import PATHS, ask, recorded
 from tests.support.scripted import scripted_engine
@@ -145,7 +145,7 @@ def test_errors_of_a_server_are_those_of_the_frameworks(remote: RemoteEngine) ->
         ChatAdaFuse(engine=remote).invoke("word " * 9000)
     with pytest.raises(ContextWindowError, match="context window"):
         AdaFuseLLM(engine=remote).chat([ChatMessage("word " * 9000)])
-    with pytest.raises(CallTimeoutError):
+    with pytest.raises(RequestTimeoutError):
         ChatAdaFuse(engine=remote, timeout=1e-6).invoke("Hello", min_new_tokens=200)
 
 

@@ -14,14 +14,16 @@ from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.openai_fields import (
     HEADER,
+    LENGTHS,
     MAX_HEADER,
     MAX_WARNINGS,
+    OPTIONS,
     QUIET,
     REFUSED,
 )
-from adafuse_llm.serving.openai_requests import TOKENS, _ChatBody, _CompletionBody
+from adafuse_llm.serving.openai_requests import _ChatBody, _CompletionBody
+from adafuse_llm.serving.openai_routes import _TokenizeBody
 from adafuse_llm.serving.responses_requests import _ResponseBody
-from adafuse_llm.serving.tokenization import _TokenizeBody
 from tests.support.paths import ROOT
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.serving import served
@@ -77,7 +79,7 @@ def error(response):
     return response.json()["error"]
 
 
-def test_r3_v8_keys_of_messages_that_no_member_reads_are_ignored(address, strict):
+def test_keys_of_messages_that_no_member_reads_are_ignored(address, strict):
     said = {
         "role": "assistant",
         "content": [
@@ -103,7 +105,7 @@ def test_r3_v8_keys_of_messages_that_no_member_reads_are_ignored(address, strict
         assert HEADER not in response.headers
 
 
-def test_r3_v8_a_refusal_is_text_and_an_image_is_still_refused(address):
+def test_a_refusal_is_text_and_an_image_is_still_refused(address):
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     said = {"role": "assistant", "content": "No."}
     again = {"role": "user", "content": "Why?"}
@@ -121,7 +123,7 @@ def test_r3_v8_a_refusal_is_text_and_an_image_is_still_refused(address):
         "content": [{"type": "text", "text": "A"}, image],
     }
     (told,) = warnings(chat(address, messages=[*QUESTION, called, result]))
-    assert "'image_url' in messages.2.content as a short text" in told
+    assert "the members read 'image_url' as a short text" in told
 
 
 @pytest.mark.sweep(3)
@@ -134,16 +136,13 @@ def test_r3_v8_a_refusal_is_text_and_an_image_is_still_refused(address):
         ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
         ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
         ({"logit_bias": {" 4": -50}}, {"logit_bias": {" 4": -50}}),
-        ({"guided_regex": "[a-c]{5}"}, {"regex": "[a-c]{5}"}),
         ({"regex": "[a-c]{5}"}, {"regex": "[a-c]{5}"}),
-        ({"guided_choice": ["yes", "no"]}, {"choices": ["yes", "no"]}),
-        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choices": ["yes", "no"]}),
-        ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"choices": ["yes", "no"]}, {"choices": ["yes", "no"]}),
         ({"json_schema": SCHEMA}, {"json_schema": SCHEMA}),
     ],
     ids="-".join,
 )
-def test_r3_v9_fields_that_the_engine_has_are_obeyed(address, strict, engine, fields, options):
+def test_fields_that_the_engine_has_are_obeyed(address, strict, engine, fields, options):
     expected = engine.generate(messages=QUESTION, max_new_tokens=16, **options).text
     for url in (address, strict):
         response = chat(url, max_tokens=16, **fields)
@@ -151,7 +150,7 @@ def test_r3_v9_fields_that_the_engine_has_are_obeyed(address, strict, engine, fi
         assert warnings(response) == []
 
 
-def test_r3_v9_other_fields_are_ignored_with_a_warning_or_refused(address, strict):
+def test_other_fields_are_ignored_with_a_warning_or_refused(address, strict):
     plain = text(chat(address))
     fields = {
         "mirostat": 2,
@@ -159,39 +158,31 @@ def test_r3_v9_other_fields_are_ignored_with_a_warning_or_refused(address, stric
         "max_words": 3,
         "a_field_of_next_year": {"a": [1]},
         "reasoning_effort": "low",
-        "chat_template_kwargs": {"enable_thinking": False},
         "logit_bias": {"17": 5},
-        "stream_options": {"continuous_usage_stats": True},
     }
     response = chat(address, **fields)
     assert text(response) == plain
     told = warnings(response)
     assert len(told) == len(fields)
     for name, value in fields.items():
-        (one,) = [each for each in told if f"'{name}" in each]
+        (one,) = [each for each in told if f"'{name}'" in each]
         assert one in response.headers[HEADER]
         refused = error(chat(strict, **{name: value}))
         assert refused["code"] == "unsupported_parameter"
-        assert refused["param"].partition(".")[0] == name
+        assert refused["param"] == name
         assert "ignored" not in refused["message"]
     assert any("Did you mean 'temperature'?" in each for each in told)
-    assert any("send {'adafuse': {'max_words': ...}}" in each for each in told)
+    assert any("send it in 'adafuse'" in each for each in told)
 
 
-def test_r3_v9_warnings_have_a_limit(address):
-    others = {f"key\n{n}{'é' * 40}": "é" for n in range(5000)}
-    function = {"name": "look_up", "parameters": NAME, **others}
-    response = chat(address, tools=[{"type": "function", "function": function}])
-    told = [each for each in warnings(response) if "ignored" in each]
-    assert len(told) == MAX_WARNINGS + 1
-    assert told[-1] == "more fields were ignored"
+def test_warnings_have_a_limit(address):
+    response = chat(address, **{f"key\n{n}{'é' * 40}": "é" for n in range(5000)})
+    assert len(warnings(response)) == MAX_WARNINGS
     assert response.headers[HEADER].isascii()
     assert MAX_HEADER - 2 < len(response.headers[HEADER]) <= MAX_HEADER  # no space at its end
-    many = chat(address, model="wren", logit_bias={str(n): 1 for n in range(1025)})
-    assert error(many)["param"] == "logit_bias"
 
 
-def test_r3_v9_a_stream_has_the_warnings_in_its_header_and_at_its_end(address):
+def test_a_stream_has_the_warnings_in_its_header_and_at_its_end(address):
     body = {"messages": QUESTION, "max_tokens": 4, "stream": True, "mirostat": 2}
     with httpx.stream("POST", address + CHAT, json=body) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
@@ -199,7 +190,7 @@ def test_r3_v9_a_stream_has_the_warnings_in_its_header_and_at_its_end(address):
     assert "mirostat" in json.loads(lines[-2])["adafuse"]["warnings"][0]
 
 
-def test_r3_v9_fields_that_promise_nothing_need_no_warning(address, strict):
+def test_fields_that_promise_nothing_need_no_warning(address, strict):
     plain = text(chat(address))
     fields: dict[str, Any] = {
         **dict.fromkeys(QUIET, "x"),
@@ -214,13 +205,13 @@ def test_r3_v9_fields_that_promise_nothing_need_no_warning(address, strict):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_r3_v9_what_determines_the_form_of_an_answer_is_never_dropped(address, name):
+def test_what_determines_the_form_of_an_answer_is_never_dropped(address, name):
     refused = error(chat(address, **{name: [5]}))
     assert refused["param"] == name
     assert REFUSED[name] in refused["message"]
 
 
-def test_half_a_character_becomes_a_whole_one_with_a_warning(address, strict):
+def test_half_a_character_becomes_a_whole_one(address):
     message = {"role": "user", "content": "a\ufffd b 🙂", "\ufffd": "\\ud83d"}
     whole = json.dumps({"messages": [message], "max_tokens": 3})
     half, headers = whole.replace("\\ufffd", "\\ud83d"), {"Content-Type": "application/json"}
@@ -228,9 +219,6 @@ def test_half_a_character_becomes_a_whole_one_with_a_warning(address, strict):
         httpx.post(address + CHAT, content=body, headers=headers) for body in (whole, half)
     )
     assert text(second) == text(first)
-    assert warnings(first) == []
-    assert "U+FFFD" in warnings(second)[0]
-    assert error(httpx.post(strict + CHAT, content=half, headers=headers))["param"] == "body"
 
 
 def test_a_raw_prompt_with_control_tokens_has_a_warning():
@@ -255,7 +243,7 @@ def test_a_raw_prompt_with_control_tokens_has_a_warning():
 )
 def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, limit, reason):
     long = "word " * 400
-    runtime = RuntimeConfig(cache_bytes=60_000)  # for 3,750 tokens, and the window has 8,192
+    runtime = RuntimeConfig(cache_bytes=240_000)  # for 3,750 tokens, and the window has 8,192
     with (
         AdaFuseEngine([scripted(lambda _: long)], runtime=runtime) as engine,
         served(create_app(engine, ServingConfig(max_output_tokens=limit))) as url,
@@ -265,7 +253,7 @@ def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, 
     assert choice["finish_reason"] == reason
 
 
-def test_r3_v9_echo_is_obeyed_except_with_log_probabilities(address):
+def test_echo_is_obeyed_except_with_log_probabilities(address):
     prompts = ["The old mill", "A ticket"]
     body = {"prompt": prompts, "max_tokens": 3, "echo": True}
     plain = httpx.post(address + COMPLETE, json={**body, "echo": False}).json()["choices"]
@@ -283,7 +271,7 @@ def test_r3_v9_echo_is_obeyed_except_with_log_probabilities(address):
     assert error(both)["param"] == "echo"
 
 
-def test_r3_v9_effort_and_variables_reach_the_templates_that_read_them():
+def test_effort_and_variables_reach_the_templates_that_read_them():
     def script(prompt):
         return "Four." if "</think>" in prompt else "<think>\nThree is few.\n</think>\n\nFour."
 
@@ -310,7 +298,7 @@ def test_r3_v9_effort_and_variables_reach_the_templates_that_read_them():
         {"type": "json_schema", "json_schema": {"name": "price", "schema": SCHEMA}},
     ],
 )
-def test_r3_v10_a_schema_is_obeyed_wherever_servers_put_it(address, given):
+def test_a_schema_is_obeyed_wherever_servers_put_it(address, given):
     response = chat(address, max_tokens=60, response_format=given)
     assert json.loads(text(response)) == {"florins": 4}
     assert warnings(response) == []
@@ -329,22 +317,10 @@ def test_r3_v10_a_schema_is_obeyed_wherever_servers_put_it(address, given):
         {},
     ],
 )
-def test_r3_v10_a_schema_in_another_place_is_an_error(address, given):
+def test_a_schema_in_another_place_is_an_error(address, given):
     assert error(chat(address, response_format=given))["param"] == "response_format"
     with pytest.raises(InvalidInputError, match="response_format must be"):
         schema_of(given)
-
-
-def test_r3_v10_unknown_keys_in_a_format_or_a_tool_are_told(address, strict):
-    named = {"name": "price", "schema": SCHEMA, "examples": [4]}
-    form = {"response_format": {"type": "json_schema", "json_schema": named}, "max_tokens": 60}
-    (told,) = warnings(chat(address, **form))
-    assert "'response_format.json_schema.examples' was ignored" in told
-    assert error(chat(strict, **form))["param"] == "response_format.json_schema.examples"
-    function = {"name": "look_up", "parameters": NAME, "returns": "text"}
-    tool = {"type": "function", "function": function, "cache_control": {"type": "ephemeral"}}
-    response = chat(address, tools=[tool], tool_choice="none")
-    assert warnings(response) == ["the field 'tools.0.returns' was ignored"]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +330,7 @@ def test_r3_v10_unknown_keys_in_a_format_or_a_tool_are_told(address, strict):
         {"type": "function", "function": {"name": "look_up", "inputSchema": NAME}},
     ],
 )
-def test_r3_v10_a_tool_of_another_form_is_an_error(address, tool):
+def test_a_tool_of_another_form_is_an_error(address, tool):
     assert error(chat(address, tools=[tool]))["param"] == "tools"
 
 
@@ -373,12 +349,12 @@ BODIES: dict[str, Any] = {
     ["x", -1, [None], [{}], {"type": []}, {"type": "function", "schema": 1, "5": "x"}],
     ids=repr,
 )
-def test_r3_v9_an_odd_value_of_a_field_is_no_failure_of_the_server(address, path, odd):
+def test_an_odd_value_of_a_field_is_no_failure_of_the_server(address, path, odd):
     kind, body = BODIES[path]
     failed = {}
     with httpx.Client() as client:
-        for name in kind.model_fields:
-            if odd == -1 and name in TOKENS:
+        for name in {*kind.model_fields, *OPTIONS}:
+            if odd == -1 and name in LENGTHS:
                 continue
             response = client.post(address + path, json={**body, name: odd})
             if response.status_code not in (200, 400, 404):
@@ -386,8 +362,8 @@ def test_r3_v9_an_odd_value_of_a_field_is_no_failure_of_the_server(address, path
     assert failed == {}
 
 
-def test_r3_v9_the_guide_lists_the_fields():
+def test_the_guide_lists_the_fields():
     guide = (ROOT / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
     for body in (_ChatBody, _CompletionBody, _ResponseBody):
-        fields = set(body.model_fields) - {"text", "reasoning", "add_generation_prompt"}
-        assert [name for name in sorted({*fields, *REFUSED}) if f"`{name}`" not in guide] == []
+        fields = {*body.model_fields, *LENGTHS, *REFUSED} - {"text", "reasoning"}
+        assert [name for name in sorted(fields) if f"`{name}`" not in guide] == []

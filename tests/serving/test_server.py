@@ -248,20 +248,6 @@ def test_a_body_that_trickles_is_cut(caplog) -> None:
     assert caplog.messages[0].endswith("outcome=timeout")
 
 
-def test_two_lengths_of_a_body_close_the_connection() -> None:
-    head = b"POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
-    chunks = b"\r\n3\r\nabc\r\n0\r\n\r\n"
-    with running() as each:
-        with connected(each.address, head + b"Content-Length: 3\r\n" + chunks) as client:
-            answer = read_all(client)
-        assert b"\r\nconnection: close\r\n" in answer.lower()
-        assert answer.endswith(b"\r\n\r\n3")
-        with connected(each.address, head + chunks) as client:
-            for _ in range(2):
-                assert b"connection: close" not in client.recv(65536).lower()
-                client.sendall(head + chunks)
-
-
 def test_a_client_that_sends_more_than_the_limit_reads_the_error(caplog) -> None:
     caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
     with running() as each:

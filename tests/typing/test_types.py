@@ -18,11 +18,9 @@ def test_the_typed_options_are_the_options() -> None:
 def test_the_typed_keywords_of_langchains_models_are_their_fields() -> None:
     from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
     from langchain_adafuse._model import ACCEPTED, ModelFields
-    from langchain_adafuse.chat_models import ChatFields
 
     fields = {*AdaFuseLLM.model_fields, *ChatAdaFuse.model_fields}
-    assert {*ChatFields.__annotations__} == {*fields, *ALIASES, *ACCEPTED}
-    assert {*ChatFields.__annotations__} - {*ModelFields.__annotations__} == {"enforce"}
+    assert {*ModelFields.__annotations__} == {*fields, *ALIASES, *ACCEPTED}
 
 
 @pytest.mark.quick

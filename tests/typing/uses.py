@@ -84,7 +84,7 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
         members=[*PATHS, TransformersMember(path="a"), {"path": "b"}], dtype="bfloat16"
     )  # ok
     lc.ChatAdaFuse(engine=engine, model="wren+heron", max_tokens=50, timeout=3.5)  # ok
-    lc.ChatAdaFuse(engine=engine, round_detail="summary", trace_rounds=True, max_retries=2)  # ok
+    lc.ChatAdaFuse(engine=engine, round_detail="summary", max_retries=2)  # ok
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # type: ignore[arg-type]
     lc.ChatAdaFuse.from_embedded(max_word=1)  # type: ignore[call-arg]
@@ -105,11 +105,7 @@ async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
     text: str = llm.invoke("x", anything=1)  # ok
     await llm.agenerate(["x"], ["stop"], max_words=1)  # ok
     llm.generate("x")  # type: ignore[arg-type]
-    try:
-        chat.invoke("x", timeout=5)  # ok
-    except lc.CallTimeoutError as error:
-        so_far: AIMessage | str = error.partial  # ok
-        wrong: int = error.partial  # type: ignore[assignment]
+    chat.invoke("x", timeout=5)  # ok
 
 
 def llama_index(engine: AdaFuseEngine, path: Path) -> None:

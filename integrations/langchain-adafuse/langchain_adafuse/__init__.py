@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from langchain_adafuse.callbacks import RoundCallbackHandler, get_round_callback
 from langchain_adafuse.chat_models import ChatAdaFuse
-from langchain_adafuse.errors import CallTimeoutError
 from langchain_adafuse.llms import AdaFuseLLM
 
 __all__ = [
     "AdaFuseLLM",
-    "CallTimeoutError",
     "ChatAdaFuse",
     "RoundCallbackHandler",
     "get_round_callback",

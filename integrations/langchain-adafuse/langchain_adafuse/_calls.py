@@ -5,41 +5,50 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import AIMessage
+from langchain_core.messages.ai import UsageMetadata
 
-from adafuse_llm import ContextWindowError, Engine, Request, Round, StreamEvent
+from adafuse_llm import (
+    ContextWindowError,
+    Engine,
+    Generation,
+    InvalidOptionError,
+    Request,
+    RequestTimeoutError,
+    Round,
+    StreamEvent,
+)
 from adafuse_llm.adapters.enforcing import enforced
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.summary import Summary, record
 from adafuse_llm.text.matchers import is_available
-from langchain_adafuse._metadata import metadata_of
-from langchain_adafuse._rounds import ModelRun, RoundRecords, RoundReporter
-from langchain_adafuse.errors import CallTimeoutError
+from langchain_adafuse._rounds import ROUNDS_KEY, RoundRecords
 
 if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
 
-ANY_TEXT = ReplyForm()
+TOKEN_KINDS = ("prompt_tokens", "completion_tokens", "total_tokens")
+ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
 
 
 class Step(NamedTuple):
-    """An event of a response, or a whole response as one event.
+    """An event of a response.
 
     Attributes:
         number: number of the response in the call.
         event: the event.
-        records: the records of its rounds that messages have.
+        rounds: the record of its round, for callbacks.
         metadata: the metadata of the response, in the last event; otherwise empty.
     """
 
     number: int
     event: StreamEvent
-    records: RoundRecords
+    rounds: RoundRecords
     metadata: dict[str, Any]
 
 
@@ -48,39 +57,33 @@ class Call:
 
     Args:
         model: the model, with the overrides of the call.
-        run: the run to report rounds to.
-        form: the form of the replies.
-        numbers_prompts: whether records of rounds have the number of their prompt.
+        form: the form of the replies; None for a text model, whose records of rounds have the
+            number of their prompt.
+        streams: whether the steps are streamed.
 
-    Attributes:
-        model: as above.
-        form: as above.
+    Raises:
+        InvalidOptionError: several responses would be streamed.
     """
 
     def __init__(
-        self,
-        model: EnsembleModel,
-        run: ModelRun | None,
-        form: ReplyForm = ANY_TEXT,
-        *,
-        numbers_prompts: bool = False,
+        self, model: EnsembleModel, form: ReplyForm | None = None, *, streams: bool = False
     ) -> None:
-        self.form = form
+        if streams and model._config.n > 1:
+            raise InvalidOptionError(ONE_STREAM)
+        self.form = form or ReplyForm()
         self.model = model
-        self._numbers_prompts = numbers_prompts
-        self._reporter = RoundReporter(run, model.round_detail, model.trace_rounds)
+        self._numbers_prompts = form is None
         self._cancel = threading.Event()
         self._began = self._loaded = time.perf_counter_ns()
         self._first: dict[int, int] = {}  # when each response had its first event
 
     def steps(self, requests: Sequence[Request]) -> Generator[Step, None, None]:
-        """Yield the steps of all responses, and report their rounds. Load the members if needed."""
+        """Yield the steps of all responses. Load the members if needed."""
         engine = self.model._loaded()
         requests = self._prepared(engine, requests)
         with self._limited(), closing(engine.open(requests)) as run:
             for number, event in run:
-                labels = self._labels(number)
-                yield self._step(number, event, self._reporter.report(event, **labels))
+                yield self._step(number, event)
 
     async def asteps(self, requests: Sequence[Request]) -> AsyncGenerator[Step, None]:
         """Do the same as `steps`, without blocking the event loop."""
@@ -93,51 +96,23 @@ class Call:
             requests = await asyncio.to_thread(self._prepared, engine, requests)
         with self._limited(), closing(await engine.aopen(requests)) as run:
             async for number, event in run:
-                labels = self._labels(number)
-                yield self._step(number, event, await self._reporter.areport(event, **labels))
-
-    def wholes(
-        self, steps: Iterable[Step], as_partial: Callable[[Step], AIMessage | str]
-    ) -> list[Step]:
-        """Return the whole response of each last step, with the records and metadata of all steps.
-
-        Args:
-            steps: steps of the call.
-            as_partial: converts a response for the error.
-
-        Raises:
-            CallTimeoutError: a response was cancelled, because the call took too long.
-        """
-        ends: dict[int, Step] = {}
-        records: dict[int, RoundRecords] = {}
-        for step in steps:
-            records.setdefault(step.number, []).extend(step.records)
-            ends[step.number] = step
-        wholes, is_late = [], False
-        for number, step in sorted(ends.items()):
-            generation = step.event.generation
-            assert generation is not None, "a response ends with its generation or an error"
-            event = StreamEvent(
-                text=generation.text,
-                round=None,
-                generation=generation,
-                reply_prefix=generation.reply_prefix,
-            )
-            metadata = {**step.metadata, **self._logprobs(generation.rounds)}
-            wholes.append(Step(number, event, records[number], metadata))
-            is_late = is_late or generation.finish_reason == "cancelled"
-        if is_late:
-            raise CallTimeoutError(
-                "the call was stopped, because it took longer than "
-                f"timeout={self.model.timeout} seconds",
-                list(map(as_partial, wholes)),
-            )
-        return wholes
+                yield self._step(number, event)
 
     def metadata(self, step: Step) -> dict[str, Any]:
-        """Return the metadata of one step of a stream, with its log-probabilities."""
+        """Return the metadata of one chunk, with the log-probabilities of its round."""
         done = step.event.round
-        return step.metadata if done is None else {**step.metadata, **self._logprobs((done,))}
+        return {**step.metadata, **self.logprobs(() if done is None else (done,))}
+
+    def kept(self, rounds: RoundRecords) -> dict[str, RoundRecords]:
+        """Return the rounds under their key in messages, if messages have them."""
+        return {ROUNDS_KEY: rounds} if rounds and self.model.round_detail == "full" else {}
+
+    def logprobs(self, rounds: Sequence[Round]) -> dict[str, Any]:
+        """Return the metadata with the log-probabilities of rounds; empty without the option."""
+        if not rounds or self._config.counted_logprobs is None:
+            return {}
+        leader = self._config.reported_member(self._members)
+        return {"logprobs": openai_logprobs(rounds, leader)}
 
     def _prepared(self, engine: Engine, requests: Sequence[Request]) -> list[Request]:
         """Return requests with the options of the call, once the members are loaded."""
@@ -146,7 +121,7 @@ class Call:
         self._members = engine.members
         self._config = engine.config.override(options)
         if not self.form.is_free:
-            enforce = model._enforces if model._enforces is True or is_available() else False
+            enforce = model.enforce if model.enforce is True or is_available() else False
             options, problem = enforced(engine, self.form, options, enforce)
             if problem:
                 model._warn_once(
@@ -159,37 +134,61 @@ class Call:
             for each in requests
         ]
 
-    def _labels(self, number: int) -> dict[str, int]:
-        """Return what records of rounds tell about the place of a response in the call."""
-        prompt, response = divmod(number, self._config.n)
-        labels = {"prompt": prompt} if self._numbers_prompts else {}
-        return {**labels, "response": response} if self._config.n > 1 else labels
+    def _step(self, number: int, event: StreamEvent) -> Step:
+        """Return a step. Time that a consumer of the steps takes does not count as a duration.
 
-    def _step(self, number: int, event: StreamEvent, records: RoundRecords) -> Step:
-        """Return a step. Time that a consumer of the steps takes does not count as a duration."""
+        Raises:
+            RequestTimeoutError: the call took too long.
+        """
         first = self._first.setdefault(number, time.perf_counter_ns())
+        rounds = []
+        if event.round is not None and self.model.round_detail != "none":
+            prompt, response = divmod(number, self._config.n)
+            labels = {"prompt": prompt} if self._numbers_prompts else {}
+            labels |= {"response": response} if self._config.n > 1 else {}
+            rounds = [record(event.round) | labels]
         if event.generation is None:
-            return Step(number, event, records, {})
+            return Step(number, event, rounds, {})
+        if event.generation.finish_reason == "cancelled":
+            raise RequestTimeoutError(
+                "the call was stopped, because it took longer than "
+                f"timeout={self.model.timeout} seconds"
+            )
         later = event.generation.rounds[1:]
         durations = {  # with the names and the unit of Ollama's API
             "load_duration": self._loaded - self._began,
             "prompt_eval_duration": first - self._loaded,
             "eval_duration": round(sum(each.elapsed for each in later) * 1e9),
         }
-        metadata = metadata_of(
-            event.generation,
-            model_name=self.model.model_name,
-            detail=self.model.round_detail,
-            durations={"total_duration": sum(durations.values()), **durations},
-        )
-        return Step(number, event, records, metadata)
+        metadata = {
+            **self._metadata_of(event.generation),
+            "total_duration": sum(durations.values()),
+            **durations,
+        }
+        return Step(number, event, rounds, metadata)
 
-    def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any]:
-        """Return the metadata with the log-probabilities of rounds; empty without the option."""
-        if not rounds or self._config.counted_logprobs is None:
-            return {}
-        leader = self._config.reported_member(self._members)
-        return {"logprobs": openai_logprobs(rounds, leader)}
+    def _metadata_of(self, generation: Generation) -> dict[str, Any]:
+        """Return the metadata of a response, without log-probabilities and durations."""
+        reason, usage = generation.finish_reason, generation.usage.model_dump()
+        optional: dict[str, Any] = {
+            "adafuse_closing": generation.closing or None,
+            "seed": generation.seed,
+        }
+        if self.model.round_detail != "none":
+            summary = Summary.of(generation.rounds)
+            optional["adafuse_summary"] = summary.model_dump(mode="json")
+        return {
+            **{key: value for key, value in optional.items() if value is not None},
+            "finish_reason": "stop" if reason == "stop_sequence" else reason,
+            "model_name": self.model.model_name,
+            "model_provider": "adafuse",
+            "strategy": generation.strategy,
+            "token_usage": token_usage([usage_of(generation)]),
+            "usage_by_member": {
+                member: {kind: counts[member] for kind, counts in usage.items()}
+                for member in generation.usage.prompt_tokens
+            },
+        }
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
@@ -209,3 +208,40 @@ class Call:
         finally:
             timer.cancel()
             self._cancel.set()
+
+
+def usage_of(generation: Generation) -> UsageMetadata:
+    """Return the token counts of the first active member, in LangChain's form."""
+    usage = generation.usage
+    first = next(iter(usage.prompt_tokens))
+    prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
+    return UsageMetadata(
+        input_tokens=prompt,
+        output_tokens=completion,
+        total_tokens=prompt + completion,
+        input_token_details={"cache_read": usage.cached_tokens[first]},
+    )
+
+
+def token_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the tokens of all responses to one prompt, in OpenAI's form. The prompt counts once.
+
+    Args:
+        usages: the token counts of each response, in LangChain's form.
+    """
+    prompt = usages[0].get("input_tokens", 0) if usages else 0
+    completion = sum(usage.get("output_tokens", 0) for usage in usages)
+    counts = (prompt, completion, prompt + completion)
+    return dict(zip(TOKEN_KINDS, counts, strict=True))
+
+
+def output_of(model_name: str, usages: Iterable[Mapping[str, int]]) -> dict[str, Any]:
+    """Return LangChain's ``llm_output``: the model's name and the total of token counts.
+
+    Args:
+        model_name: the name.
+        usages: the token counts of each prompt, in OpenAI's form.
+    """
+    usages = list(usages)
+    total = {kind: sum(usage[kind] for usage in usages) for kind in TOKEN_KINDS}
+    return {"model_name": model_name, "token_usage": total}

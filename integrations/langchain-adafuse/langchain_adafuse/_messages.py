@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
-from langchain_core.messages.ai import UsageMetadata
-from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
-from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
-from adafuse_llm import StreamEvent, Tool
+from adafuse_llm import Tool
 from adafuse_llm.adapters.conversation import Turn
-from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall
-from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply import CALL_OPENS
 from adafuse_llm.adapters.schema import recursive_schema
 from adafuse_llm.errors import InvalidInputError, short_repr
-from langchain_adafuse._rounds import ROUNDS_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +89,7 @@ def _to_turn(message: BaseMessage) -> Turn:
             {
                 "id": call["id"],
                 "name": call["name"],
-                "arguments": f"{CALL_OPENS}{call['args'] or ''}",
+                "arguments": f"{CALL_OPENS}{(call['args'] or '').removeprefix(CALL_OPENS)}",
             }
             for call in message.invalid_tool_calls
         ]
@@ -200,104 +193,3 @@ def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:
         Tool(function["name"], function.get("description", ""), function.get("parameters", {}))
         for function in functions
     ]
-
-
-def with_call_errors(message: AIMessage) -> AIMessage:
-    """Return a complete message whose malformed calls have their text and their errors.
-
-    LangChain builds these calls from chunks, which have no place for errors.
-    """
-    if ERRORS_KEY not in message.additional_kwargs:
-        return message
-    others = dict(message.additional_kwargs)
-    errors = others.pop(ERRORS_KEY)
-    calls = [
-        {
-            **call,
-            "args": (call["args"] or "").removeprefix(CALL_OPENS),
-            "error": errors.get(call["id"], call["error"]),
-        }
-        for call in message.invalid_tool_calls
-    ]
-    update = {"additional_kwargs": others, "invalid_tool_calls": calls}
-    return message.model_copy(update=update)
-
-
-class Reply:
-    """A converter from stream events to chunks with text, reasoning and tool calls.
-
-    Args:
-        form: the form of the reply.
-    """
-
-    def __init__(self, form: ReplyForm) -> None:
-        self._reader = form.reader(as_text=False)
-        self._calls = 0
-        self._has_valid_call = False
-
-    def chunks(
-        self,
-        event: StreamEvent,
-        records: list[dict[str, Any]],
-        metadata: dict[str, Any] | None = None,
-        usage: UsageMetadata | None = None,
-    ) -> list[ChatGenerationChunk]:
-        """Return the chunks of one event.
-
-        The first chunk has text and reasoning. Completed calls are in a second chunk, because
-        LangChain's event protocol recognizes malformed calls only in a chunk of their own. If the
-        last event has calls, its metadata and usage are in a third chunk.
-
-        Args:
-            event: an event of the stream.
-            records: records of the event's round.
-            metadata: metadata of the whole reply, for the last event.
-            usage: token usage of the whole reply, for the last event.
-        """
-        whole = event.generation
-        delta = self._reader.read(event)
-        extras = {ROUNDS_KEY: records, "reasoning_content": delta.reasoning}
-        messages = [
-            AIMessageChunk(
-                content=delta.content, additional_kwargs={k: v for k, v in extras.items() if v}
-            )
-        ]
-        if delta.calls:
-            calls = [self._call_chunk(call) for call in delta.calls]
-            errors = {
-                str(chunk["id"]): call.error
-                for chunk, call in zip(calls, delta.calls, strict=True)
-                if isinstance(call, InvalidToolCall)
-            }
-            others = {ERRORS_KEY: errors} if errors else {}
-            messages.append(
-                AIMessageChunk(content="", tool_call_chunks=calls, additional_kwargs=others)
-            )
-        if whole is not None:
-            messages += [AIMessageChunk(content="")] if delta.calls else []
-            metadata = dict(metadata or {})
-            if delta.warnings:
-                metadata[WARNINGS_KEY] = delta.warnings
-                logger.warning("%s", "; ".join(delta.warnings))
-            if self._has_valid_call and metadata.get("finish_reason") == "stop":
-                metadata["finish_reason"] = "tool_calls"
-            messages[-1].response_metadata = metadata
-            messages[-1].usage_metadata = usage
-            messages[-1].chunk_position = "last"
-        return [ChatGenerationChunk(message=message) for message in messages]
-
-    def _call_chunk(self, part: ValidToolCall | InvalidToolCall) -> ToolCallChunk:
-        """Convert a call to a chunk.
-
-        LangChain would turn the text of some malformed calls into valid calls. To prevent this, the
-        text begins with the opening marker in the chunk (see `with_call_errors`).
-        """
-        if isinstance(part, ValidToolCall):
-            self._has_valid_call = True
-            arguments = json.dumps(part.arguments, ensure_ascii=False)
-        else:
-            arguments = f"{CALL_OPENS}{part.text}"
-        index, self._calls = self._calls, self._calls + 1
-        return tool_call_chunk(
-            name=part.name, args=arguments, id=f"call_{uuid.uuid4().hex}", index=index
-        )

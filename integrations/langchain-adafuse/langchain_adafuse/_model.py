@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from langchain_core.language_models.base import LangSmithParams
@@ -25,10 +25,12 @@ from typing_extensions import Self, Unpack
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
+from adafuse_llm.adapters.option_fields import OptionFields
 from adafuse_llm.adapters.options import ALIASES, check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.strategies.registry import AUTO
+from langchain_adafuse._calls import ONE_STREAM
 from langchain_adafuse._rounds import RoundDetail
 
 if TYPE_CHECKING:
@@ -45,8 +47,7 @@ else:  # checked when the ensemble is created
     Members = Any
 
 OPTIONS = tuple(name for name in AdaFuseConfig.model_fields if name != "use")
-PER_CALL = (*("use", "model", "timeout", "max_retries", "round_detail", "trace_rounds"),)
-ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
+LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "strategy")
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
@@ -75,7 +76,7 @@ class ModelFields(DecodeOptions, total=False):
     max_retries: int | None
     streaming: bool | None
     round_detail: RoundDetail
-    trace_rounds: bool
+    enforce: Enforce  # of `ChatAdaFuse` only
     api_key: object
     stream: object
     name: str | None
@@ -91,11 +92,11 @@ class ModelFields(DecodeOptions, total=False):
     profile: ModelProfile | None
 
 
-class EnsembleModel(Serializable):
+class EnsembleModel(OptionFields, Serializable):
     """The base class of `AdaFuseLLM` and `ChatAdaFuse`. Creating a model loads nothing.
 
     If a decoding option is None, the engine's value applies (see `AdaFuseConfig`). Every call can
-    override the decoding options, `model`, `timeout`, `round_detail` and `trace_rounds`.
+    override the decoding options, `model`, `timeout` and `round_detail`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -120,57 +121,11 @@ class EnsembleModel(Serializable):
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
     differ only in it share their weights. With `engine`, the engine has the strategy."""
 
-    use: str | list[str] | None = None
-    """Names of the active members, a subset of `members`. Default: all."""
     model: str | list[str] | None = None
     """LangChain's name for `use`. A string can contain several names, joined by ``+``."""
-    margin_threshold: float | None = None
-    max_words: int | None = None
-    branching_factor: int | None = None
-    max_word_tokens: int | None = None
-    max_word_letters: int | None = None
-    max_new_tokens: int | None = None
-    """Also accepted as `max_tokens` and `max_completion_tokens`."""
-    stop: list[str] | str | None = None
-    weights: dict[str, float] | list[float] | None = None
-    json_schema: dict[str, Any] | None = None
-    """Schema that the whole response fits; also accepts JSON text or a pydantic class. At most one
-    of `json_schema`, `regex`, `grammar` and `choices` can be set."""
-    regex: str | None = None
-    grammar: str | None = None
-    choices: list[str] | None = None
-    temperature: float | None = None
-    """0: nothing is drawn. Above 0, the members draw their tokens."""
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    """Determines what is drawn. ``response_metadata["seed"]`` has the seed of each response."""
-    n: int | None = None
-    """Number of responses to draw for each prompt. Above 1, it needs a `temperature` above 0, and
-    responses cannot be streamed."""
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    min_new_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
-    """Numbers by text, such as ``{" Paris": -5}``, not by token id."""
-    logprobs: bool | None = None
-    """Whether ``response_metadata["logprobs"]`` has the log-probability of every token, in the form
-    of OpenAI's API. The tokens are those of the member with the highest weight."""
-    top_logprobs: int | None = None
-    """Number of likeliest tokens to list with each token; also turns on `logprobs`."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``. Text
-    models use no chat templates."""
-    continue_final_message: bool | None = None
-    """Whether the response continues the last message, which must be an assistant's. Text models
-    always continue the prompt."""
-
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
-    """Time limit of a call in seconds, excluding loading. A longer call raises `CallTimeoutError`,
-    which has the response so far."""
+    """Time limit of a call in seconds, excluding loading. A longer call raises
+    `RequestTimeoutError`."""
     max_retries: int | None = None
     """Has no effect: a failed call is not repeated. LangChain's `with_retry` repeats calls, such as
     those that a server refuses because it is busy."""
@@ -178,33 +133,19 @@ class EnsembleModel(Serializable):
     round_detail: RoundDetail = "summary"
     """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (rounds
     backed and decided, agreement, margins), ``"full"`` to add a record of each round, or
-    ``"none"``. Events and callbacks receive full records, except with ``"none"``."""
-    trace_rounds: bool = False
-    """Whether to report each round as a child run. Use it for tracers that do not show custom
-    events, such as LangSmith."""
+    ``"none"``. Callbacks receive full records, except with ``"none"``."""
 
-    _call_options: ClassVar[frozenset[str]] = frozenset((*OPTIONS, *PER_CALL, *ALIASES))
-    _logger: ClassVar[logging.Logger] = logging.getLogger("langchain_adafuse")
+    _per_call: ClassVar[tuple[str, ...]] = (
+        *("use", "model", "timeout", "max_retries", "round_detail"),
+    )
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
 
-    if TYPE_CHECKING:
-
-        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
-
-    else:
-
-        def __init__(self, *given: Any, **fields: Any) -> None:
-            if given:
-                paths = list(given[0]) if isinstance(given[0], (list, tuple)) else [given[0]]
-                raise InvalidInputError(
-                    f"{type(self).__name__} takes keyword arguments only; got "
-                    f"{short_repr(given[0])}. To load models, pass members={short_repr(paths)}, "
-                    "with the folder, GGUF file or hub id of each"
-                )
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                raise _one_error(error, type(self)) from None
+    def __init__(self, **fields: Unpack[ModelFields]) -> None:
+        given: dict[str, Any] = {**fields}
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise _one_error(error, type(self)) from None
 
     @model_validator(mode="wrap")
     @classmethod
@@ -295,14 +236,7 @@ class EnsembleModel(Serializable):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         return super().model_copy(update=_named_as_fields(update or {}), deep=deep)
 
-    if TYPE_CHECKING:  # the names in `ALIASES`; methods with the types of LangChain's
-        max_tokens: int | None
-        max_completion_tokens: int | None
-        num_predict: int | None
-        num_return_sequences: int | None
-        stop_sequences: list[str] | str | None
-
-    else:
+    if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
         def __getattr__(self, name: str) -> Any:
             """Return the value of a field under another name."""
@@ -316,7 +250,7 @@ class EnsembleModel(Serializable):
 
             LangChain's binding would lose options that are bound before `bind_tools`.
             """
-            options = {name: each for name, each in kwargs.items() if name in self._call_options}
+            options = self._options_in(kwargs)
             model = self._for_call(None, options) if options else self
             others = {name: each for name, each in kwargs.items() if name not in options}
             return super(EnsembleModel, model).bind(**others) if others else model
@@ -367,12 +301,8 @@ class EnsembleModel(Serializable):
             return Ensemble(given=self.engine)
         return Ensemble.of(
             self.members or (),
-            dtype=self.dtype,
-            device_map=self.device_map,
-            trust_remote_code=self.trust_remote_code,
-            revision=self.revision,
             runtime=self.runtime or RuntimeConfig(),
-            strategy=self.strategy,
+            **{name: getattr(self, name) for name in LOADING},
         )
 
     @property
@@ -394,15 +324,6 @@ class EnsembleModel(Serializable):
         if config.n > 1 and self.streaming:
             raise InvalidOptionError(ONE_STREAM)
         config.check_n()
-
-    def _check_one_response(self) -> None:
-        """Check that the model can stream.
-
-        Raises:
-            InvalidOptionError: `n` is above 1.
-        """
-        if self._config.n > 1:
-            raise InvalidOptionError(ONE_STREAM)
 
     def _check_choice(self) -> None:
         """Check that `use` and `model` name members.
@@ -429,6 +350,11 @@ class EnsembleModel(Serializable):
         options = {name: getattr(self, name) for name in OPTIONS}
         return {name: value for name, value in options.items() if value is not None}
 
+    def _options_in(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keywords that are options of a call."""
+        names = {*OPTIONS, *ALIASES, *self._per_call}
+        return {name: value for name, value in keywords.items() if name in names}
+
     @property
     def _stops(self) -> list[str] | None:
         return [self.stop] if isinstance(self.stop, str) else self.stop
@@ -440,7 +366,7 @@ class EnsembleModel(Serializable):
             InvalidOptionError: a keyword is unknown, or its value cannot be used.
         """
         overrides = {name: value for name, value in overrides.items() if value is not None}
-        update = check_option_names(overrides, extra=(*PER_CALL, *ACCEPTED))
+        update = check_option_names(overrides, extra=(*self._per_call, *ACCEPTED))
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)
@@ -449,17 +375,27 @@ class EnsembleModel(Serializable):
             update = {**dict.fromkeys(CONSTRAINTS), **update}
         if "use" in update or "model" in update:  # the call's value replaces both
             update = {"use": None, "model": None, **update}
-        own = {name: update[name] for name in PER_CALL if name in update}
-        update |= _CallOptions(**own).model_dump(exclude_unset=True)
+        own = {name: update[name] for name in self._per_call if name in update}
+        update |= self._checked_fields()(**own).model_dump(exclude_unset=True)
         copy = self.model_copy(update=update)
         copy._check_options()
         return copy
+
+    @classmethod
+    @cache
+    def _checked_fields(cls) -> type[Options]:
+        """Return the options of a call that `AdaFuseConfig` does not have, with their limits."""
+        fields: Any = {
+            name: (cls.model_fields[name].annotation, cls.model_fields[name])
+            for name in cls._per_call
+        }
+        return create_model("CallOptions", __base__=Options, **fields)
 
     def _warn_once(self, message: str) -> None:
         """Log a warning, unless this model or a copy for a call already logged the same one."""
         if message not in self._warnings:
             self._warnings.add(message)
-            self._logger.warning(message)
+            logging.getLogger(type(self).__module__).warning(message)
 
     def _loaded(self) -> Engine:
         return self._ensemble.engine()
@@ -481,26 +417,12 @@ class EnsembleModel(Serializable):
         config = AdaFuseConfig() if self.engine is None else self.engine.config
         return config.override(self._engine_options)
 
-    @property
-    def _enforces(self) -> Enforce:
-        """Whether the form of replies is enforced. A text model has no form."""
-        return False
-
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         """Return what LangSmith shows of a call. The keywords of the call are not validated."""
-        given = {name: value for name, value in kwargs.items() if name in self._call_options}
+        given = self._options_in(kwargs)
         model = self.model_copy(update={k: v for k, v in given.items() if v is not None})
         base = cast("Any", super(EnsembleModel, model))
         return cast("LangSmithParams", base._get_ls_params(model._stops if stop is None else stop))
-
-
-_PER_CALL_FIELDS = {name: EnsembleModel.model_fields[name] for name in PER_CALL}
-_CallOptions: Any = create_model(
-    "_CallOptions",
-    __base__=Options,
-    **cast("Any", {name: (field.annotation, field) for name, field in _PER_CALL_FIELDS.items()}),
-)
-"""The options in `PER_CALL` of one call, with the types and limits of the model's fields."""
 
 
 def _with_plain_schema(options: dict[str, Any]) -> dict[str, Any]:

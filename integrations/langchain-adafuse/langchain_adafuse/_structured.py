@@ -28,7 +28,8 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from adafuse_llm.adapters.reply import CUT
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from langchain_adafuse._messages import to_openai_tool, with_call_errors
+from langchain_adafuse._messages import to_openai_tool
+from langchain_adafuse._replies import with_call_errors
 
 Schema = dict[str, Any] | type
 """A pydantic class, a TypedDict, or a dict with a JSON schema."""

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.outputs import LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from adafuse_llm import Generation, InvalidInputError, MissingDependencyError
 from adafuse_llm.errors import install_command
-from adafuse_llm.results import Usage
 from adafuse_llm.summary import Summary
-from langchain_adafuse._rounds import ROUND_EVENT
+from langchain_adafuse._rounds import Told
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Place = tuple[str, int, int]
 COLUMNS = ("response", "round", "text", "proposers", "unanimous", "score")
 """Columns of tables of rounds."""
 
@@ -36,7 +33,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
         chain.invoke(question, {"callbacks": [rounds]})
         print(rounds.summary())
 
-    A notebook displays the handler as its responses with all candidates.
+    A notebook displays the handler as its finished responses with all candidates.
 
     Attributes:
         rounds: one record per round, in order of arrival. ``adafuse_llm.summary.record`` defines
@@ -48,27 +45,20 @@ class RoundCallbackHandler(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, Any]] = []
-        self._ends: dict[Place, dict[str, Any]] = {}
+        self._responses: dict[tuple[UUID, int], list[dict[str, Any]]] = {}
+        self._ends: dict[tuple[UUID, int], Generation] = {}
 
-    def on_custom_event(
-        self,
-        name: str,
-        data: Any,
-        *,
-        run_id: UUID,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+    def on_llm_new_token(
+        self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any
     ) -> None:
-        if name == ROUND_EVENT:
-            self.rounds.append({"run_id": str(run_id), **data})
-
-    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        for prompt, generations in enumerate(response.generations):
-            for number, each in enumerate(generations):
-                message = getattr(each, "message", None)
-                info = message.response_metadata if message else each.generation_info or {}
-                self._ends[str(run_id), prompt, number] = info
+        if not isinstance(chunk, Told):
+            return
+        place = run_id, chunk.number
+        records = [{"run_id": str(run_id), **each} for each in chunk.rounds]
+        self.rounds += records
+        self._responses.setdefault(place, []).extend(records)
+        if chunk.generation is not None and self._responses[place]:
+            self._ends[place] = chunk.generation
 
     def summary(self) -> Summary:
         """Summarize the rounds as figures: by member, words per round, agreement, mean margins.
@@ -95,59 +85,32 @@ class RoundCallbackHandler(BaseCallbackHandler):
             ) from error
         rows = [
             {**each, "response": number}
-            for number, records in enumerate(self._responses().values())
+            for number, records in enumerate(self._responses.values())
             for each in records
         ]
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
     def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:
-        """Write one self-contained HTML page with all rounds. See `Generation.to_html`.
+        """Write one self-contained HTML page with all finished responses.
+
+        See `Generation.to_html`.
 
         Raises:
-            InvalidInputError: the handler has no rounds.
+            InvalidInputError: the handler has no rounds of a finished response.
         """
-        if not self.rounds:
-            raise InvalidInputError("there are no rounds: run a model with this handler first")
+        if not self._ends:
+            raise InvalidInputError(
+                "there are no rounds of a finished response: run a model with this handler first"
+            )
         return self._generation().to_html(path, title=title)
 
     def _repr_html_(self) -> str:
-        return self._generation()._repr_html_() if self.rounds else "<p>No rounds yet.</p>"
-
-    def _responses(self) -> dict[Place, list[dict[str, Any]]]:
-        """Return the records of each response, by its run, prompt and number."""
-        responses: dict[Place, list[dict[str, Any]]] = {}
-        for each in self.rounds:
-            place = each["run_id"], each.get("prompt", 0), each.get("response", 0)
-            responses.setdefault(place, []).append(each)
-        return responses
+        return self._generation()._repr_html_() if self._ends else "<p>No rounds yet.</p>"
 
     def _generation(self) -> Generation:
-        """Return the first response as the engine returned it, with the others beside it.
-
-        Runs that go on have no token counts, and neither have the other prompts of a text model's
-        batch, whose ends LangChain does not report to this run.
-        """
-        every = []
-        for place, records in self._responses().items():
-            last = records[-1]
-            ends = last["candidates"][last["winner"]]["ends"]
-            ended = (place[0], 0, 0) in self._ends
-            reason = "stop" if ends else "length" if ended else "cancelled"
-            info = self._ends.get(place, {})
-            reason = info.get("finish_reason", reason)
-            members = info.get("usage_by_member") or {name: {} for name in last["margins"]}
-            usage = {
-                kind: {name: counts.get(kind, 0) for name, counts in members.items()}
-                for kind in Usage.model_fields
-            }
-            given = {
-                "text": "".join(each["text"] for each in records),
-                "rounds": [{**each, "index": each["round"]} for each in records],
-                "finish_reason": "stop" if reason == "tool_calls" else reason,
-                "usage": usage,
-            }
-            every.append(Generation.model_validate({**info, **given}))
-        return every[0].model_copy(update={"alternatives": tuple(every[1:])})
+        """Return the first response as the engine returned it, with the others beside it."""
+        first, *others = [self._ends[place] for place in self._responses if place in self._ends]
+        return first.model_copy(update={"alternatives": tuple(others)})
 
 
 _HANDLER: ContextVar[RoundCallbackHandler | None] = ContextVar("adafuse_rounds", default=None)

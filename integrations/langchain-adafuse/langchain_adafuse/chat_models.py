@@ -3,62 +3,42 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import (
-    AsyncCallbackManager,
     AsyncCallbackManagerForLLMRun,
-    CallbackManager,
     CallbackManagerForLLMRun,
 )
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ensure_config
-from langchain_core.utils.uuid import uuid7
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
 from pydantic import PrivateAttr, StrictBool
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from adafuse_llm import Engine, Request
-from adafuse_llm.adapters.conversation import Conversation, to_conversation
-from adafuse_llm.adapters.enforcing import Enforce
+from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
-from adafuse_llm.errors import InvalidOptionError, short_repr
-from adafuse_llm.text.matchers import is_available
-from langchain_adafuse._calls import Call, Step
+from adafuse_llm.errors import InvalidOptionError
+from langchain_adafuse._calls import Call, output_of
 from langchain_adafuse._messages import (
-    Reply,
     ToolLike,
     omitted_blocks,
     to_openai_tool,
     to_tools,
     to_turns,
-    with_call_errors,
 )
-from langchain_adafuse._metadata import output_of, token_usage, usage_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
-from langchain_adafuse._rounds import ModelRun
+from langchain_adafuse._replies import Replies
+from langchain_adafuse._rounds import for_whole
 from langchain_adafuse._structured import Method, Schema, structured_output
-
-if TYPE_CHECKING:
-    import os
 
 PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
 """Keywords of a call that describe the reply; all others are options."""
-
-
-class ChatFields(ModelFields, total=False):
-    """The keyword arguments of `ChatAdaFuse`, for type checkers."""
-
-    enforce: Enforce
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
@@ -93,22 +73,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     Raises:
         ContextOverflowError: the messages do not fit a member's context window. In this case,
             nothing is decoded.
-        CallTimeoutError: the call takes longer than `timeout` seconds. The error has the message
-            so far.
+        RequestTimeoutError: the call takes longer than `timeout` seconds.
         MemberError: a member fails; the message names the member.
     """
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
-        def __init__(self, **fields: Unpack[ChatFields]) -> None: ...
-
-        @classmethod
-        def from_embedded(cls, **fields: Unpack[ChatFields]) -> Self: ...
-
-        @classmethod
-        def from_config(
-            cls, path: str | os.PathLike[str], **fields: Unpack[ChatFields]
-        ) -> Self: ...
+        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
 
     enforce: Literal["auto"] | StrictBool = "auto"
     """Whether tools and response formats constrain decoding. ``"auto"`` constrains it if the extra
@@ -116,9 +87,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     reason, and the members only read the schema. True raises an error instead. False never
     constrains decoding. Every call can override this field."""
 
-    _call_options = EnsembleModel._call_options | {"enforce"}
-    _logger = logging.getLogger(__name__)
-    _run: ModelRun | None = PrivateAttr(default=None)
+    _per_call = (*EnsembleModel._per_call, "enforce")
     _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
     """Groups of active members that were loaded before. The copies for calls share it."""
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
@@ -144,7 +113,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         *,
         tool_choice: str | bool | Mapping[str, Any] | None = None,
         strict: bool | None = None,
-        parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Return the model with tools that it can call.
@@ -156,18 +124,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
                 name of a tool, or a dict with its name, to request exactly one call of that tool.
                 The choice becomes part of the prompt, and constrains decoding (see `enforce`).
             strict: whether the tools' schemas forbid additional arguments.
-            parallel_tool_calls: whether a reply can have several calls. With False, the reply ends
-                after its first call; if calls are not enforced, further calls are dropped.
-            **kwargs: passed to every call.
+            **kwargs: passed to every call. With ``parallel_tool_calls=False``, the reply ends after
+                its first call; if calls are not enforced, further calls are dropped.
 
         Raises:
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
         """
         formatted = [to_openai_tool(tool, strict=strict) for tool in tools]
         choice = to_tool_choice(tool_choice, [tool["function"]["name"] for tool in formatted])
-        if parallel_tool_calls is not None:
-            to_flag("parallel_tool_calls", parallel_tool_calls, default=True)
-            kwargs["parallel_tool_calls"] = parallel_tool_calls
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
 
     def with_structured_output(
@@ -217,9 +181,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._call(messages, stop, run_manager, kwargs)
-        responses = call.wholes(call.steps([request]), partial(_message, call))
-        return _result(call, responses)
+        call, request = self._call(messages, stop, kwargs)
+        replies, run = Replies(call), for_whole(run_manager)
+        with closing(call.steps([request])) as steps:
+            for step in steps:
+                for chunk in replies.chunks(step):
+                    if run:
+                        run.on_llm_new_token("" if step.number else chunk.text, chunk=chunk)
+        return replies.result()
 
     async def _agenerate(
         self,
@@ -228,10 +197,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._call(messages, stop, run_manager, kwargs)
+        call, request = self._call(messages, stop, kwargs)
+        replies, run = Replies(call), for_whole(run_manager)
         async with aclosing(call.asteps([request])) as steps:
-            responses = call.wholes([step async for step in steps], partial(_message, call))
-        return _result(call, responses)
+            async for step in steps:
+                for chunk in replies.chunks(step):
+                    if run:
+                        await run.on_llm_new_token("" if step.number else chunk.text, chunk=chunk)
+        return replies.result()
 
     def _stream(
         self,
@@ -240,11 +213,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with closing(self._chunks(messages, stop, run_manager, kwargs)) as chunks:
-            for chunk in chunks:
-                if run_manager:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        call, request = self._call(messages, stop, kwargs, streams=True)
+        replies = Replies(call, is_merged=run_manager is None)
+        with closing(call.steps([request])) as steps:
+            for step in steps:
+                for chunk in replies.chunks(step):
+                    if run_manager:
+                        run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
 
     async def _astream(
         self,
@@ -253,80 +229,40 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        async with aclosing(self._achunks(messages, stop, run_manager, kwargs)) as chunks:
-            async for chunk in chunks:
-                if run_manager:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
-
-    def _chunks(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run: CallbackManagerForLLMRun | None,
-        keywords: Mapping[str, Any],
-    ) -> Generator[ChatGenerationChunk, None, None]:
-        call, request = self._call(messages, stop, run, keywords, streams=True)
-        reply = Reply(call.form)
-        with closing(call.steps([request])) as steps:
-            for step in steps:
-                yield from _chunks(call, reply, step, is_merged=run is None)
-
-    async def _achunks(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        run: AsyncCallbackManagerForLLMRun | None,
-        keywords: Mapping[str, Any],
-    ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call, request = self._call(messages, stop, run, keywords, streams=True)
-        reply = Reply(call.form)
+        call, request = self._call(messages, stop, kwargs, streams=True)
+        replies = Replies(call, is_merged=run_manager is None)
         async with aclosing(call.asteps([request])) as steps:
             async for step in steps:
-                for chunk in _chunks(call, reply, step, is_merged=run is None):
+                for chunk in replies.chunks(step):
+                    if run_manager:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
 
-    def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
-        options = dict(overrides)
-        enforce = options.pop("enforce", None)
-        call = super()._for_call(stop, options)
-        if enforce is None:
-            return call
-        if enforce != "auto" and not isinstance(enforce, bool):
-            raise InvalidOptionError(
-                f"enforce must be 'auto', True or False; got {short_repr(enforce)}"
-            )
-        return call.model_copy(update={"enforce": enforce})
+    def _streaming_disabled(self, **kwargs: Any) -> bool:
+        """Never stream several responses to handlers. `stream` itself passes ``stream=True``."""
+        if super()._streaming_disabled(**kwargs):
+            return True
+        return (
+            not kwargs.get("stream") and self._for_call(None, _without_form(kwargs))._config.n > 1
+        )
 
     def _call(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None,
-        run: ModelRun | None,
         keywords: Mapping[str, Any],
         *,
         streams: bool = False,
     ) -> tuple[Call, Request]:
         """Begin a call of the model with overrides, and return its request."""
-        model = self._for_call(stop, _options_in(keywords))
-        if streams:
-            model._check_one_response()
-        prompt, form = model._prepare(messages, keywords)
-        return Call(model, run or self._run, form), Request(messages=prompt)
-
-    def _prepare(
-        self, messages: list[BaseMessage], keywords: Mapping[str, Any]
-    ) -> tuple[Conversation, ReplyForm]:
-        """Convert the messages and keywords of a call."""
+        model = self._for_call(stop, _without_form(keywords))
         if blocks := omitted_blocks(messages):
             self._warn_once(
                 "the messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(blocks)}"
             )
-        form = ReplyForm(choice="auto")
-        if any(name in keywords for name in PROMPT_KEYWORDS):
-            form = _form_of(keywords)
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        form = _form_of(keywords)
+        given = [name for name in CONSTRAINTS if getattr(model, name) is not None]
         if given and (form.calls_tools or form.schema is not None):
             raise InvalidOptionError(
                 f"{given[0]} cannot be combined with "
@@ -339,112 +275,12 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             tool_choice=form.choice,
             instructions=form.instructions,
         )
-        return prompt, form
-
-    @property
-    def _enforces(self) -> Enforce:
-        return self.enforce
-
-    # Runs: `BaseChatModel.stream` does not pass its run to `_stream` ----------------------------
-
-    def stream(
-        self,
-        input: LanguageModelInput,  # noqa: A002
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Iterator[AIMessageChunk]:
-        """Stream a reply, as `BaseChatModel.stream` does."""
-        config = ensure_config(config)
-        manager = CallbackManager.configure(*self._callback_arguments(config))
-        run = CallbackManagerForLLMRun(**_run_fields(manager, config))
-        config = {**config, "callbacks": manager, "run_id": run.run_id}
-        streamed = super(ChatAdaFuse, self._with_run(run)).stream(
-            input, config, stop=stop, **kwargs
-        )
-        with closing(cast("Any", streamed)) as chunks:
-            yield from chunks
-
-    async def astream(
-        self,
-        input: LanguageModelInput,  # noqa: A002
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[AIMessageChunk]:
-        """Stream a reply, as `BaseChatModel.astream` does."""
-        config = ensure_config(config)
-        manager = AsyncCallbackManager.configure(*self._callback_arguments(config))
-        run = AsyncCallbackManagerForLLMRun(**_run_fields(manager, config))
-        config = {**config, "callbacks": manager, "run_id": run.run_id}
-        streamed = super(ChatAdaFuse, self._with_run(run)).astream(
-            input, config, stop=stop, **kwargs
-        )
-        async with aclosing(cast("Any", streamed)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def _generate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        result = super(ChatAdaFuse, self._with_run(run_manager))._generate_with_cache(
-            messages, stop, run_manager, **self._unstreamed(kwargs)
-        )
-        return self._completed(result)
-
-    async def _agenerate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        result = await super(ChatAdaFuse, self._with_run(run_manager))._agenerate_with_cache(
-            messages, stop, run_manager, **self._unstreamed(kwargs)
-        )
-        return self._completed(result)
-
-    def _unstreamed(self, keywords: dict[str, Any]) -> dict[str, Any]:
-        """Return the keywords of a call. With several responses, handlers cannot stream them."""
-        call = self._for_call(None, _options_in(keywords))
-        return keywords if call._config.n == 1 else {**keywords, "stream": False}
-
-    def _completed(self, result: ChatResult) -> ChatResult:
-        """Fill the ``llm_output`` and the errors of malformed calls. The result may come from a
-        cache.
-        """
-        for generation in result.generations:
-            generation.message = with_call_errors(cast("AIMessage", generation.message))
-        messages = [cast("AIMessage", generation.message) for generation in result.generations]
-        name = messages[0].response_metadata.get("model_name", self.model_name)
-        usage = token_usage([message.usage_metadata or {} for message in messages])
-        result.llm_output = output_of(name, [usage])
-        return result
+        return Call(model, form, streams=streams), Request(messages=prompt)
 
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
         outputs = [output for output in llm_outputs if output]
         name = outputs[0]["model_name"] if outputs else self.model_name
         return output_of(name, [output["token_usage"] for output in outputs])
-
-    def _with_run(self, run: ModelRun | None) -> Self:
-        """Return a copy of the model that reports its rounds to a run."""
-        model = self.model_copy()
-        model._run = run
-        return model
-
-    def _callback_arguments(self, config: RunnableConfig) -> tuple[Any, ...]:
-        """Return the arguments of `CallbackManager.configure`."""
-        return (
-            *(config.get("callbacks"), self.callbacks, self.verbose),
-            *(config.get("tags"), self.tags),
-            *(config.get("metadata"), self.metadata),
-        )
 
     # LangChain's cache key and model profile ---------------------------------------------------
 
@@ -461,16 +297,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     def _resolve_model_profile(self) -> ModelProfile:
         """Return the model's capabilities.
 
-        The profile claims tool calls if a member has a chat template. It claims structured output,
-        and a forced tool choice, if they can be enforced: the extra ``adafuse-llm[grammar]`` is
-        installed, and no loaded member prevents it. The context
-        window is the smallest of the active members, from their ``config.json``. If one of these
-        files is not on this machine or has no window, the profile includes the window once the
-        members are loaded.
+        The profile claims tool calls if a member has a chat template, and structured output and a
+        forced tool choice if they can be enforced. The context window is the smallest of the active
+        members, from their ``config.json``. If one of these files is not on this machine or has no
+        window, the profile includes the window once the members are loaded.
         """
         self._has_own_profile = True
-        ensemble = self._ensemble
-        window = ensemble.context_window(self._names)
+        window = self._ensemble.context_window(self._names)
         profile = ModelProfile(
             text_inputs=True,
             text_outputs=True,
@@ -482,7 +315,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             reasoning_output=True,
             tool_call_streaming=False,
             temperature=True,
-            **self._abilities(ensemble.engine() if ensemble.is_loaded else None),
+            **self._abilities(),
         )
         return profile if window is None else {**profile, "max_input_tokens": window}
 
@@ -491,12 +324,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         if names in self._described:
             return engine
         self._described.add(names)
-        if self.profile is not None and "max_input_tokens" not in self.profile:
+        if self.profile is not None and self._has_own_profile:
             window = self._ensemble.context_window(names)
             if window is not None:
-                self.profile["max_input_tokens"] = window
-        if self.profile is not None and self._has_own_profile:
-            self.profile.update(self._abilities(engine))
+                self.profile.setdefault("max_input_tokens", window)
+            self.profile.update(self._abilities())
         if self._ensemble.is_chat_model(names) is False:  # the engine warns of mixtures
             self._warn_once(
                 f"members without a chat template: {', '.join(names)}. They read messages as plain "
@@ -504,27 +336,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             )
         return engine
 
-    def _abilities(self, engine: Engine | None) -> ModelProfile:
-        """Return the part of the profile that depends on the members.
-
-        Without an engine, it assumes members with chat templates.
-        """
-        is_chat = engine is None or bool(self._ensemble.is_chat_model(self._names))
-        enforces = self._can_enforce(engine)
+    def _abilities(self) -> ModelProfile:
+        """Return the part of the profile that depends on the members. This loads nothing."""
+        is_chat = self._ensemble.is_chat_model(self._names) is not False
+        enforces = bool(self.enforce) and self._ensemble.can_enforce()
         return {
             "tool_calling": is_chat,
             "tool_choice": is_chat and enforces,
             "structured_output": enforces,
         }
-
-    def _can_enforce(self, engine: Engine | None) -> bool:
-        """Return whether the form of replies can be enforced.
-
-        Without an engine, the result is True if the extra is installed.
-        """
-        if not self.enforce:
-            return False
-        return is_available() if engine is None else engine.can_enforce
 
 
 def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
@@ -540,62 +360,6 @@ def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
     )
 
 
-def _message(call: Call, response: Step) -> AIMessage:
-    """Convert a whole response to a message."""
-    event = response.event
-    assert event.generation is not None, "it is a whole response"
-    usage = usage_of(event.generation)
-    chunks = Reply(call.form).chunks(event, response.records, response.metadata, usage)
-    (generation,) = generate_from_stream(iter(chunks)).generations
-    return with_call_errors(cast("AIMessage", generation.message))
-
-
-def _result(call: Call, responses: Sequence[Step]) -> ChatResult:
-    messages = [_message(call, each) for each in responses]
-    return ChatResult(generations=[ChatGeneration(message=message) for message in messages])
-
-
-def _chunks(call: Call, reply: Reply, step: Step, *, is_merged: bool) -> list[ChatGenerationChunk]:
-    """Return the chunks of one step of a stream.
-
-    Args:
-        call: the call.
-        reply: the converter of the stream.
-        step: the step.
-        is_merged: whether the metadata of all chunks will be merged. In LangChain's event protocol,
-            which passes its run, the last chunk has to have all of it.
-    """
-    generation = step.event.generation
-    if generation is None:
-        chunks = reply.chunks(step.event, step.records)
-        chunks[0].message.response_metadata = call.metadata(step) if is_merged else {}
-        return list(filter(_has_content, chunks))
-    (whole,) = call.wholes([step], partial(_message, call))
-    metadata = call.metadata(step) if is_merged else whole.metadata
-    chunks = reply.chunks(step.event, step.records, metadata, usage_of(generation))
-    return list(filter(_has_content, chunks))
-
-
-def _has_content(chunk: ChatGenerationChunk) -> bool:
-    """Return whether a chunk is more than a sign that a call is being written."""
-    it = cast("AIMessageChunk", chunk.message)
-    return any((it.content, it.additional_kwargs, it.tool_call_chunks, it.response_metadata))
-
-
-def _run_fields(
-    manager: CallbackManager | AsyncCallbackManager, config: RunnableConfig
-) -> dict[str, Any]:
-    """Return the fields of the run that `BaseChatModel` will start."""
-    return {
-        "run_id": config.get("run_id") or uuid7(),
-        "handlers": manager.handlers,
-        "inheritable_handlers": manager.inheritable_handlers,
-        "parent_run_id": manager.parent_run_id,
-        "tags": manager.tags,
-        "metadata": manager.metadata,
-    }
-
-
-def _options_in(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call that are options."""
+def _without_form(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call that do not describe the reply."""
     return {name: value for name, value in keywords.items() if name not in PROMPT_KEYWORDS}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,9 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import Request
-from langchain_adafuse._calls import Call, Step
-from langchain_adafuse._metadata import output_of, token_usage, usage_of
+from langchain_adafuse._calls import Call, Step, output_of, token_usage, usage_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
-from langchain_adafuse._rounds import ROUNDS_KEY, ModelRun
+from langchain_adafuse._rounds import RoundChunk, RoundRecords, for_whole
 
 RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
 """Keywords of `BaseLLM.generate` that describe the run."""
@@ -38,22 +37,19 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
     Creating a model loads nothing. The first call, or `warmup`, loads the members. A stream has one
     chunk per committed span. ``generation_info["adafuse_summary"]`` summarizes the rounds. With
     ``round_detail="full"``, ``generation_info["adafuse_rounds"]`` has a record of each round. The
-    prompts of a `batch` share forward passes. They also share one LangChain run, so each round
-    event has the key ``prompt``, the number of its prompt.
+    prompts of a `batch` share forward passes. They also share one LangChain run, so the record of
+    each round has the key ``prompt``, the number of its prompt.
 
     Raises:
         ContextOverflowError: a prompt does not fit a member's context window. In this case,
             nothing is decoded.
-        CallTimeoutError: the call takes longer than `timeout` seconds. The error has the texts so
-            far.
+        RequestTimeoutError: the call takes longer than `timeout` seconds.
         MemberError: a member fails; the message names the member.
     """
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
         def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
-
-    _logger = logging.getLogger(__name__)
 
     @property
     def _llm_type(self) -> str:
@@ -95,9 +91,14 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = self._call(stop, run_manager, kwargs)
-        steps = list(call.steps([Request(prompt=prompt) for prompt in prompts]))
-        return _result(call, call.wholes(steps, _text), len(prompts))
+        call, run = Call(self._for_call(stop, kwargs)), for_whole(run_manager)
+        steps = []
+        with closing(call.steps([Request(prompt=prompt) for prompt in prompts])) as every:
+            for step in every:
+                steps.append(step)
+                if run:
+                    run.on_llm_new_token(_token(step), chunk=_chunk(call, step))
+        return _result(call, steps, len(prompts))
 
     async def _agenerate(
         self,
@@ -106,10 +107,14 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = self._call(stop, run_manager, kwargs)
-        async with aclosing(call.asteps([Request(prompt=prompt) for prompt in prompts])) as steps:
-            wholes = call.wholes([step async for step in steps], _text)
-        return _result(call, wholes, len(prompts))
+        call, run = Call(self._for_call(stop, kwargs)), for_whole(run_manager)
+        steps = []
+        async with aclosing(call.asteps([Request(prompt=prompt) for prompt in prompts])) as every:
+            async for step in every:
+                steps.append(step)
+                if run:
+                    await run.on_llm_new_token(_token(step), chunk=_chunk(call, step))
+        return _result(call, steps, len(prompts))
 
     def _stream(
         self,
@@ -118,7 +123,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        call = self._call(stop, run_manager, kwargs, streams=True)
+        call = Call(self._for_call(stop, kwargs), streams=True)
         with closing(call.steps([Request(prompt=prompt)])) as steps:
             for step in steps:
                 chunk = _chunk(call, step)
@@ -133,7 +138,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        call = self._call(stop, run_manager, kwargs, streams=True)
+        call = Call(self._for_call(stop, kwargs), streams=True)
         async with aclosing(call.asteps([Request(prompt=prompt)])) as steps:
             async for step in steps:
                 chunk = _chunk(call, step)
@@ -141,50 +146,49 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
-    def _call(
-        self,
-        stop: Sequence[str] | None,
-        run: ModelRun | None,
-        overrides: Mapping[str, Any],
-        *,
-        streams: bool = False,
-    ) -> Call:
-        """Begin a call of the model with overrides."""
-        model = self._for_call(stop, overrides)
-        if streams:
-            model._check_one_response()
-        return Call(model, run, numbers_prompts=True)
+
+def _token(step: Step) -> str:
+    """Return what handlers print of a step: the first response only, because all run at once."""
+    return "" if step.number else step.event.text
 
 
-def _chunk(call: Call, step: Step) -> GenerationChunk:
-    info = {**({ROUNDS_KEY: step.records} if step.records else {}), **call.metadata(step)}
+def _chunk(call: Call, step: Step) -> RoundChunk:
+    info = {**call.kept(step.rounds), **call.metadata(step)}
     if step.event.generation is not None:
-        call.wholes([step], _text)  # raises an error if the response is not complete
         info["usage_metadata"] = usage_of(step.event.generation)
-    return GenerationChunk(text=step.event.text, generation_info=info or None)
+    return RoundChunk(
+        text=step.event.text,
+        generation_info=info or None,
+        rounds=step.rounds,
+        number=step.number,
+        generation=step.event.generation,
+    )
 
 
-def _result(call: Call, responses: Sequence[Step], prompts: int) -> LLMResult:
+def _result(call: Call, steps: Sequence[Step], prompts: int) -> LLMResult:
     """Return the result of a call with the responses to its prompts."""
+    rounds: defaultdict[int, RoundRecords] = defaultdict(list)
+    ends: dict[int, Step] = {}
+    for step in steps:
+        rounds[step.number] += step.rounds
+        ends[step.number] = step
     usages, generations = [], []
-    for each in responses:
-        assert each.event.generation is not None, "it is a whole response"
-        usages.append(usage_of(each.event.generation))
+    for number, end in sorted(ends.items()):
+        whole = end.event.generation
+        assert whole is not None, "a response ends with its generation or an error"
+        usages.append(usage_of(whole))
         info = {
-            **({ROUNDS_KEY: each.records} if each.records else {}),
-            **each.metadata,
+            **call.kept(rounds[number]),
+            **end.metadata,
+            **call.logprobs(whole.rounds),
             "usage_metadata": usages[-1],
         }
-        generations.append(Generation(text=each.event.text, generation_info=info))
-    n = len(responses) // prompts if prompts else 1
-    first = range(0, len(responses), n)
+        generations.append(Generation(text=whole.text, generation_info=info))
+    n = len(generations) // prompts if prompts else 1
+    first = range(0, len(generations), n)
     return LLMResult(
         generations=[generations[place : place + n] for place in first],
         llm_output=output_of(
             call.model.model_name, (token_usage(usages[place : place + n]) for place in first)
         ),
     )
-
-
-def _text(response: Step) -> str:
-    return response.event.text

@@ -208,8 +208,9 @@ def test_the_output_of_a_chat_model_has_its_name_and_its_tokens(obliging):
         "token_usage": {kind: sum(usage[kind] for usage in usages) for kind in kinds},
     }
     assert [output["token_usage"] for output in heard.outputs] == usages
-    again = chat.generate(batch)  # from the cache
-    assert again.llm_output == result.llm_output
+    again = chat.generate(batch).llm_output  # from the cache
+    assert again is not None
+    assert again["token_usage"] == dict.fromkeys(kinds, 0)
     alone = chat.generate(batch, model="quill").llm_output
     assert alone is not None
     assert alone["model_name"] == "quill"

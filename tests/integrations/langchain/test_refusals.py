@@ -27,7 +27,6 @@ WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 2}, "'num_beams'"),
     ({"base_url": "http://a"}, "RemoteEngine"),
     ({"round_detail": "some"}, "'round_detail'"),
-    ({"trace_rounds": "perhaps"}, "'trace_rounds'"),
     ({"use": "quil"}, "'quill'"),
     ({"timeout": "5 seconds"}, "'timeout'"),
     ({"timeout": 0}, "'timeout'"),

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import warnings
 from functools import reduce
 from operator import add
 from typing import Any, TypedDict
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tracers.context import collect_runs
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 
 from adafuse_llm import InvalidInputError, MissingDependencyError
-from langchain_adafuse import AdaFuseLLM, ChatAdaFuse, RoundCallbackHandler, get_round_callback
+from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler, get_round_callback
 
 
 class Recorder(BaseCallbackHandler):
@@ -31,9 +32,8 @@ class Recorder(BaseCallbackHandler):
     def on_chat_model_start(self, serialized, messages, *, run_id, **kwargs):
         self.models.append(run_id)
 
-    def on_custom_event(self, name, data, *, run_id, **kwargs):
-        if name == "adafuse_round":
-            self.rounds.append((run_id, data))
+    def on_llm_new_token(self, token, *, chunk=None, run_id, **kwargs):
+        self.rounds += [(run_id, each) for each in chunk.rounds]
 
 
 async def invoke(runnable, given, config):
@@ -56,8 +56,16 @@ async def events(runnable, given, config):
     return [event async for event in runnable.astream_events(given, config, version="v2")]
 
 
-@pytest.mark.parametrize("way", [invoke, stream, ainvoke, astream, events])
-async def test_rounds_are_events_of_the_models_own_run(model, way):
+async def batch(runnable, given, config):
+    return runnable.batch([given], config)
+
+
+async def abatch(runnable, given, config):
+    return await runnable.abatch([given], config)
+
+
+@pytest.mark.parametrize("way", [invoke, stream, ainvoke, astream, events, batch, abatch])
+async def test_rounds_arrive_with_the_tokens_of_the_models_own_run(model, way):
     chain = PromptTemplate.from_template("{input}") | model
     runnable: Any = chain | RunnableLambda(lambda reply: reply)
     given: Any = {"input": "Hi"}
@@ -155,24 +163,6 @@ def test_a_table_without_pandas_says_what_to_install(monkeypatch):
         RoundCallbackHandler().to_dataframe()
 
 
-async def test_rounds_become_child_runs_where_that_is_asked(obliging):
-    for kind in (AdaFuseLLM, ChatAdaFuse):
-        model = kind(engine=obliging, trace_rounds=True)
-        for way in (invoke, stream, ainvoke, astream):
-            with collect_runs() as runs, get_round_callback() as rounds:
-                await way(model, "Hi", {})
-            (run,) = runs.traced_runs
-            assert [child.name for child in run.child_runs] == [
-                f"adafuse_round {number}" for number in range(len(rounds.rounds))
-            ]
-            assert [(child.outputs or {})["text"] for child in run.child_runs] == [
-                each["text"] for each in rounds.rounds
-            ]
-    with collect_runs() as runs:
-        AdaFuseLLM(engine=obliging).invoke("Hi")
-    assert not runs.traced_runs[0].child_runs
-
-
 def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_alone(model):
     class Both(TypedDict):
         input: str
@@ -194,3 +184,40 @@ def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_al
         mine = [each["round"] for at, each in recorder.rounds if at == run]
         assert mine == list(range(len(mine)))
         assert len(mine) > 1
+
+
+@pytest.mark.parametrize("options", [{"disable_streaming": True}, {"temperature": 1, "n": 2}])
+def test_a_graph_streams_only_what_the_user_lets_it_stream(obliging, options):
+    chat = ChatAdaFuse(engine=obliging, **options)
+    graph = StateGraph(MessagesState)
+    graph.add_node("say", lambda state: {"messages": [chat.invoke(state["messages"])]})
+    graph.add_edge(START, "say")
+    graph.add_edge("say", END)
+    app: Any = graph.compile()
+    given = {"messages": [HumanMessage("Hi")]}
+    with get_round_callback() as rounds:
+        streamed = [message for message, _ in app.stream(given, stream_mode="messages")]
+    assert [type(message) for message in streamed] == [AIMessage]
+    first = [each["text"] for each in rounds.rounds if not each.get("response")]
+    assert "".join(first).strip() == streamed[0].text
+
+
+def test_rounds_of_the_event_protocol_arrive_once(chat):
+    with get_round_callback() as rounds, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is in beta
+        message = chat.stream_events("Hi", version="v3").output
+    assert "".join(each["text"] for each in rounds.rounds).strip() == message.text
+
+
+def test_a_handler_that_prints_tokens_prints_one_reply(obliging):
+    class Printing(BaseCallbackHandler):
+        printed = ""
+
+        def on_llm_new_token(self, token, **kwargs):
+            self.printed += token
+
+    chat = ChatAdaFuse(engine=obliging, temperature=1)
+    for n in (1, 2):
+        handler = Printing()
+        said = chat.invoke("Hi", {"callbacks": [handler]}, n=n).text
+        assert handler.printed == said

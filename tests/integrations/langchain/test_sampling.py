@@ -18,7 +18,6 @@ from langchain_core.runnables import RunnableLambda
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse, get_round_callback
-from tests.support.scripted import scripted_engine
 from tests.support.thinkers import thinkers
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
@@ -190,21 +189,6 @@ async def test_a_stream_tells_at_its_end_what_a_call_tells(engine):
     for key in ("model_provider", "token_usage", "total_duration", "seed"):
         assert [key in chunk.response_metadata for chunk in chunks].count(True) == 1
         assert key in chunks[-1].response_metadata
-
-
-def test_a_correction_of_a_drawn_reply_draws_with_another_seed():
-    def script(prompt):
-        return '{"name": "Ada"}' if "does not fit" in prompt or "correct" in prompt else "Ada."
-
-    schema = {"title": "Name", "type": "object", "properties": {"name": {"type": "string"}}}
-    schema["required"] = ["name"]
-    with scripted_engine(script) as engine:
-        chat = ChatAdaFuse(engine=engine, temperature=0.01, seed=5, enforce=False)
-        result = chat.with_structured_output(schema, include_raw=True).invoke("Who?")
-        greedy = chat.with_structured_output(schema, include_raw=True, temperature=0)
-        assert "seed" not in greedy.invoke("Who?")["raw"].response_metadata
-    assert result["parsed"] == {"name": "Ada"}
-    assert result["raw"].response_metadata["seed"] == AdaFuseConfig(seed=5, n=2).seeds()[1]
 
 
 @pytest.mark.quick

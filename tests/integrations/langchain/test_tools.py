@@ -13,7 +13,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import InjectedToolArg, tool
 
-from langchain_adafuse import ChatAdaFuse
+from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import call
 from tests.support.scripted import scripted_engine
 
@@ -103,6 +103,7 @@ async def test_a_malformed_call_has_its_reason_and_can_be_answered():
     assert error in streamed.additional_kwargs["adafuse_call_errors"][invalid["id"]]
     answer = ToolMessage("Bad JSON.", tool_call_id=invalid["id"])
     assert chat.invoke([HumanMessage("Go"), streamed, answer]).content == "It is 6."
+    assert not [each for each in prompts if "<tool_call><tool_call>" in each]
 
 
 # Agents ---------------------------------------------------------------------------------------
@@ -178,10 +179,11 @@ async def test_agents_stream_messages_rounds_and_events():
     assert all(
         piece.content or piece.tool_call_chunks or piece.response_metadata for piece in pieces
     )
-    events = [event async for event in agent.astream_events(given, version="v2")]
+    with get_round_callback() as heard:
+        events = [event async for event in agent.astream_events(given, version="v2")]
     named = [each["name"] for each in events if each["event"] == "on_tool_end"]
     assert named == ["population", "multiply"]
-    assert sum(each["name"] == "adafuse_round" for each in events) == len(rounds)
+    assert len(heard.rounds) == len(rounds)
 
 
 # Histories ------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_the_page_asks_for_the_key(visit, front, engine) -> None:
 
 
 def test_a_message_waits_until_the_members_are_loaded(visit, front, engine, monkeypatch) -> None:
-    monkeypatch.setattr(errors, "RETRY_SECONDS", 0)
+    monkeypatch.setitem(errors.RETRY, "Retry-After", "0")
     service = Service(ServingConfig())
     front.app = build_app(service)
     tab = visit()
@@ -63,7 +63,7 @@ def test_a_message_waits_until_the_members_are_loaded(visit, front, engine, monk
 
 
 def test_a_refused_message_can_be_sent_again(visit, front, engine) -> None:
-    busy = ApiError(429, "too many requests wait", retry_after=7)
+    busy = ApiError(429, "too many requests wait", headers={"Retry-After": "7"})
     refuse(front, busy, api_error(MemberError("wren", "broken")))
     tab = visit()
     tab.say("sum")

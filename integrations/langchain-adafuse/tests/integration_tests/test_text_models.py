@@ -51,10 +51,11 @@ async def test_callbacks(model, whole):
     heard = Recorder()
     config = {"callbacks": [heard], "tags": ["a"], "metadata": {"b": 1}, "run_name": "c"}
     assert model.invoke(PROMPT, config) == whole
-    list(model.stream(PROMPT, {"callbacks": [heard]}))
     assert "".join(heard.tokens) == whole
-    _ = [piece async for piece in model.astream(PROMPT, {"callbacks": [heard]})]
+    list(model.stream(PROMPT, {"callbacks": [heard]}))
     assert "".join(heard.tokens) == whole * 2
+    _ = [piece async for piece in model.astream(PROMPT, {"callbacks": [heard]})]
+    assert "".join(heard.tokens) == whole * 3
     assert [result.generations[0][0].text for result in heard.results] == [whole] * 3
     with pytest.raises(ValueError, match="empty"):
         model.invoke("", {"callbacks": [heard]})
