@@ -22,7 +22,6 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
-from llama_index.llms.adafuse._react import without_cut_input
 
 from adafuse_llm import InvalidInputError, Tool
 from adafuse_llm.adapters.reply import CUT, ToolCall
@@ -129,7 +128,7 @@ class Reply:
             self._next_id = _call_id()
         self._text += delta
         if self._is_step and reason in CUT:
-            self._text = without_cut_input(self._text)
+            self._text = _without_cut_input(self._text)
         self._thinking += added.reasoning
         calls = [*self._calls, *(self._unfinished_call() if reason is None else ())]
         extras = {"thinking_delta": added.reasoning, WARNINGS_KEY: added.warnings}
@@ -220,3 +219,13 @@ def conversation_of(
     if isinstance(user_msg, str):
         user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
     return [*(chat_history or []), *([user_msg] if user_msg else [])]
+
+
+def _without_cut_input(text: str) -> str:
+    """Return a step without the input of a tool that a limit cut off. Agents would repair it."""
+    step, marker, given = text.rpartition("Action Input:")
+    try:
+        json.JSONDecoder().raw_decode(given.strip())
+    except (ValueError, RecursionError):  # no JSON, or too deep
+        return step if marker else text
+    return text

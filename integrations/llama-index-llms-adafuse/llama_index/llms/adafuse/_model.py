@@ -25,6 +25,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
+from adafuse_llm.adapters.option_fields import OptionFields
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 
@@ -39,13 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
 
-_PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
-
-
-def _option(name: str) -> Any:
-    """Return a field for an option of `AdaFuseConfig`; None means the engine's value."""
-    return Field(default=None, description=AdaFuseConfig.model_fields[name].description)
 
 
 class LLMOptions(DecodeOptions, total=False):
@@ -78,7 +73,7 @@ class LLMOptions(DecodeOptions, total=False):
     rate_limiter: BaseRateLimiter | None
 
 
-class EnsembleLLM(CustomLLM, FunctionCallingLLM):
+class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     """The base class of `AdaFuseLLM`, which describes the fields."""
 
     model_config = ConfigDict(validate_assignment=True)
@@ -135,35 +130,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
         description="Whether the reply to a ReAct agent ends at a line that begins with "
         "'Observation:'.",
     )
-    margin_threshold: float | None = _option("margin_threshold")
-    max_words: int | None = _option("max_words")
-    branching_factor: int | None = _option("branching_factor")
-    max_word_tokens: int | None = _option("max_word_tokens")
-    max_word_letters: int | None = _option("max_word_letters")
-    max_new_tokens: int | None = _option("max_new_tokens")
-    stop: tuple[str, ...] | None = _option("stop")
-    weights: dict[str, float] | tuple[float, ...] | None = _option("weights")
-    json_schema: Any = _option("json_schema")
-    regex: str | None = _option("regex")
-    grammar: str | None = _option("grammar")
-    choices: tuple[str, ...] | None = _option("choices")
-    use: tuple[str, ...] | None = _option("use")
-    temperature: float | None = _option("temperature")
-    top_p: float | None = _option("top_p")
-    top_k: int | None = _option("top_k")
-    min_p: float | None = _option("min_p")
-    seed: int | None = _option("seed")
-    n: int | None = _option("n")
-    repetition_penalty: float | None = _option("repetition_penalty")
-    presence_penalty: float | None = _option("presence_penalty")
-    frequency_penalty: float | None = _option("frequency_penalty")
-    no_repeat_ngram_size: int | None = _option("no_repeat_ngram_size")
-    min_new_tokens: int | None = _option("min_new_tokens")
-    logit_bias: dict[str, float] | None = _option("logit_bias")
-    logprobs: bool | None = _option("logprobs")
-    top_logprobs: int | None = _option("top_logprobs")
-    chat_template_kwargs: dict[str, Any] | None = _option("chat_template_kwargs")
-    continue_final_message: bool | None = _option("continue_final_message")
 
     _passed_engine: Engine | None = PrivateAttr(default=None)
     _warnings: set[str] = PrivateAttr(default_factory=set)
@@ -191,25 +157,20 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM):
                 f"engine= cannot be combined with {', '.join(loading)}, because the engine is "
                 "already loaded; pass these options when you create the engine"
             )
-        if (mode := base.get("pydantic_program_mode")) not in (None, *_PROGRAM_MODES):
-            raise InvalidInputError(
-                f"pydantic_program_mode must be 'default' or 'llm'; got {mode!r}. With both, "
-                "structured prediction enforces the schema of the object where it can"
-            )
         if members is None:
             ensemble = Ensemble(given=engine)
         else:
             ensemble = Ensemble.of(members, strategy=base.get("strategy", "auto"))
         if isinstance(base.get("query_wrapper_prompt"), str):
             base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
+        values = {name: getattr(config, name) for name in options}
+        values.setdefault("temperature", (engine.config if engine else config).temperature)
         super().__init__(
             members=None if members is None else ensemble.members or "embedded",
             **{key: value for key, value in base.items() if value is not None},
-            **{name: getattr(config, name) for name in options},
+            **values,
         )
         self._passed_engine = engine
-        if self.temperature is None:
-            self.temperature = (engine.config if engine else config).temperature
 
     @classmethod
     def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:

@@ -17,15 +17,20 @@ from llama_index.llms.adafuse._calls import TOOL_KEYWORDS, Reply, form_of
 from llama_index.llms.adafuse._decode import Chunk, Decode
 from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
 from llama_index.llms.adafuse._model import EnsembleLLM, without_constraints
-from llama_index.llms.adafuse._react import describes_steps, with_observation
 from llama_index.llms.adafuse._structured import Model, asking
-from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
+from llama_index.llms.adafuse._tokens import longest_tokenizer, make_prompt_helper
 
 from adafuse_llm import InvalidInputError, InvalidOptionError, Request
 from adafuse_llm.adapters.conversation import to_conversation, to_messages
 from adafuse_llm.adapters.enforcing import enforced
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.config import CONSTRAINTS
+
+OBSERVATION = "\nObservation:"
+"""The text that ends a ReAct agent's step. A model that writes more invents a tool's result."""
+
+STEP = ("Action:", "Action Input:", "Observation")
+"""Texts in every system message that describes the steps which LlamaIndex's agents can parse."""
 
 ANY_TEXT = ReplyForm()
 ONE = {"n": 1}
@@ -43,7 +48,7 @@ class RequestingLLM(EnsembleLLM):
         that fits by this count fits every member. Only the number of tokens is meaningful. Reading
         the property loads the members.
         """
-        return LongestTokenizer(self.engine, self._active_members(self._options({})))
+        return longest_tokenizer(self.engine, self._active_members(self._options({})))
 
     def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
         """Return a prompt helper that packs prompts by the members' own token counts.
@@ -139,8 +144,8 @@ class RequestingLLM(EnsembleLLM):
         if form.tools:
             options = self._enforced(options, form)
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
-        if self.react_stop and not form.calls_tools and describes_steps(with_prompts):
-            options["stop"] = with_observation(self._config(options).stop)
+        if self.react_stop and not form.calls_tools and _describes_steps(with_prompts):
+            options["stop"] = (*self._config(options).stop, OBSERVATION)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
             turns = to_turns(with_prompts, self._warn_once)
             conversation = to_conversation(turns, **described)
@@ -156,7 +161,7 @@ class RequestingLLM(EnsembleLLM):
         """Return the request for a chat, and the converter of its reply."""
         form = form_of(keywords)
         overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
-        is_step = not form.calls_tools and describes_steps(messages)
+        is_step = not form.calls_tools and _describes_steps(messages)
         return self._messages(messages, overrides, form), Reply(form, is_step=is_step)
 
     async def _arequest(
@@ -211,3 +216,10 @@ def _continuation(chunk: Chunk) -> CompletionResponse:
     return CompletionResponse(
         text=chunk.text, delta=chunk.delta, raw=chunk.raw, logprobs=chunk.logprobs
     )
+
+
+def _describes_steps(messages: Sequence[ChatMessage]) -> bool:
+    """Return whether a system message describes the steps of a ReAct agent."""
+    roles = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
+    systems = [message.content or "" for message in messages if message.role in roles]
+    return any(all(text in system for text in STEP) for system in systems)
