@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -50,14 +50,6 @@ def form_of(keywords: Mapping[str, Any]) -> ReplyForm:
         raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
     name = "parallel_tool_calls"
     return ReplyForm(tools, choice, to_flag(name, keywords.get(name), default=True))
-
-
-def cut_call(response: ChatResponse) -> str:
-    """Return why a reply that was cut off inside its only call is none; "" if it is not so."""
-    warnings = response.additional_kwargs.get(WARNINGS_KEY)
-    if not warnings or getattr(response.raw, "finish_reason", None) not in CUT:
-        return ""
-    return "" if selections(response.message) else str(warnings[0])
 
 
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
@@ -210,15 +202,6 @@ def _arguments(arguments: dict[str, Any] | str) -> dict[str, Any]:
         except (ValueError, TypeError):
             return {}
     return arguments if isinstance(arguments, dict) else {}
-
-
-def conversation_of(
-    user_msg: str | ChatMessage | None, chat_history: Sequence[ChatMessage] | None
-) -> list[ChatMessage]:
-    """Return a user's message behind earlier messages."""
-    if isinstance(user_msg, str):
-        user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
-    return [*(chat_history or []), *([user_msg] if user_msg else [])]
 
 
 def _without_cut_input(text: str) -> str:

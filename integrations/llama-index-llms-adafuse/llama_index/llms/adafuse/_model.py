@@ -28,6 +28,7 @@ from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_c
 from adafuse_llm.adapters.option_fields import OptionFields
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
+from adafuse_llm.strategies.registry import AUTO
 
 if TYPE_CHECKING:
     import torch
@@ -74,62 +75,23 @@ class LLMOptions(DecodeOptions, total=False):
 
 
 class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
-    """The base class of `AdaFuseLLM`, which describes the fields."""
+    """The base class of `AdaFuseLLM`, which describes its fields."""
 
     model_config = ConfigDict(validate_assignment=True)
 
-    members: tuple[Any, ...] | Literal["embedded"] | None = Field(
-        default=None,
-        description="Folders, GGUF files, hub ids, or mappings of settings; or 'embedded'.",
-    )
-    dtype: Any = Field(default="auto", description="Data type of the weights.")
-    device_map: str | None = Field(
-        default=None, description="Devices on which accelerate places the weights."
-    )
-    revision: str | None = Field(default=None, description="Revision of hub models.")
-    trust_remote_code: bool = Field(
-        default=False, description="Whether to run code from model repositories."
-    )
-    runtime: RuntimeConfig = Field(
-        default_factory=RuntimeConfig,
-        description="Settings of the engine's scheduler and caches.",
-    )
-    strategy: str = Field(
-        default="auto",
-        description="Name of the strategy that chooses the next piece of text. LLMs that differ "
-        "only in it share their members.",
-    )
-    context_window: int | None = Field(
-        default=None,
-        ge=1,
-        description="Context window in the metadata, in tokens. Default: the smallest of the "
-        "active members.",
-    )
-    is_chat_model: bool | None = Field(
-        default=None,
-        description="Whether LlamaIndex sends chats instead of completions. Default: whether an "
-        "active member has a chat template.",
-    )
-    emit_events: bool = Field(
-        default=True,
-        description="Whether to emit instrumentation events for the rounds. Each response has "
-        "its own span.",
-    )
-    enforce: Literal["auto"] | bool = Field(
-        default="auto",
-        description="Whether to enforce the form of tool calls and objects: 'auto' (where "
-        "possible), True (or raise an error), False.",
-    )
-    complete_as_chat: bool | None = Field(
-        default=None,
-        description="Whether completions go through the members' chat templates. Default: whether "
-        "an active member has one and completion_to_prompt is not set.",
-    )
-    react_stop: bool = Field(
-        default=True,
-        description="Whether the reply to a ReAct agent ends at a line that begins with "
-        "'Observation:'.",
-    )
+    members: tuple[Any, ...] | Literal["embedded"] | None = None
+    dtype: Any = "auto"
+    device_map: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    strategy: str = AUTO
+    context_window: int | None = Field(default=None, ge=1)
+    is_chat_model: bool | None = None
+    emit_events: bool = True
+    enforce: Enforce = "auto"
+    complete_as_chat: bool | None = None
+    react_stop: bool = True
 
     _passed_engine: Engine | None = PrivateAttr(default=None)
     _warnings: set[str] = PrivateAttr(default_factory=set)
@@ -160,7 +122,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         if members is None:
             ensemble = Ensemble(given=engine)
         else:
-            ensemble = Ensemble.of(members, strategy=base.get("strategy", "auto"))
+            ensemble = Ensemble.of(members, strategy=base.get("strategy", AUTO))
         if isinstance(base.get("query_wrapper_prompt"), str):
             base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
         values = {name: getattr(config, name) for name in options}

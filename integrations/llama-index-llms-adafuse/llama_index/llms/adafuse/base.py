@@ -22,12 +22,7 @@ from llama_index.core.instrumentation.events.llm import (
 )
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
-from llama_index.llms.adafuse._calls import (
-    conversation_of,
-    cut_call,
-    selections,
-    to_openai_tool,
-)
+from llama_index.llms.adafuse._calls import WARNINGS_KEY, selections, to_openai_tool
 from llama_index.llms.adafuse._model import LLMOptions, Members
 from llama_index.llms.adafuse._requests import RequestingLLM
 from llama_index.llms.adafuse._structured import Model, Partial, asking, parsed
@@ -35,6 +30,7 @@ from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Unpack, override
 
 from adafuse_llm import Choice, Engine, MalformedReplyError
+from adafuse_llm.adapters.reply import CUT
 
 if TYPE_CHECKING:
     from llama_index.core.llms.llm import ToolSelection
@@ -58,9 +54,11 @@ class AdaFuseLLM(RequestingLLM):
             options for loading them.
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         runtime: settings of the engine's scheduler and caches.
+        strategy: name of the strategy that chooses the next piece of text. LLMs that differ only in
+            it share their members.
         context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They
             change nothing in the members.
-        emit_events: whether to emit instrumentation events for the rounds.
+        emit_events: whether to emit instrumentation events for the rounds, in a span of their own.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
             ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
@@ -297,11 +295,14 @@ class AdaFuseLLM(RequestingLLM):
             **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
                 or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
         """
+        messages = list(chat_history or ())
+        if user_msg:
+            messages.append(ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg)
         choice = kwargs.pop("tool_choice", None)
         if choice is None and tool_required:
             choice = "required"
         return {
-            "messages": conversation_of(user_msg, chat_history),
+            "messages": messages,
             "tools": [to_openai_tool(tool) for tool in tools],
             "tool_choice": choice,
             "parallel_tool_calls": allow_parallel_tool_calls,
@@ -320,8 +321,9 @@ class AdaFuseLLM(RequestingLLM):
                 cut the only call off.
         """
         calls = selections(response.message)
-        if problem := cut_call(response):
-            raise MalformedReplyError(problem)
+        warnings = response.additional_kwargs.get(WARNINGS_KEY)
+        if not calls and warnings and getattr(response.raw, "finish_reason", None) in CUT:
+            raise MalformedReplyError(str(warnings[0]))
         if not calls and error_on_no_tool_call:
             raise MalformedReplyError(
                 f"the response calls no tool: {response.message.content!r:.200}. Pass "
