@@ -95,8 +95,6 @@ def test_wrong_ways_of_making_one():
         AdaFuseLLM(iter([]))
     with pytest.raises(InvalidOptionError, match="members"):
         AdaFuseLLM(model="gpt2")  # type: ignore[call-arg]
-    with pytest.raises(InvalidInputError, match="members"):
-        AdaFuseLLM.from_embedded(members=["gpt2"])  # type: ignore[call-arg]
 
 
 @pytest.mark.quick

@@ -136,18 +136,7 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
 
     @classmethod
     def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
-        """Create an LLM from the three small members that ship with adafuse-llm.
-
-        Raises:
-            InvalidInputError: `members` or `engine` is given.
-            InvalidOptionError: an option is unknown or out of range.
-        """
-        if given := [name for name in ("members", "engine") if name in kwargs]:
-            raise InvalidInputError(
-                f"from_embedded has no argument {given[0]!r}, because its members ship with "
-                f"adafuse-llm. For other members, call AdaFuseLLM({given[0]}=...); to choose among "
-                "the three, pass use=[...]"
-            )
+        """Create an LLM from the three small members that ship with adafuse-llm."""
         return cls(members="embedded", **kwargs)
 
     @classmethod
@@ -211,7 +200,9 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
             or LLMMetadata().context_window,
             num_output=config.max_new_tokens,
             is_chat_model=is_chat,
-            is_function_calling_model=is_chat and self._can_enforce_calls,
+            is_function_calling_model=is_chat
+            and self.enforce is not False
+            and self._ensemble.can_enforce(),
             model_name=self._model_name,
         )
 
@@ -297,12 +288,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         """
         engine = self.engine
         return tuple(engine.config.override(options).member_weights(engine.members))
-
-    @property
-    def _can_enforce_calls(self) -> bool:
-        if self.enforce is False:
-            return False
-        return self._ensemble.can_enforce()
 
     def _warn_once(self, message: str) -> None:
         """Log a warning, unless this LLM already logged the same one."""

@@ -20,7 +20,7 @@ from llama_index.llms.adafuse._model import EnsembleLLM, without_constraints
 from llama_index.llms.adafuse._structured import Model, asking
 from llama_index.llms.adafuse._tokens import longest_tokenizer, make_prompt_helper
 
-from adafuse_llm import InvalidInputError, InvalidOptionError, Request
+from adafuse_llm import InvalidOptionError, Request
 from adafuse_llm.adapters.conversation import to_conversation, to_messages
 from adafuse_llm.adapters.enforcing import enforced
 from adafuse_llm.adapters.reply_form import ReplyForm
@@ -104,8 +104,6 @@ class RequestingLLM(EnsembleLLM):
             if self.completion_to_prompt is not None:
                 prompt = self.completion_to_prompt(prompt)
             if self._completes_as_chat(options):
-                if not (prompt.strip() or self.system_prompt or self.query_wrapper_prompt):
-                    raise InvalidInputError("the prompt is empty, or has only spaces: pass a text")
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
                 return self._messages([message], overrides)
             prompt = self._extend_prompt(prompt)
