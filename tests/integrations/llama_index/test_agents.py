@@ -99,7 +99,7 @@ async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm, streaming, 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("header", [REACT_CHAT_SYSTEM_HEADER, REACT_HEADER])
 @pytest.mark.parametrize("path", PATHS[4:])
-async def test_l8_a_reply_to_a_react_agent_ends_before_an_observation(llm, path, header):
+async def test_a_reply_to_a_react_agent_ends_before_an_observation(llm, path, header):
     formatter = ReActChatFormatter.from_defaults(system_header=header, context="You add.")
     asked = formatter.format([TOOL], [ChatMessage("12 plus 7?")])
     assert (await ask(llm, path, asked)).text == CALL

@@ -99,7 +99,7 @@ def missing(engine: AdaFuseEngine, prompts: dict[str, list[list[int]]]) -> list[
         *((mode, "query", False, source) for mode in READING for source in ("helper", "tokenizer")),
     ],
 )
-async def test_l1_prompts_packed_by_the_members_counts_fit(engine, mode, way, streaming, source):
+async def test_prompts_packed_by_the_members_counts_fit(engine, mode, way, streaming, source):
     llm = AdaFuseLLM(engine=engine, system_prompt="You know the mill.")
     how: dict[str, Any] = {"response_mode": ResponseMode(mode), "streaming": streaming}
     if source == "helper":

@@ -186,7 +186,7 @@ def test_chat_gives_every_member_its_own_template_with_one_beginning(engine):
 
 
 @pytest.mark.quick
-def test_l8_text_in_documents_is_read(tmp_path):
+def test_text_in_documents_is_read(tmp_path):
     (tmp_path / "ferry.md").write_text("The ferry costs 3 crowns, dökk.", encoding="utf-8")
     page = "data:text/html;base64," + base64.b64encode(b"<p>Vell is south.</p>").decode()
     documents = [
@@ -214,7 +214,7 @@ def test_l8_text_in_documents_is_read(tmp_path):
 
 
 @pytest.mark.quick
-def test_l8_documents_without_text_are_refused(engine, tmp_path):
+def test_documents_without_text_are_refused(engine, tmp_path):
     (tmp_path / "scan.txt").write_bytes(b"\x89\x00\xff\xfe")
     for block in (
         DocumentBlock(data=b"%PDF-1.4\n%\xe2\xe3\xcf"),
@@ -292,7 +292,7 @@ async def prompts_of_call(
 
 
 @pytest.mark.parametrize("path", PATHS[:4])
-async def test_l3_a_completion_is_a_chat_with_one_user_message(path):
+async def test_a_completion_is_a_chat_with_one_user_message(path):
     templates = (CHATML, STRICT)
     fields: dict[str, Any] = {"system_prompt": "SYSTEM", "query_wrapper_prompt": "<{query_str}>"}
     as_chat = await prompts_of_call(path.replace("complete", "chat"), *templates, **fields)
@@ -345,7 +345,7 @@ BLOCKS = [
         ([BLOCKS[0]], {"tool_calls": [OPENAI]}),
     ],
 )
-def test_l4_tool_calls_of_other_llms_are_read(blocks, extras):
+def test_tool_calls_of_other_llms_are_read(blocks, extras):
     with reading(CHATML) as (engine, texts):
         AdaFuseLLM(engine=engine).chat(
             [
@@ -360,7 +360,7 @@ def test_l4_tool_calls_of_other_llms_are_read(blocks, extras):
 
 
 @pytest.mark.quick
-def test_l4_a_result_without_its_call_is_text_of_the_user():
+def test_a_result_without_its_call_is_text_of_the_user():
     result = ChatMessage("It is 3.", role="tool", additional_kwargs={"tool_call_id": "call_0"})
     with reading(CHATML) as (engine, texts):
         AdaFuseLLM(engine=engine).chat([result, ChatMessage("Is that right?")])

@@ -133,7 +133,7 @@ def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, fr
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_l7_a_function_agent(llm, streaming):
+async def test_a_function_agent(llm, streaming):
     agent = FunctionAgent(tools=[add, greet], llm=llm, streaming=streaming)
     handler = agent.run("What is 12 plus 7?")
     events = [event async for event in handler.stream_events()]
@@ -402,7 +402,7 @@ async def test_a_malformed_call_stays_in_the_text_with_the_reason(way):
 # Programs and selectors --------------------------------------------------------------------------
 
 
-async def test_l7_pydantic_selectors(stubborn_llm):
+async def test_pydantic_selectors(stubborn_llm):
     single = PydanticSingleSelector.from_defaults(llm=stubborn_llm)
     choices = ["prices of bread", "history of ships"]
     for result in (single.select(choices, "When?"), await single.aselect(choices, "When?")):

@@ -98,7 +98,7 @@ def test_wrong_ways_of_making_one():
 
 
 @pytest.mark.quick
-def test_l2_a_deep_copy_has_its_own_configuration_and_the_same_engine():
+def test_a_deep_copy_has_its_own_configuration_and_the_same_engine():
     manager = CallbackManager([TokenCountingHandler()])
     with scripted_engine(lambda prompt: "One two three four.") as engine:
         llm = AdaFuseLLM(
@@ -128,7 +128,7 @@ def test_l2_a_deep_copy_has_its_own_configuration_and_the_same_engine():
 
 @pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS)
-async def test_l6_a_prompt_that_is_too_long_fails_at_the_call(path):
+async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
     """Also for streams, and without any computation."""
     members = [FakeBackend(name, lambda text: {"a": 1.0}, context_window=90) for name in "ab"]
     with AdaFuseEngine(members) as engine, recorded() as record:
@@ -164,7 +164,7 @@ def test_an_assigned_option_is_checked():
         for name, value in [("emit_events", "perhaps"), ("max_new_token", 3)]:
             with pytest.raises(ValueError, match=name):
                 setattr(llm, name, value)
-        llm.stop = " one"  # type: ignore[assignment]
+        llm.stop = " one"
         assert (llm.max_new_tokens, llm.stop) == (4, (" one",))
 
 
@@ -192,7 +192,7 @@ def test_metadata_is_true_and_can_be_overridden():
 
 
 @pytest.mark.quick
-def test_l8_metadata_of_members_loads_nothing(no_loading, tmp_path):
+def test_metadata_of_members_loads_nothing(no_loading, tmp_path):
     shipped = AdaFuseLLM.from_embedded(max_new_tokens=9)
     shipped.unload()
     metadata = shipped.metadata
@@ -207,7 +207,7 @@ def test_l8_metadata_of_members_loads_nothing(no_loading, tmp_path):
 
 @pytest.mark.parametrize("template", [CHATML, None])
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
-def test_l8_metadata_is_the_same_before_and_after_loading(tmp_path, monkeypatch, kind, template):
+def test_metadata_is_the_same_before_and_after_loading(tmp_path, monkeypatch, kind, template):
     path = save_scripted(tmp_path / "ink", lambda prompt: "Yes.", kind, template)
     llm = AdaFuseLLM([path])
     with monkeypatch.context() as patch:

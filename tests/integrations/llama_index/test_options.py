@@ -124,7 +124,7 @@ async def test_n_that_cannot_be_is_refused(engine, path):
 
 
 @pytest.mark.quick
-def test_l8_temperature_and_max_tokens_can_be_read_and_set(engine):
+def test_temperature_and_max_tokens_can_be_read_and_set(engine):
     llm: Any = AdaFuseLLM.from_embedded()
     assert (llm.temperature, llm.max_tokens) == (0, 256)
     configured = AdaFuseEngine(engine.backends, engine.config.override(DRAWN))

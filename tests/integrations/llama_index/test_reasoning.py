@@ -22,7 +22,7 @@ def thinking_of(message: ChatMessage) -> list[str | None]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_c1_reasoning_that_the_template_opens_is_not_text(path: str) -> None:
+async def test_reasoning_that_the_template_opens_is_not_text(path: str) -> None:
     engine = thinkers("deepseek", "deepseek-2", script=lambda _: "secret</think>Paris.")
     said = await ask(AdaFuseLLM(engine=engine), path, "The capital?")
     assert said.text == "Paris."
@@ -30,7 +30,7 @@ async def test_c1_reasoning_that_the_template_opens_is_not_text(path: str) -> No
         assert "".join(delta or "" for delta in said.deltas) == "Paris."
 
 
-def test_c1_reasoning_is_a_block_of_the_message() -> None:
+def test_reasoning_is_a_block_of_the_message() -> None:
     engine = thinkers("deepseek", script=lambda _: "secret</think>Paris.")
     llm = AdaFuseLLM(engine=engine)
     asked = [ChatMessage("The capital?")]

@@ -265,7 +265,10 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         """Return the options of a call: those of the LLM, updated with the call's overrides."""
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
         options = {name: value for name, value in fields.items() if value is not None}
-        return merged_options(options, check_option_names(overrides))
+        given = check_option_names(overrides)
+        if any(given.get(name) is not None for name in CONSTRAINTS):
+            options = without_constraints(options)  # a constraint replaces all others
+        return {**options, **given}
 
     def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
         """Return the engine's options, overridden by `options`. This loads nothing."""
@@ -300,16 +303,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         ensemble = self._ensemble
         if not ensemble.is_loaded:
             await asyncio.to_thread(ensemble.engine)
-
-
-def merged_options(*options: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge options. A constraint replaces all constraints before it."""
-    merged: dict[str, Any] = {}
-    for each in options:
-        if any(each.get(name) is not None for name in CONSTRAINTS):
-            merged = without_constraints(merged)
-        merged |= each
-    return merged
 
 
 def without_constraints(options: Mapping[str, Any]) -> dict[str, Any]:

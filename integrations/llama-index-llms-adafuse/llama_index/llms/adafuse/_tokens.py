@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import cast
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.utilities.token_counting import TokenCounter
 
@@ -46,17 +46,12 @@ class MemberTokenCounter(TokenCounter):
 
 
 def make_prompt_helper(
-    engine: Engine, request: Request, *, given: str, window: int, num_output: int
+    engine: Engine, request: Request, given: str, metadata: LLMMetadata
 ) -> PromptHelper:
     """Create a prompt helper that packs prompts by the members' counts.
 
-    Args:
-        engine: the engine.
-        request: an example of a request.
-        given: the texts in the example that LlamaIndex counts. The helper reserves space for the
-            rest of the example, such as the markers of chat templates.
-        window: the smallest context window of the members, in tokens.
-        num_output: maximum number of tokens of a response.
+    It reserves space for what an example, `request`, has beside the texts that LlamaIndex counts,
+    `given`: for example, the markers of chat templates.
     """
     encoded = engine.encode_prompt(
         request.prompt, messages=request.messages, **cast("DecodeOptions", request.options)
@@ -65,6 +60,7 @@ def make_prompt_helper(
     counted = engine.encode_text(given, use=members, weights=None)
     reserved = max(len(ids) - len(counted[name]) for name, ids in encoded.items())
     tokenizer = longest_tokenizer(engine, members)
-    helper = PromptHelper(window - reserved, num_output, tokenizer=tokenizer)
+    window = metadata.context_window - reserved
+    helper = PromptHelper(window, metadata.num_output, tokenizer=tokenizer)
     helper._token_counter = MemberTokenCounter(tokenizer)  # not in its public interface
     return helper
