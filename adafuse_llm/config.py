@@ -53,7 +53,8 @@ MAX_WEIGHT = 1e12
 
 
 INSTEAD = {
-    "members": " To choose among the loaded members, pass use=[...].",
+    "members": " To choose among the loaded members, pass use=[...]. Configuration files have the "
+    "name 'models'.",
     "strategy": " Pass the strategy when you create the model or the engine, or use "
     "engine.with_strategy('single'). For one member alone, pass use=['name'].",
 }

@@ -217,8 +217,11 @@ class Backend(ABC):
         return sys.maxsize
 
     def has_word_ends(self) -> bool:
-        """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it."""
-        return self.full
+        """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it.
+
+        By default, a `full` member with `token_texts` of its own does.
+        """
+        return self.full and type(self).token_texts is not Backend.token_texts
 
     @property
     def token_texts(self) -> Sequence[str] | None:
@@ -294,6 +297,6 @@ class Backend(ABC):
         """Return the natural log of the probability of every token after a node, [vocabulary].
 
         ``Node.allowed`` does not change it. The node must be evaluated: the method runs no forward
-        pass. Any thread may call it. Only members that are `full` have it.
+        pass. Any thread may call it. The members of this package that are `full` have it.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"member {self.name!r} has no method 'distribution'")

@@ -285,8 +285,8 @@ def command(
 _METAVARS = {bool: "", int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 
 OPTIONS_HELP = (
-    "Any other option, with its value as in a configuration file, such as max_words=2 or "
-    "'choices=[yes, no]'. Repeatable."
+    "Any other option, such as max_words=2 or 'stop=[Q:, A:]'. The value is YAML, except that the "
+    "text of an expression or a grammar is taken as it is. Repeatable."
 )
 
 
@@ -391,7 +391,11 @@ def _setup(
     kinds: list[type[Options]] = [AdaFuseConfig, *map(SECTIONS.__getitem__, sections)]
     fields = [name for kind in kinds if sections for name in kind.model_fields]
     allowed = [*LOADING, *fields]
-    typed = dict(parse_option(text, allowed) for text in values.pop("options"))
+    typed: dict[str, Any] = {}
+    for name, value in (parse_option(text, allowed) for text in values.pop("options")):
+        if name in typed:
+            raise InvalidOptionError(f"option {name!r} is given twice with -o")
+        typed[name] = value
     for name in [name for name in values if name in allowed]:
         given = values.pop(name)
         if given is None or given == []:

@@ -43,7 +43,7 @@ class PoolCandidate:
         return len(self.path(member)) + self.ends
 
     def path(self, member: Member) -> list[Node]:
-        """Return the candidate's nodes in a member's tree. The member must be in `ends`."""
+        """Return the candidate's nodes in a member's tree. The member must be in `nodes`."""
         return member.tree.path(self.nodes[member])
 
     def nll(self, member: Member) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
-from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends import Backend, FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import find_strategy
 
@@ -62,6 +62,19 @@ def test_a_member_of_which_only_likely_tokens_are_known_is_not_mixed() -> None:
     listing = member("m0", 100)
     listing.full = False
     with AdaFuseEngine([listing, member("m1", 300)]) as engine:
+        assert engine.strategy.name == "adafuse"
+
+
+class Textless(FakeBackend):
+    """A member that knows whole distributions, but not which tokens end a word."""
+
+    token_texts = Backend.token_texts
+
+
+def test_a_member_without_the_texts_of_its_tokens_is_not_mixed() -> None:
+    members = [Textless("m0", lambda _: {END: 1.0}), member("m1", 300)]
+    members[0].parameters = 100
+    with AdaFuseEngine(members) as engine:
         assert engine.strategy.name == "adafuse"
 
 
