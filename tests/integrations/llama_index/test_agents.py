@@ -65,7 +65,7 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(streaming, tmp_path
                 with pytest.raises(MalformedReplyError, match="max_tokens"):
                     await llm.apredict_and_call([tool], "Save a story.")
             with pytest.raises(MalformedReplyError, match="max_tokens"):
-                llm.chat_with_tools([tool], "Save a story.")
+                llm.get_tool_calls_from_response(llm.chat_with_tools([tool], "Save a story."))
     step = 'Action: save_note\nAction Input: {"text": "A fox.", "more": "{red} ' + "x" * 99
     with scripted_engine(lambda _: f"Thought: I save it.\n{step}") as engine:
         react_llm = AdaFuseLLM(engine=engine, max_new_tokens=115, enforce=False)
@@ -111,19 +111,4 @@ async def test_a_reply_to_a_react_agent_ends_before_an_observation(llm, path, he
     assert (await ask(without, path, asked)).text == CALL + MADE_UP
 
 
-# predict_and_call -------------------------------------------------------------------------------
-
 TOOL = FunctionTool.from_defaults(add)
-
-
-async def call(llm, asynchronous, *args, **kwargs):
-    if asynchronous:
-        return await llm.apredict_and_call(*args, **kwargs)
-    return llm.predict_and_call(*args, **kwargs)
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-async def test_a_react_step_calls_a_tool(llm, asynchronous):
-    response = await call(llm, asynchronous, [TOOL], "What is 12 plus 7?")
-    assert response.response == "19"
-    assert [source.raw_input["kwargs"] for source in response.sources] == [{"a": 12, "b": 7}]

@@ -216,15 +216,13 @@ def test_text_in_documents_is_read(tmp_path):
 @pytest.mark.quick
 def test_documents_without_text_are_refused(engine, tmp_path):
     (tmp_path / "scan.txt").write_bytes(b"\x89\x00\xff\xfe")
-    wrongs: list[tuple[Any, str]] = [
-        (DocumentBlock(data=b"%PDF-1.4 plain"), r"not text in UTF-8 \(application/pdf\)"),
-        (DocumentBlock(path=str(tmp_path / "scan.txt")), "DocumentBlock that is not text in UTF-8"),
-        (DocumentBlock(data=io.BytesIO()), "cannot be read: .*zero bytes"),
-        (DocumentBlock(url="https://example.com/a.txt"), "URL is not downloaded"),
-        (DocumentBlock(), "without data: pass data or path"),
-    ]
-    for block, message in wrongs:
-        with pytest.raises(InvalidInputError, match=f"message 1 contains a .*{message}"):
+    for block in (
+        DocumentBlock(data=b"%PDF-1.4\n%\xe2\xe3\xcf"),
+        DocumentBlock(path=str(tmp_path / "scan.txt")),
+        DocumentBlock(url="https://example.com/a.txt"),
+        DocumentBlock(),
+    ):
+        with pytest.raises(InvalidInputError, match=r"message 1 contains DocumentBlock.*UTF-8"):
             AdaFuseLLM(engine=engine).chat([ChatMessage("?"), ChatMessage(blocks=[block])])
 
 
@@ -245,7 +243,7 @@ def test_what_is_not_text_is_refused(engine):
 
 @pytest.mark.quick
 def test_members_read_the_text_of_tools_and_other_llms_beside_images(caplog):
-    picture, pdf = ImageBlock(image=b"AAAA"), DocumentBlock(data=b"%PDF-1.4")
+    picture, pdf = ImageBlock(image=b"AAAA"), DocumentBlock(data=b"%PDF-1.4\n%\xe2\xe3\xcf")
     found = CitableBlock(title="Map", source="a.md", content=[TextBlock(text="North."), picture])
     call = ToolCallBlock(tool_call_id="1", tool_name="look", tool_kwargs={})
     again = ToolCallBlock(tool_call_id="2", tool_name="look", tool_kwargs={})

@@ -388,20 +388,15 @@ def test_a_reply_is_the_same_however_it_is_cut(name, size):
 # Without enforcement -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS[:2])
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        ("<tool_call>\nadd(12, 7)\n</tool_call>", "the call is not JSON"),
-        ("It is 19.", "it calls no tool"),
-        (written_call("sub", a=1, b=2), "there is no tool 'sub'"),
-    ],
-)
-async def test_a_call_that_cannot_be_used_is_an_error(way, reply, reason):
-    with scripted_engine(lambda _: reply) as engine:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_malformed_call_stays_in_the_text_with_the_reason(way):
+    with scripted_engine(lambda _: "<tool_call>\nadd(12, 7)\n</tool_call>") as engine:
         llm = AdaFuseLLM(engine=engine, enforce=False)
-        with pytest.raises(MalformedReplyError, match=reason):
-            await with_tools(llm, way, tools=[ADD], user_msg="12 plus 7?", tool_required=True)
+        *_, last = await with_tools(llm, way, tools=[ADD], user_msg="12 plus 7?")
+    assert "add(12, 7)" in (last.message.content or "")
+    assert "not JSON" in last.additional_kwargs["adafuse_warnings"][0]
+    with pytest.raises(MalformedReplyError, match="calls no tool"):
+        llm.get_tool_calls_from_response(last)
 
 
 # Programs and selectors --------------------------------------------------------------------------

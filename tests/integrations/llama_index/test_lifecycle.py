@@ -95,8 +95,6 @@ def test_wrong_ways_of_making_one():
         AdaFuseLLM(iter([]))
     with pytest.raises(InvalidOptionError, match="members"):
         AdaFuseLLM(model="gpt2")  # type: ignore[call-arg]
-    with pytest.raises(InvalidInputError, match="members"):
-        AdaFuseLLM.from_embedded(members=["gpt2"])  # type: ignore[call-arg]
 
 
 @pytest.mark.quick
@@ -166,7 +164,7 @@ def test_an_assigned_option_is_checked():
         for name, value in [("emit_events", "perhaps"), ("max_new_token", 3)]:
             with pytest.raises(ValueError, match=name):
                 setattr(llm, name, value)
-        llm.stop = " one"  # type: ignore[assignment]
+        llm.stop = " one"
         assert (llm.max_new_tokens, llm.stop) == (4, (" one",))
 
 
@@ -274,25 +272,20 @@ def settled(backend: Any) -> int:
             return before
 
 
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("way", ["close", "break", "drop"])
+@pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize("path", ["stream_complete", "stream_chat"])
-def test_a_stream_that_is_left_stops_within_a_round(path, way, keep):
-    """Also where a handler keeps what closing threw, and core's own generator with it."""
+def test_a_stream_that_is_left_stops_within_a_round(path, closes):
     with counting_engine(200, seconds=0.004) as engine:
         llm = AdaFuseLLM(engine=engine)
-        with recorded() if keep else threading.Lock():
-            stream = getattr(llm, path)([ChatMessage("Count!")] if "chat" in path else "Count!")
-            for number, _ in enumerate(stream):
-                if number == 2:
-                    break
-            if way == "close":
-                stream.close()
-            elif way == "drop":
-                stream = None
-            else:
-                del stream
-            assert settled(engine.backends[1]) < 40
+        stream = getattr(llm, path)([ChatMessage("Count!")] if "chat" in path else "Count!")
+        for number, _ in enumerate(stream):
+            if number == 2:
+                break
+        if closes:
+            stream.close()
+        else:
+            del stream
+        assert settled(engine.backends[1]) < 40
         assert llm.complete("Count!", max_new_tokens=2).text == " one one"
 
 
@@ -314,12 +307,13 @@ async def test_a_task_that_is_cancelled_stops_within_a_round(path, keep):
 
 @pytest.mark.parametrize("path", ["astream_complete", "astream_chat"])
 async def test_an_asynchronous_stream_that_is_left_stops_within_a_round(path):
-    with counting_engine(200, seconds=0.004) as engine, recorded():
+    with counting_engine(200, seconds=0.004) as engine:
         asked = [ChatMessage("Count!")] if "chat" in path else "Count!"
         stream = await getattr(AdaFuseLLM(engine=engine), path)(asked)
         async for _ in stream:
             break
         await stream.aclose()
+        await asyncio.sleep(0.02)  # the event loop closes the generators inside
         assert settled(engine.backends[1]) < 40
 
 

@@ -11,8 +11,6 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError
-from adafuse_llm.backends import FakeBackend
 from tests.support.paths import ROOT
 from tests.support.real_pages import SHOWN, needs_real_models, put_embedded
 
@@ -65,10 +63,3 @@ def test_every_block_of_the_guide_runs_offline_and_prints_what_it_says(tmp_path)
     for (block, expected), said in zip(blocks, printed, strict=True):
         if not needs_real_models(block):  # tests/real/test_pages.py checks what those print
             assert not expected or said.strip() == expected.strip()
-
-
-def test_programs_that_need_function_calls_are_refused():
-    engine = AdaFuseEngine([FakeBackend("oak", lambda text: {"<end>": 1.0})])
-    with pytest.raises(InvalidInputError, match="pydantic_program_mode must be"):
-        AdaFuseLLM(engine=engine, pydantic_program_mode="openai")
-    assert AdaFuseLLM(engine=engine, pydantic_program_mode="llm").pydantic_program_mode == "llm"

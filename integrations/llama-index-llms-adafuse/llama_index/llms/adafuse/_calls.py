@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -22,10 +22,9 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
-from llama_index.llms.adafuse._react import without_cut_input
 
-from adafuse_llm import InvalidInputError, MalformedReplyError, Tool
-from adafuse_llm.adapters.reply import CALL_OPENS, CUT, ToolCall
+from adafuse_llm import InvalidInputError, Tool
+from adafuse_llm.adapters.reply import CUT, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
 
 logger = logging.getLogger(__name__)
@@ -51,32 +50,6 @@ def form_of(keywords: Mapping[str, Any]) -> ReplyForm:
         raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
     name = "parallel_tool_calls"
     return ReplyForm(tools, choice, to_flag(name, keywords.get(name), default=True))
-
-
-def cut_call(response: ChatResponse) -> str:
-    """Return why a reply that was cut off inside its only call is none; "" if it is not so."""
-    warnings = response.additional_kwargs.get(WARNINGS_KEY)
-    if not warnings or getattr(response.raw, "finish_reason", None) not in CUT:
-        return ""
-    return "" if selections(response.message) else str(warnings[0])
-
-
-def _problem(form: ReplyForm, response: ChatResponse) -> str | None:
-    """Return why a reply cannot be used; None if it can be."""
-    message = response.message
-    if problem := cut_call(response):
-        return problem
-    if CALL_OPENS in (message.content or ""):
-        return str(response.additional_kwargs[WARNINGS_KEY][0])
-    allowed = [tool.name for tool in form.tools]
-    called = [block.tool_name for block in message.blocks if isinstance(block, ToolCallBlock)]
-    if unknown := [name for name in called if name not in allowed]:
-        return f"there is no tool {unknown[0]!r}. The tools are: {', '.join(allowed)}"
-    if form.choice == "required" and not called:
-        return "it calls no tool"
-    if form.choice in allowed and called != [form.choice]:
-        return f"it does not call the tool {form.choice} exactly once"
-    return None
 
 
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
@@ -147,7 +120,7 @@ class Reply:
             self._next_id = _call_id()
         self._text += delta
         if self._is_step and reason in CUT:
-            self._text = without_cut_input(self._text)
+            self._text = _without_cut_input(self._text)
         self._thinking += added.reasoning
         calls = [*self._calls, *(self._unfinished_call() if reason is None else ())]
         extras = {"thinking_delta": added.reasoning, WARNINGS_KEY: added.warnings}
@@ -206,24 +179,6 @@ def selections(message: ChatMessage) -> list[ToolSelection]:
     ]
 
 
-def check_calls(request: Mapping[str, Any], response: ChatResponse) -> ChatResponse:
-    """Return the response to a request with tools.
-
-    Args:
-        request: keywords of `AdaFuseLLM.chat`.
-        response: the response.
-
-    Raises:
-        MalformedReplyError: it does not call the tools in the requested form.
-    """
-    form = form_of(request)
-    if form.calls_tools and (problem := _problem(form, response)):
-        raise MalformedReplyError(
-            f"the reply does not call the tools in the requested form: {problem}"
-        )
-    return response
-
-
 def _block(call_id: str, name: str, arguments: dict[str, Any] | str) -> ToolCallBlock:
     return ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=arguments)
 
@@ -249,10 +204,11 @@ def _arguments(arguments: dict[str, Any] | str) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {}
 
 
-def conversation_of(
-    user_msg: str | ChatMessage | None, chat_history: Sequence[ChatMessage] | None
-) -> list[ChatMessage]:
-    """Return a user's message behind earlier messages."""
-    if isinstance(user_msg, str):
-        user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
-    return [*(chat_history or []), *([user_msg] if user_msg else [])]
+def _without_cut_input(text: str) -> str:
+    """Return a step without the input of a tool that a limit cut off. Agents would repair it."""
+    step, marker, given = text.rpartition("Action Input:")
+    try:
+        json.JSONDecoder().raw_decode(given.strip())
+    except (ValueError, RecursionError):  # no JSON, or too deep
+        return step if marker else text
+    return text

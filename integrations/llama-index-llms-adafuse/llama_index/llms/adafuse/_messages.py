@@ -6,20 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
+    BaseContentBlock,
     CachePoint,
     ChatMessage,
+    CitableBlock,
+    CitationBlock,
+    DocumentBlock,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
 )
 from llama_index.core.prompts import BasePromptTemplate
-from llama_index.llms.adafuse._blocks import block_text
 
+from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Turn
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
 _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
 """Types of blocks that are not part of the text of a message."""
+
+
+_UNTITLED = "input_document"
+"""The title that LlamaIndex gives to a document without one."""
 
 
 class Instructions(ChatMessage):
@@ -94,7 +102,7 @@ def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
             call_id, arguments = block.tool_call_id or "", block.tool_kwargs
             calls.append({"id": call_id, "name": block.tool_name, "arguments": arguments})
         elif not isinstance(block, _IGNORED_BLOCKS):
-            text = block_text(number, block, may_omit)
+            text = _block_text(number, block, may_omit)
             texts += [] if text is None else [text]
     if role == "tool" and here and not texts:
         texts.append(f"({', '.join(sorted(here))} left out)")
@@ -130,3 +138,48 @@ def _openai_call(call: Any) -> dict[str, Any]:
 
 def _get(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+
+
+def _block_text(number: int, block: BaseContentBlock, omitted: set[str] | None) -> str | None:
+    """Return the text of a block, for a document with its title and its source before it.
+
+    Args:
+        number: number of the message, for errors.
+        block: the block.
+        omitted: receives the types of blocks without text, which are then left out; None to refuse
+            such blocks.
+
+    Returns:
+        The text, or None if the block is left out.
+
+    Raises:
+        InvalidInputError: a block has no text, and `omitted` is None.
+    """
+    if isinstance(block, TextBlock):
+        return block.text
+    if isinstance(block, (CitableBlock, CitationBlock)):
+        parts = block.content if isinstance(block, CitableBlock) else [block.cited_content]
+        texts = [_block_text(number, part, omitted) for part in parts]
+        heading = [f"Title: {block.title}", f"Source: {block.source}"]
+        return "\n".join([*heading, *filter(None, texts)])
+    if isinstance(block, DocumentBlock) and (text := _document_text(block)) is not None:
+        return text if block.title in (None, _UNTITLED) else f"Title: {block.title}\n{text}"
+    if omitted is not None:
+        omitted.add(type(block).__name__)
+        return None
+    raise InvalidInputError(
+        f"message {number} contains {type(block).__name__}, but members read only text in UTF-8. "
+        "Extract the text of a document first, for example with a reader of LlamaIndex, and pass "
+        "it as data or path"
+    )
+
+
+def _document_text(block: DocumentBlock) -> str | None:
+    """Return the text of a document; None if it is no text, or at a URL, which is not read."""
+    if not block.data and not block.path and not str(block.url or "").startswith("data:"):
+        return None
+    try:
+        text = block.resolve_document().read().decode("utf-8-sig")
+    except (OSError, ValueError):
+        return None
+    return None if "\0" in text else text

@@ -28,6 +28,7 @@ from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_c
 from adafuse_llm.adapters.option_fields import OptionFields
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
+from adafuse_llm.strategies.registry import AUTO
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
 
-_PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
 
 
@@ -75,62 +75,23 @@ class LLMOptions(DecodeOptions, total=False):
 
 
 class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
-    """The base class of `AdaFuseLLM`, which describes the fields."""
+    """The base class of `AdaFuseLLM`, which describes its fields."""
 
     model_config = ConfigDict(validate_assignment=True)
 
-    members: tuple[Any, ...] | Literal["embedded"] | None = Field(
-        default=None,
-        description="Folders, GGUF files, hub ids, or mappings of settings; or 'embedded'.",
-    )
-    dtype: Any = Field(default="auto", description="Data type of the weights.")
-    device_map: str | None = Field(
-        default=None, description="Devices on which accelerate places the weights."
-    )
-    revision: str | None = Field(default=None, description="Revision of hub models.")
-    trust_remote_code: bool = Field(
-        default=False, description="Whether to run code from model repositories."
-    )
-    runtime: RuntimeConfig = Field(
-        default_factory=RuntimeConfig,
-        description="Settings of the engine's scheduler and caches.",
-    )
-    strategy: str = Field(
-        default="auto",
-        description="Name of the strategy that chooses the next piece of text. LLMs that differ "
-        "only in it share their members.",
-    )
-    context_window: int | None = Field(
-        default=None,
-        ge=1,
-        description="Context window in the metadata, in tokens. Default: the smallest of the "
-        "active members.",
-    )
-    is_chat_model: bool | None = Field(
-        default=None,
-        description="Whether LlamaIndex sends chats instead of completions. Default: whether an "
-        "active member has a chat template.",
-    )
-    emit_events: bool = Field(
-        default=True,
-        description="Whether to emit instrumentation events for the rounds. Each response has "
-        "its own span.",
-    )
-    enforce: Literal["auto"] | bool = Field(
-        default="auto",
-        description="Whether to enforce the form of tool calls and objects: 'auto' (where "
-        "possible), True (or raise an error), False.",
-    )
-    complete_as_chat: bool | None = Field(
-        default=None,
-        description="Whether completions go through the members' chat templates. Default: whether "
-        "an active member has one and completion_to_prompt is not set.",
-    )
-    react_stop: bool = Field(
-        default=True,
-        description="Whether the reply to a ReAct agent ends at a line that begins with "
-        "'Observation:'.",
-    )
+    members: tuple[Any, ...] | Literal["embedded"] | None = None
+    dtype: Any = "auto"
+    device_map: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    strategy: str = AUTO
+    context_window: int | None = Field(default=None, ge=1)
+    is_chat_model: bool | None = None
+    emit_events: bool = True
+    enforce: Enforce = "auto"
+    complete_as_chat: bool | None = None
+    react_stop: bool = True
 
     _passed_engine: Engine | None = PrivateAttr(default=None)
     _warnings: set[str] = PrivateAttr(default_factory=set)
@@ -158,41 +119,24 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
                 f"engine= cannot be combined with {', '.join(loading)}, because the engine is "
                 "already loaded; pass these options when you create the engine"
             )
-        if (mode := base.get("pydantic_program_mode")) not in (None, *_PROGRAM_MODES):
-            raise InvalidInputError(
-                f"pydantic_program_mode must be 'default' or 'llm'; got {mode!r}. With both, "
-                "structured prediction enforces the schema of the object where it can"
-            )
         if members is None:
             ensemble = Ensemble(given=engine)
         else:
-            ensemble = Ensemble.of(members, strategy=base.get("strategy", "auto"))
+            ensemble = Ensemble.of(members, strategy=base.get("strategy", AUTO))
         if isinstance(base.get("query_wrapper_prompt"), str):
             base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
+        values = {name: getattr(config, name) for name in options}
+        values.setdefault("temperature", (engine.config if engine else config).temperature)
         super().__init__(
             members=None if members is None else ensemble.members or "embedded",
             **{key: value for key, value in base.items() if value is not None},
-            **{
-                "temperature": (engine.config if engine else config).temperature,
-                **{name: getattr(config, name) for name in options},
-            },
+            **values,
         )
         self._passed_engine = engine
 
     @classmethod
     def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
-        """Create an LLM from the three small members that ship with adafuse-llm.
-
-        Raises:
-            InvalidInputError: `members` or `engine` is given.
-            InvalidOptionError: an option is unknown or out of range.
-        """
-        if given := [name for name in ("members", "engine") if name in kwargs]:
-            raise InvalidInputError(
-                f"from_embedded has no argument {given[0]!r}, because its members ship with "
-                f"adafuse-llm. For other members, call AdaFuseLLM({given[0]}=...); to choose among "
-                "the three, pass use=[...]"
-            )
+        """Create an LLM from the three small members that ship with adafuse-llm."""
         return cls(members="embedded", **kwargs)
 
     @classmethod
@@ -256,7 +200,9 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
             or LLMMetadata().context_window,
             num_output=config.max_new_tokens,
             is_chat_model=is_chat,
-            is_function_calling_model=is_chat and self._can_enforce_calls,
+            is_function_calling_model=is_chat
+            and self.enforce is not False
+            and self._ensemble.can_enforce(),
             model_name=self._model_name,
         )
 
@@ -319,7 +265,10 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         """Return the options of a call: those of the LLM, updated with the call's overrides."""
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
         options = {name: value for name, value in fields.items() if value is not None}
-        return merged_options(options, check_option_names(overrides))
+        given = check_option_names(overrides)
+        if any(given.get(name) is not None for name in CONSTRAINTS):
+            options = without_constraints(options)  # a constraint replaces all others
+        return {**options, **given}
 
     def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
         """Return the engine's options, overridden by `options`. This loads nothing."""
@@ -343,12 +292,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         engine = self.engine
         return tuple(engine.config.override(options).member_weights(engine.members))
 
-    @property
-    def _can_enforce_calls(self) -> bool:
-        if self.enforce is False:
-            return False
-        return self._ensemble.can_enforce()
-
     def _warn_once(self, message: str) -> None:
         """Log a warning, unless this LLM already logged the same one."""
         if message not in self._warnings:
@@ -360,16 +303,6 @@ class EnsembleLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         ensemble = self._ensemble
         if not ensemble.is_loaded:
             await asyncio.to_thread(ensemble.engine)
-
-
-def merged_options(*options: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge options. A constraint replaces all constraints before it."""
-    merged: dict[str, Any] = {}
-    for each in options:
-        if any(each.get(name) is not None for name in CONSTRAINTS):
-            merged = without_constraints(merged)
-        merged |= each
-    return merged
 
 
 def without_constraints(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import cast
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.utilities.token_counting import TokenCounter
 
@@ -15,38 +16,18 @@ from adafuse_llm.config import DecodeOptions
 MESSAGE_TOKENS = 3
 """Tokens for the markers of a message, as in LlamaIndex's counts."""
 
-MAX_SEEN = 1000
-"""Number of texts whose tokens are remembered."""
 
+def longest_tokenizer(engine: Engine, members: Sequence[str]) -> Callable[[str], list[int]]:
+    """Return a function that encodes a text with the member that needs the most tokens for it.
 
-class LongestTokenizer:
-    """A tokenizer that encodes a text with the member that needs the most tokens for it.
-
-    Only the number of tokens is meaningful, because each member has its own ids. The tokenizer
-    remembers texts, because LlamaIndex encodes the same ones many times to pack a prompt. It has no
-    method ``encode``, because LlamaIndex would call that method instead of the object.
-
-    Args:
-        engine: the engine.
-        members: names of the members that count, at least one.
+    It remembers texts, because LlamaIndex encodes the same ones many times to pack a prompt.
     """
 
-    def __init__(self, engine: Engine, members: Sequence[str]) -> None:
-        self._engine = engine
-        self._members = tuple(members)
-        self._seen: dict[str, list[int]] = {}
+    @lru_cache(maxsize=1000)
+    def encode(text: str) -> list[int]:
+        return max(engine.encode_text(text, use=members, weights=None).values(), key=len)
 
-    def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a text, without special tokens."""
-        if (tokens := self._seen.get(text)) is None:
-            if len(self._seen) >= MAX_SEEN:
-                self._seen.clear()
-            tokens = self._seen[text] = max(self.by_member(text).values(), key=len)
-        return [*tokens]
-
-    def by_member(self, text: str) -> dict[str, list[int]]:
-        """Return the tokens of a text by member, without special tokens."""
-        return self._engine.encode_text(text, use=self._members, weights=None)
+    return lambda text: [*encode(text)]
 
 
 class MemberTokenCounter(TokenCounter):
@@ -65,29 +46,21 @@ class MemberTokenCounter(TokenCounter):
 
 
 def make_prompt_helper(
-    engine: Engine,
-    request: Request,
-    *,
-    given: str,
-    window: int,
-    num_output: int,
+    engine: Engine, request: Request, given: str, metadata: LLMMetadata
 ) -> PromptHelper:
     """Create a prompt helper that packs prompts by the members' counts.
 
-    Args:
-        engine: the engine.
-        request: an example of a request.
-        given: the texts in the example that LlamaIndex counts. The helper reserves space for the
-            rest of the example, such as the markers of chat templates.
-        window: the smallest context window of the members, in tokens.
-        num_output: maximum number of tokens of a response.
+    It reserves space for what an example, `request`, has beside the texts that LlamaIndex counts,
+    `given`: for example, the markers of chat templates.
     """
     encoded = engine.encode_prompt(
         request.prompt, messages=request.messages, **cast("DecodeOptions", request.options)
     )
-    tokenizer = LongestTokenizer(engine, tuple(encoded))
-    counted = tokenizer.by_member(given)
+    members = tuple(encoded)
+    counted = engine.encode_text(given, use=members, weights=None)
     reserved = max(len(ids) - len(counted[name]) for name, ids in encoded.items())
-    helper = PromptHelper(window - reserved, num_output, tokenizer=tokenizer)
+    tokenizer = longest_tokenizer(engine, members)
+    window = metadata.context_window - reserved
+    helper = PromptHelper(window, metadata.num_output, tokenizer=tokenizer)
     helper._token_counter = MemberTokenCounter(tokenizer)  # not in its public interface
     return helper

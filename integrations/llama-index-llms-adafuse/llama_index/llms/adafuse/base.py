@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_prompt
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -15,38 +16,58 @@ from llama_index.core.base.llms.types import (
     CompletionResponse,
     CompletionResponseAsyncGen,
     CompletionResponseGen,
+    MessageRole,
 )
+from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictEndEvent,
     LLMStructuredPredictStartEvent,
 )
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.llms.adafuse._calls import (
-    check_calls,
-    conversation_of,
-    cut_call,
+    TOOL_KEYWORDS,
+    WARNINGS_KEY,
+    Reply,
+    form_of,
     selections,
     to_openai_tool,
 )
-from llama_index.llms.adafuse._decode import aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._model import LLMOptions, Members
-from llama_index.llms.adafuse._requests import RequestingLLM
+from llama_index.llms.adafuse._decode import Chunk, Decode
+from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
+from llama_index.llms.adafuse._model import EnsembleLLM, LLMOptions, Members, without_constraints
 from llama_index.llms.adafuse._structured import Model, Partial, asking, parsed
+from llama_index.llms.adafuse._tokens import longest_tokenizer, make_prompt_helper
 from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Unpack, override
 
-from adafuse_llm import Choice, Engine, MalformedReplyError
+from adafuse_llm import Choice, Engine, InvalidOptionError, MalformedReplyError, Request
+from adafuse_llm.adapters.conversation import to_conversation, to_messages
+from adafuse_llm.adapters.enforcing import enforced
+from adafuse_llm.adapters.reply import CUT
+from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.config import CONSTRAINTS
 
 if TYPE_CHECKING:
-    from llama_index.core.chat_engine.types import AgentChatResponse
     from llama_index.core.llms.llm import ToolSelection
     from llama_index.core.tools import BaseTool
 
 dispatcher = get_dispatcher(__name__)
 
+OBSERVATION = "\nObservation:"
+"""The text that ends a ReAct agent's step. A model that writes more invents a tool's result."""
 
-class AdaFuseLLM(RequestingLLM):
+STEP = ("Action:", "Action Input:", "Observation")
+"""Texts in every system message that describes the steps which LlamaIndex's agents can parse."""
+
+ANY_TEXT = ReplyForm()
+ONE = {"n": 1}
+"""Number of responses where only one can be used, whatever the LLM's option `n` is."""
+
+
+class AdaFuseLLM(EnsembleLLM):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
     The members are loaded on first use. LLMs with the same members share one engine. An LLM is
@@ -61,9 +82,11 @@ class AdaFuseLLM(RequestingLLM):
             options for loading them.
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         runtime: settings of the engine's scheduler and caches.
+        strategy: name of the strategy that chooses the next piece of text. LLMs that differ only in
+            it share their members.
         context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They
             change nothing in the members.
-        emit_events: whether to emit instrumentation events for the rounds.
+        emit_events: whether to emit instrumentation events for the rounds, in a span of their own.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
             ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
@@ -107,7 +130,6 @@ class AdaFuseLLM(RequestingLLM):
         decode, convert = self._completion(prompt, formatted, kwargs)
         return convert(decode.result())
 
-    @ends_when_closed
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
@@ -123,7 +145,6 @@ class AdaFuseLLM(RequestingLLM):
         decode, convert = self._completion(prompt, formatted, kwargs)
         return convert(await decode.aresult())
 
-    @aends_when_closed
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
@@ -140,7 +161,7 @@ class AdaFuseLLM(RequestingLLM):
         Args:
             messages: the conversation.
             **kwargs: options of `AdaFuseConfig`, and ``tools``, ``tool_choice`` and
-                ``parallel_tool_calls`` in the form of OpenAI; see `chat_with_tools`.
+                ``parallel_tool_calls`` in the form of OpenAI.
 
         Raises:
             InvalidInputError: the messages, the tools or an option cannot be used.
@@ -148,7 +169,6 @@ class AdaFuseLLM(RequestingLLM):
         request, reply = self._request(messages, kwargs)
         return reply.take(self._decode(request).result())
 
-    @ends_when_closed
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         request, reply = self._request(messages, kwargs)
@@ -159,7 +179,6 @@ class AdaFuseLLM(RequestingLLM):
         request, reply = await self._arequest(messages, kwargs)
         return reply.take(await self._decode(request).aresult())
 
-    @aends_when_closed
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
@@ -167,6 +186,43 @@ class AdaFuseLLM(RequestingLLM):
         request, reply = await self._arequest(messages, kwargs)
         chunks = await self._decode(request).achunks()
         return (reply.take(chunk) async for chunk in chunks)
+
+    # Token counts -----------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Callable[[str], list[int]]:
+        """A function from a text to its tokens, for ``Settings.tokenizer``.
+
+        It returns the tokens of the active member that needs the most tokens for the text. A text
+        that fits by this count fits every member. Only the number of tokens is meaningful. Reading
+        the property loads the members.
+        """
+        return longest_tokenizer(self.engine, self._active_members(self._options({})))
+
+    def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
+        """Return a prompt helper that packs prompts by the members' own token counts.
+
+        Set ``Settings.prompt_helper`` to it, or pass it to `get_response_synthesizer`. Without it,
+        LlamaIndex counts tokens with a tokenizer of its own. If the members need more tokens, the
+        prompts of a query engine may not fit, and the query fails. The helper also reserves space
+        for the markers of the members' chat templates. It loads the members.
+
+        Args:
+            output_cls: the class of the query engine's answers, if it has one. The helper then
+                reserves space for its description, too.
+        """
+        metadata = self.metadata
+        system = self.system_prompt or ""
+        if metadata.is_chat_model or output_cls:
+            messages = [ChatMessage(role=role, content="x") for role in ("system", "user")]
+            messages = self._extend_messages(messages)  # as in `predict`
+            if output_cls:
+                messages = asking(output_cls, messages)
+            request = self._messages(messages, {})
+            given = f"{system}x\nx"
+        else:
+            request, given = self._prompt("x", False, {}), f"{system}x"
+        return make_prompt_helper(self.engine, request, given, metadata)
 
     # Choices ----------------------------------------------------------------------------------
 
@@ -276,73 +332,6 @@ class AdaFuseLLM(RequestingLLM):
     # Tools ------------------------------------------------------------------------------------
 
     @override
-    def chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        """Return the reply to a conversation, in which the members can call tools.
-
-        Calls are `ToolCallBlock` blocks of the message; see `get_tool_calls_from_response`.
-        Where `enforce` allows it, the members can write nothing but text and well-formed calls of
-        these tools, with arguments that fit the tools' schemas. The streaming forms leave a
-        malformed call in the text. If the whole text is JSON of valid calls, it becomes calls. If a
-        reply looks like a call and is none, ``additional_kwargs["adafuse_warnings"]`` of the
-        response gives the reason.
-
-        Args:
-            tools: tools that the members can call.
-            user_msg: the user's message, which follows `chat_history`.
-            chat_history: earlier messages.
-            verbose: not used.
-            allow_parallel_tool_calls: whether the reply can have several calls.
-            tool_required: whether the reply must call a tool, if `tool_choice` is not given.
-            **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
-                or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
-
-        Raises:
-            InvalidInputError: a tool, the choice or an option cannot be used.
-            MalformedReplyError: the reply has not the requested form.
-            MissingDependencyError: `enforce` is True and the extra is not installed.
-        """
-        request = self._prepare_chat_with_tools(
-            tools,
-            user_msg,
-            chat_history,
-            allow_parallel_tool_calls=allow_parallel_tool_calls,
-            tool_required=tool_required,
-            **kwargs,
-        )
-        return check_calls(request, self.chat(**request))
-
-    @override
-    async def achat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        """Return what `chat_with_tools` returns, without blocking the event loop."""
-        request = self._prepare_chat_with_tools(
-            tools,
-            user_msg,
-            chat_history,
-            allow_parallel_tool_calls=allow_parallel_tool_calls,
-            tool_required=tool_required,
-            **kwargs,
-        )
-        return check_calls(request, await self.achat(**request))
-
-    @override
     def _prepare_chat_with_tools(
         self,
         tools: Sequence[BaseTool],
@@ -353,12 +342,32 @@ class AdaFuseLLM(RequestingLLM):
         tool_required: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the keywords of `chat` for `chat_with_tools`."""
+        """Return the keywords of `chat` for the forms of `chat_with_tools`.
+
+        Calls in the reply are `ToolCallBlock` blocks of the message; see
+        `get_tool_calls_from_response`. Where `enforce` allows it, the members can write nothing but
+        text and well-formed calls of these tools, with arguments that fit the tools' schemas.
+        Otherwise, a malformed call stays in the text, and
+        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
+
+        Args:
+            tools: tools that the members can call.
+            user_msg: the user's message, which follows `chat_history`.
+            chat_history: earlier messages.
+            verbose: not used.
+            allow_parallel_tool_calls: whether the reply can have several calls.
+            tool_required: whether the reply must call a tool, if `tool_choice` is not given.
+            **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
+                or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
+        """
+        messages = list(chat_history or ())
+        if user_msg:
+            messages.append(ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg)
         choice = kwargs.pop("tool_choice", None)
         if choice is None and tool_required:
             choice = "required"
         return {
-            "messages": conversation_of(user_msg, chat_history),
+            "messages": messages,
             "tools": [to_openai_tool(tool) for tool in tools],
             "tool_choice": choice,
             "parallel_tool_calls": allow_parallel_tool_calls,
@@ -377,8 +386,9 @@ class AdaFuseLLM(RequestingLLM):
                 cut the only call off.
         """
         calls = selections(response.message)
-        if problem := cut_call(response):
-            raise MalformedReplyError(problem)
+        warnings = response.additional_kwargs.get(WARNINGS_KEY)
+        if not calls and warnings and getattr(response.raw, "finish_reason", None) in CUT:
+            raise MalformedReplyError(str(warnings[0]))
         if not calls and error_on_no_tool_call:
             raise MalformedReplyError(
                 f"the response calls no tool: {response.message.content!r:.200}. Pass "
@@ -386,30 +396,6 @@ class AdaFuseLLM(RequestingLLM):
                 "response without one"
             )
         return calls
-
-    @override
-    def predict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
-        """Let the members select a tool, call it, and return its output.
-
-        The members write a tool call as in `chat_with_tools` if the LLM is a function-calling
-        model, and otherwise a step of a ReAct agent. See `FunctionCallingLLM.predict_and_call`.
-        """
-        return super().predict_and_call(*args, **self._with_react_parts(kwargs))
-
-    @override
-    async def apredict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
-        """Return what `predict_and_call` returns, without blocking the event loop."""
-        await self._aload()
-        return await super().apredict_and_call(*args, **self._with_react_parts(kwargs))
-
-    def _with_react_parts(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments with the parts that a ReAct agent needs; core would pass it None."""
-        if self.metadata.is_function_calling_model:
-            return kwargs
-        from llama_index.core.agent.react import ReActChatFormatter, ReActOutputParser
-
-        parts = {"react_chat_formatter": ReActChatFormatter(), "output_parser": ReActOutputParser()}
-        return {**parts, **kwargs}
 
     def _asking(
         self, output_cls: type[Model], prompt: BasePromptTemplate, prompt_args: dict[str, Any]
@@ -421,3 +407,146 @@ class AdaFuseLLM(RequestingLLM):
             )
         )
         return asking(output_cls, prompt.format_messages(llm=self, **prompt_args))
+
+    # Requests ---------------------------------------------------------------------------------
+
+    def _completion(
+        self, prompt: str, formatted: bool, overrides: Mapping[str, Any]
+    ) -> tuple[Decode, Callable[[Chunk], CompletionResponse]]:
+        """Return the decode of a completion, and a function from its chunks to responses.
+
+        The response to a message excludes reasoning. The continuation of a prompt is unchanged.
+        """
+        request = self._prompt(prompt, formatted, overrides)
+        convert = _continuation if request.messages is None else Reply(ANY_TEXT).take_completion
+        return self._decode(request), convert
+
+    def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> Request:
+        """Return the request for a completion.
+
+        If the prompt is not `formatted`, apply `completion_to_prompt` to it. The result becomes a
+        user message, or the system prompt and the query wrapper are applied to it in the same order
+        as in `predict`.
+        """
+        options = self._options(overrides)
+        if not formatted:
+            if self.completion_to_prompt is not None:
+                prompt = self.completion_to_prompt(prompt)
+            if self._completes_as_chat(options):
+                message = ChatMessage(role=MessageRole.USER, content=prompt)
+                return self._messages([message], overrides)
+            prompt = self._extend_prompt(prompt)
+        return Request(prompt=prompt, options=options)
+
+    def _completes_as_chat(self, options: Mapping[str, Any]) -> bool:
+        if self.complete_as_chat is not None:
+            return self.complete_as_chat
+        if self.completion_to_prompt not in (None, default_completion_to_prompt):
+            return False
+        return bool(self._ensemble.is_chat_model(self._active_members(options)))
+
+    def _messages(
+        self,
+        messages: Sequence[ChatMessage],
+        overrides: Mapping[str, Any],
+        form: ReplyForm = ANY_TEXT,
+    ) -> Request:
+        """Return the request for a chat.
+
+        The request has messages, which each member formats with its own chat template. If the user
+        set `messages_to_prompt`, the request has one prompt for all members instead.
+        """
+        options = self._options(overrides)
+        instructions = [str(each.content) for each in messages if isinstance(each, Instructions)]
+        messages = [each for each in messages if not isinstance(each, Instructions)]
+        described: dict[str, Any] = {"instructions": "\n\n".join(instructions)}
+        if form.calls_tools:
+            if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
+                raise InvalidOptionError(
+                    f"{constraints[0]} cannot be combined with tools, because both determine the "
+                    "form of the reply; pass tool_choice='none', or omit one of them"
+                )
+            described |= {"tools": form.tools, "tool_choice": form.choice}
+            options = without_constraints(options)
+        if form.tools:
+            options = self._enforced(options, form)
+        with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
+        if self.react_stop and not form.calls_tools and _describes_steps(with_prompts):
+            options["stop"] = (*self._config(options).stop, OBSERVATION)
+        if self.messages_to_prompt in (None, generic_prompt):
+            turns = to_turns(with_prompts, self._warn_once)
+            conversation = to_conversation(turns, **described)
+            return Request(messages=conversation, options=options)
+        if any(described.values()):
+            plain = to_messages(to_turns(with_prompts, self._warn_once), **described)
+            with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
+        return Request(prompt=self.messages_to_prompt(with_prompts), options=options)
+
+    def _request(
+        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
+    ) -> tuple[Request, Reply]:
+        """Return the request for a chat, and the converter of its reply."""
+        form = form_of(keywords)
+        overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
+        is_step = not form.calls_tools and _describes_steps(messages)
+        return self._messages(messages, overrides, form), Reply(form, is_step=is_step)
+
+    async def _arequest(
+        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
+    ) -> tuple[Request, Reply]:
+        """Return what `_request` returns. Load members and compile grammars in a thread."""
+        await self._aload()
+        if keywords.get("tools"):
+            return await asyncio.to_thread(self._request, messages, keywords)
+        return self._request(messages, keywords)
+
+    def _choice(
+        self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], keywords: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the arguments of `Engine.choose`."""
+        given = {**ONE, **keywords, "choices": choices}
+        if isinstance(prompt, str):
+            request = self._prompt(prompt, False, given)
+        else:
+            request = self._messages(prompt, given)
+        return {"prompt": request.prompt, "messages": request.messages, **request.options}
+
+    def _decode(self, request: Request) -> Decode:
+        return Decode(self.engine, request, emit_events=self.emit_events)
+
+    def _enforced(self, options: dict[str, Any], form: ReplyForm) -> dict[str, Any]:
+        """Return options that enforce a form where `enforce` allows it.
+
+        Raises:
+            InvalidOptionError: `enforce` is True, and the form cannot be enforced.
+            MissingDependencyError: `enforce` is True, and the extra is not installed.
+        """
+        options, problem = enforced(self.engine, form, options, self.enforce)
+        if problem:
+            self._warn_once(
+                f"the form of a reply is not enforced, so the prompt requests it: {problem}. To "
+                "omit this warning, set enforce=False"
+            )
+        return options
+
+    def _object_options(
+        self, output_cls: type[Model], llm_kwargs: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the options of a chat whose reply is to be an object."""
+        given = {**ONE, **(llm_kwargs or {})}
+        form = ReplyForm(schema=output_cls.model_json_schema())
+        schema = self._enforced(without_constraints(self._options(given)), form).get("json_schema")
+        return given if schema is None else {**given, "json_schema": schema}
+
+
+def _continuation(chunk: Chunk) -> CompletionResponse:
+    return CompletionResponse(
+        text=chunk.text, delta=chunk.delta, raw=chunk.raw, logprobs=chunk.logprobs
+    )
+
+
+def _describes_steps(messages: Sequence[ChatMessage]) -> bool:
+    """Return whether a system message describes the steps of a ReAct agent."""
+    roles = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
+    systems = [message.content or "" for message in messages if message.role in roles]
+    return any(all(text in system for text in STEP) for system in systems)
