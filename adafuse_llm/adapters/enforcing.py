@@ -50,5 +50,5 @@ def enforced(
     except (InvalidOptionError, MissingDependencyError) as error:
         if enforce is True:
             raise
-        return free, str(error)
+        return free, str(error).rstrip(".")
     return constrained, ""
