@@ -74,7 +74,7 @@ class Permits:
             MemberError: the grammar permits none of the member's tokens.
         """
         if self._follower is None:
-            return self._spaces(self._text_of(node), opening)
+            return self._spaces(node, opening)
         allowed = self._follower.allowed(node)
         if allowed is None:
             return None
@@ -88,9 +88,12 @@ class Permits:
             "Leave it out with use=[...], or change the grammar",
         )
 
-    def _spaces(self, text: str, opening: Opening) -> bytes | None:
+    def _spaces(self, node: Node, opening: Opening) -> bytes | None:
+        if self._space_tokens is None or not opening.spaces:
+            return None
+        text = self._text_of(node)
         missing = opening.spaces - len(text)
-        if self._space_tokens is None or missing <= 0 or text.strip(" "):
+        if missing <= 0 or text.strip(" "):
             return None
         return self._space_tokens.mask(missing) if self._space_tokens.can_write(missing) else None
 
