@@ -246,7 +246,7 @@ class Backend(ABC):
         Raises:
             Exception: the tokenizer is of a kind that llguidance cannot read.
         """
-        raise NotImplementedError
+        raise NotImplementedError("it has no method 'grammar_tokenizer'")
 
     @functools.cached_property
     def _space_tokens(self) -> SpaceTokens:

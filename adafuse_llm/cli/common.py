@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,7 +261,7 @@ def command(
             typed = {name: values.pop(name) for name in [each.name for each in shared]}
             typed |= {name: values.pop(name) for name in (*flags, "options", "debug")}
             sections = ("runtime", "serving") if flags else ("runtime",)
-            setup = _setup(typed, sections if decoding else (), refused, defaults)
+            setup = _setup(typed, sections if decoding else (), names, refused, defaults)
             code = function(setup, **values)
             sys.stdout.flush()
         except KeyboardInterrupt:
@@ -374,6 +374,7 @@ def _flag(
 def _setup(
     values: dict[str, Any],
     sections: Sequence[str],
+    own: Collection[str],
     refused: Mapping[str, str],
     defaults: Mapping[str, Any],
 ) -> Setup:
@@ -385,14 +386,17 @@ def _setup(
     Args:
         values: values of the flags; None or an empty list if the flag is not given.
         sections: sections of configuration files whose options can be set.
+        own: parameters of the command. Their flags take the place of options with their names.
         refused: as for `command`.
         defaults: the command's defaults.
     """
     path = values.pop("config", None)
     file = ConfigFile() if path is None else read_config(path)
-    kinds: list[type[Options]] = [AdaFuseConfig, *map(SECTIONS.__getitem__, sections)]
-    fields = [name for kind in kinds if sections for name in kind.model_fields]
-    allowed = [*LOADING, *fields]
+    kinds: tuple[type[Options], ...] = (
+        (AdaFuseConfig, *map(SECTIONS.__getitem__, sections)) if sections else ()
+    )
+    fields = [name for kind in kinds for name in kind.model_fields]
+    allowed = [name for name in (*LOADING, *fields) if name not in own or name in refused]
     typed: dict[str, Any] = {}
     for name, value in (parse_option(text, allowed) for text in values.pop("options")):
         if name in typed:
@@ -418,10 +422,9 @@ def _setup(
             raise InvalidOptionError(f"option {name!r}: {reason}; got {short_repr(found)}")
 
     def section(name: str, kind: type[Section]) -> Section:
-        own: Section = getattr(file, name)
-        known = {n: each for n, each in {**defaults, **typed}.items() if n in kind.model_fields}
-        set_in_file = own.model_dump(include=own.model_fields_set)
-        return kind(**{**known, **set_in_file, **{n: typed[n] for n in known if n in typed}})
+        given: Section = getattr(file, name)
+        known = {**defaults, **given.model_dump(include=given.model_fields_set), **typed}
+        return kind(**{name: each for name, each in known.items() if name in kind.model_fields})
 
     return Setup(
         models=tuple(values.pop("model", ())) or file.models,

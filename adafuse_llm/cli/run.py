@@ -34,7 +34,7 @@ from adafuse_llm.evaluation.files import (
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.sampling import derived_seed
 
-DEFAULTS: dict[str, Any] = {"stop": (r"\nQuestion:",)}
+DEFAULTS: dict[str, Any] = {"stop": ("\nQuestion:",)}
 """Default options. A base model often writes a question after its answer, so stop there."""
 
 

@@ -312,3 +312,17 @@ def test_the_collector_that_commands_pause_goes_on_when_members_are_loaded(adafu
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_a_run_ends_an_answer_before_the_next_question_unless_a_flag_says_otherwise(
+    adafuse, fakes, tmp_path
+):
+    data = tmp_path / "set.jsonl"
+    data.write_text('{"question": "Who?", "answer": "Ada"}\n')
+    job = ["run", "--test-set", data, "--output", tmp_path / "out.jsonl", "--overwrite"]
+    adafuse(*job)
+    adafuse(*job, "--stop", "")
+    assert [call["config"].stop for call in fakes] == [("\nQuestion:",), ()]
+    refused = adafuse(*job, "-o", "max_requests=2")  # the command has a flag of this name
+    assert refused.exit_code == 2
+    assert "max_requests" in refused.stderr
