@@ -116,7 +116,7 @@ class MemberUnavailableError(MemberError, ConnectionError):
 
 
 class DecodingError(AdaFuseError, RuntimeError):
-    """No member could score any candidate of a round."""
+    """No candidate of a round could be chosen."""
 
 
 class MalformedReplyError(AdaFuseError, RuntimeError):

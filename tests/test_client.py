@@ -172,7 +172,9 @@ CALLS: dict[str, Callable[[Engine], Any]] = {
     ),
     "scores": lambda e: e.score("", ["abc", " u\u2028"], ends=True),
     "scores of replies": lambda e: e.score(messages=TURNS, continuations=["abc"], use="one"),
-    "batch of scores": lambda e: e.score_batch(["x", "yy"], [["abc"], ["u", "a"]]),
+    "batch of scores": lambda e: e.open(
+        [Request(prompt=each, texts=["abc", "u"]) for each in ("x", "yy")]
+    ).results(),
     "choice": lambda e: e.choose("x", choices=["ab", "u"]),
     "tokens of messages": lambda e: e.encode_prompt(
         messages=TURNS, tools=[TOOL], tool_choice="required"
@@ -241,7 +243,7 @@ def error_of(call: Callable[[Engine], Any], engine: Engine) -> tuple[type[AdaFus
         lambda e: e.generate("x", timeout=0),
         lambda e: e.generate_batch(["x", " "]),
         lambda e: e.generate_batch(["x", LONG]),
-        lambda e: e.score_batch(["x", "y"], [["a"], []]),
+        lambda e: e.open([Request(prompt="x", texts=each) for each in (["a"], [])]),
         lambda e: e.choose("x", choices=["a"], max_new_tokens=0),
         lambda e: e.generate(messages=TURNS, chat_template_kwargs={"three": {"thinks": True}}),
     ],

@@ -16,6 +16,7 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
+    Request,
     RequestCancelledError,
     RuntimeConfig,
 )
@@ -248,21 +249,14 @@ def test_a_score_can_be_cancelled(hanging: Hanging) -> None:
 
 @pytest.mark.quick
 def test_a_batch_of_scores_shares_passes_and_equals_single_scores(hanging: Hanging) -> None:
-    prompts, texts = ["x", "yes", "no no"], [["yes"], ["no", "yesno"], ["yes"]]
+    requests = [
+        Request(prompt=prompt, texts=texts)
+        for prompt, texts in (("x", ["yes"]), ("yes", ["no", "yesno"]), ("no no", ["yes"]))
+    ]
     with AdaFuseEngine([hanging]) as ensemble:
-        alone = [ensemble.score(*each) for each in zip(prompts, texts, strict=True)]
+        alone = [ensemble.open([each]).results()[0] for each in requests]
         hanging.sizes.clear()
-        assert ensemble.score_batch(prompts, texts) == alone
+        assert ensemble.open(requests).results() == alone
         assert hanging.sizes == [3]
-        assert ensemble.score_batch(iter(prompts), iter(texts)) == alone  # type: ignore[arg-type]
-        assert ensemble.score_batch([], []) == []
-        wrong: list[tuple[Any, Any, str]] = [
-            (prompts, texts[:2], r"for each of the 3 inputs"),
-            (prompts, "yes", r"for each of the 3 inputs"),
-            (prompts, ["yes", "no", "yes"], r"input 0 of the batch: continuations must be a list"),
-            (prompts, [["yes"], [""], ["no"]], r"input 1 of the batch: a continuation must be"),
-            ("x", [["yes"]], "pass a list of prompts"),
-        ]
-        for given, continuations, message in wrong:
-            with pytest.raises(InvalidInputError, match=message):
-                ensemble.score_batch(given, continuations)
+        with pytest.raises(InvalidInputError, match=r"input 1 of the batch: a continuation must"):
+            ensemble.open([requests[0], Request(prompt="x", texts=[""])])
