@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    JsonValue,
     ValidationError,
     field_validator,
 )
@@ -218,7 +219,7 @@ class AdaFuseConfig(Options):
     members' numbers of parameters."""
     use: Annotated[tuple[str, ...] | None, ONE_OR_MANY] = Field(None, min_length=1)
     """Names of the members that decode, in any order. Default: all members."""
-    json_schema: dict[str, Any] | None = None
+    json_schema: dict[str, JsonValue] | None = None
     """JSON schema (draft 2020-12) that the response fits: a dict, JSON text, or a pydantic class.
     Objects of a pydantic class have no other properties than its fields, unless the class allows
     them. A comma and a colon in the response are followed by one space; there is no other
@@ -304,10 +305,12 @@ class AdaFuseConfig(Options):
                 "a JSON schema must be a dict, JSON text of one, or a pydantic class; for another "
                 "type, pass pydantic.TypeAdapter(type).json_schema()"
             )
-        try:
-            _check_unicode(json.dumps(schema, ensure_ascii=False, allow_nan=False))
-        except TypeError as error:
-            raise ValueError(f"the schema cannot be written as JSON ({error})") from None
+        return schema
+
+    @field_validator("json_schema")
+    @classmethod
+    def _usable_schema(cls, schema: Any) -> Any:
+        _check_unicode(json.dumps(schema, ensure_ascii=False, allow_nan=False))
         return schema
 
     @field_validator("choices")

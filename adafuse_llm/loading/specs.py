@@ -170,21 +170,11 @@ class GGUFMember(_Files):
     end_tokens: tuple[str, ...] | None = None
     """Spellings of tokens that end a response, besides those that the file names."""
 
-    @field_validator("threads")
-    @classmethod
-    def _at_most_the_cores(cls, threads: int | None) -> int | None:
-        cores = os.cpu_count() or 1
-        if threads is not None and threads > cores:
-            raise ValueError(f"it must be at most {cores}, the number of CPU cores")
-        return threads
-
     @field_validator("file")
     @classmethod
     def _in_the_folder(cls, file: str | None, info: ValidationInfo) -> str | None:
         if file is not None and str(info.data.get("path")).lower().endswith(".gguf"):
             raise ValueError("path is a GGUF file already. Leave out file, or pass the folder")
-        if file is not None and ".." in Path(file).parts:
-            raise ValueError("it must be in the folder")
         return file
 
     @field_validator("cache_type", "repeatable")
