@@ -150,7 +150,8 @@ def test_a_schema_is_a_dict_json_text_or_a_pydantic_class() -> None:
         ("{", "the text is not JSON"),
         (True, "a JSON schema must be a dict"),
         ({"const": "\ud800"}, "half a surrogate pair"),
-        ({"const": {1}}, "cannot be written as JSON"),
+        ({"const": {1}}, "not a valid JSON value"),
+        ({"properties": {True: {}}}, "got True"),
     ):
         with pytest.raises(InvalidOptionError, match=said):
             AdaFuseConfig(json_schema=wrong)  # type: ignore[arg-type]
