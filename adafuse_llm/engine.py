@@ -17,7 +17,7 @@ from adafuse_llm.decoding.draft import Drafting, Drafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import (
     PlayRound,
-    cancelled,
+    Response,
     choose,
     decode,
     pool_texts,
@@ -35,7 +35,7 @@ from adafuse_llm.errors import InvalidInputError, RequestCancelledError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.request import Checked, Request, converted
-from adafuse_llm.results import MemberInfo, Round, RoundObserver
+from adafuse_llm.results import MemberInfo, RoundObserver
 from adafuse_llm.run import Deliver, Run
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
@@ -365,14 +365,12 @@ class AdaFuseEngine(Engine):
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
-        rounds: list[Round] = []
-        name = self.strategy.name
-        steps = decode(members, play, transcript, rounds, config.counted_logprobs, strategy=name)
+        response = Response(members, self.strategy.name, transcript)
         return Job(
             members,
             needs,
-            drafts.around(steps),
-            cancelled=partial(cancelled, members, transcript, rounds, name),
+            drafts.around(decode(response, play, config.counted_logprobs)),
+            cancelled=partial(response.event, "", "cancelled"),
             cancel=checked.request.cancel,
             timeout=checked.request.timeout,
         )

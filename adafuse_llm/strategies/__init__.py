@@ -1,8 +1,7 @@
 """AdaFuse, the strategies beside it, and the parts for new strategies."""
 
 from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, Span, branch, finish_words, propose
 from adafuse_llm.decoding.rounds import (
     PlayRound,

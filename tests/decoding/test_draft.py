@@ -15,8 +15,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.config import DecodeOptions
-from adafuse_llm.decoding.draft import Drafts
-from adafuse_llm.decoding.lookup import Lookup
+from adafuse_llm.decoding.draft import Drafts, Lookup
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.tree import Node
