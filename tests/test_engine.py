@@ -11,6 +11,7 @@ from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     ContextWindowError,
+    GrammarError,
     InvalidInputError,
     InvalidOptionError,
 )
@@ -153,3 +154,23 @@ def test_a_prompt_without_room_names_all_members_that_it_fills() -> None:
             engine.generate("z" * 20)
         with pytest.raises(ContextWindowError, match=r"Shorten the prompt\.$"):
             engine.generate("z" * 100)
+
+
+@pytest.mark.quick
+def test_a_vocabulary_that_cannot_be_read_is_read_once() -> None:
+    pytest.importorskip("llguidance")
+
+    class Unreadable(FakeBackend):
+        follows_grammars = True
+        tried = 0
+
+        def grammar_tokenizer(self) -> Any:
+            self.tried += 1
+            raise ValueError("its tokens are broken")
+
+    member = Unreadable("one", always)
+    with AdaFuseEngine([member]) as engine:
+        for _ in range(2):
+            with pytest.raises(GrammarError, match=r"'one'.*its tokens are broken"):
+                engine.generate("x", regex="a")
+    assert member.tried == 1
