@@ -345,7 +345,7 @@ class RemoteEngine(Engine):
 
     def __reduce__(self) -> tuple[Any, ...]:
         given: Any = {"ready_timeout": self._ready_timeout, "on_round": self._on_round}
-        return partial(type(self), **self._strategy, **given), (self.url,)
+        return partial(type(self), **{**given, **self._strategy}), (self.url,)
 
 
 async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:

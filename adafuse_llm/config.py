@@ -134,13 +134,13 @@ class RuntimeConfig(Options):
     drafting: bool = True
     """Evaluate likely continuations (other members' words, copies from the prompt) in advance, in
     forward passes that are necessary anyway."""
-    max_requests: int = Field(16, ge=1)
+    max_requests: int = Field(default=16, ge=1)
     """Maximum number of requests that are decoded at the same time. Others wait."""
-    max_waiting: int | None = Field(10_000, ge=0)
+    max_waiting: int | None = Field(default=10_000, ge=0)
     """Maximum number of requests that wait while `max_requests` others are decoded. Once so many
     wait, a call fails at once with `QueueFullError`. The engine accepts or refuses a batch as a
     whole, so an accepted batch can exceed the limit. None: no limit."""
-    cache_bytes: int | None = Field(None, ge=1)
+    cache_bytes: int | None = Field(default=None, ge=1)
     """Maximum bytes of key/value cache that running requests hold on one device. A request that
     does not fit waits. The limit does not cover the logits of tree nodes (4 bytes per node and
     vocabulary entry), the activations of a forward pass, or the cache of finished requests
@@ -192,23 +192,23 @@ class AdaFuseConfig(Options):
         InvalidOptionError: an option is unknown or out of range.
     """
 
-    margin_threshold: float = Field(0.7, ge=0.0, le=1.0)
+    margin_threshold: float = Field(default=0.7, ge=0.0, le=1.0)
     """τ: a member is confident if the probability of its most likely token exceeds that of the
     second most likely one by at least this much (§3.2, equation 1)."""
-    max_words: int = Field(3, ge=1, le=100)
+    max_words: int = Field(default=3, ge=1, le=100)
     """M: maximum number of words in a span of a confident member (§3.2). At most 100."""
-    branching_factor: int | None = Field(None, ge=1, le=100)
+    branching_factor: int | None = Field(default=None, ge=1, le=100)
     """B: number of alternatives for the first word that a member is not confident of (§3.3). At
     most 100, because each alternative needs memory at every member. Default: 3. If only one
     member decodes, the strategy `adafuse` has a default of 1, so that the response is the
     member's own greedy text."""
-    max_word_tokens: int = Field(16, ge=1, le=256)
+    max_word_tokens: int = Field(default=16, ge=1, le=256)
     """Maximum number of tokens in a word, for scripts without spaces. A longer word is cut. At
     most 256."""
-    max_word_letters: int = Field(4, ge=1, le=256)
+    max_word_letters: int = Field(default=4, ge=1, le=256)
     """Maximum number of letters of scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer,
     Burmese) in a word. A word of one token may have more. At most 256."""
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1)
     """Maximum number of tokens of the response in any member's tokens. A span that would exceed
     it is cut at a token."""
     stop: Annotated[tuple[Text, ...], ONE_OR_MANY] = ()
@@ -217,7 +217,7 @@ class AdaFuseConfig(Options):
     """Weight of each member in the score, by name or in member order. Weights are from 0 to 1e12
     and not all zero. Default: equal weights (§3.4, equation 5), and with the strategy mixture the
     members' numbers of parameters."""
-    use: Annotated[tuple[str, ...] | None, ONE_OR_MANY] = Field(None, min_length=1)
+    use: Annotated[tuple[str, ...] | None, ONE_OR_MANY] = Field(default=None, min_length=1)
     """Names of the members that decode, in any order. Default: all members."""
     json_schema: dict[str, JsonValue] | None = None
     """JSON schema (draft 2020-12) that the response fits: a dict, JSON text, or a pydantic class.
@@ -228,49 +228,49 @@ class AdaFuseConfig(Options):
     """Regular expression, in the syntax of Rust, that the response matches."""
     grammar: Annotated[str | None, UNICODE] = None
     """Lark grammar, in the dialect of llguidance, that the response fits."""
-    choices: tuple[Text, ...] | None = Field(None, min_length=1)
+    choices: tuple[Text, ...] | None = Field(default=None, min_length=1)
     """Texts of which the response is one. The members score all of them, and the likeliest one
     becomes the response."""
-    temperature: float = Field(0.0, ge=0.0, allow_inf_nan=False)
+    temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """T: every member draws its tokens with probabilities proportional to p^(1/T), and the
     ensemble chooses among what the members drew. 0: nothing is drawn. Above 0, a member proposes
     one span, so `branching_factor` has no effect. `choices` are never drawn."""
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Draw only from the likeliest tokens whose probabilities, after `temperature` and `top_k`,
     sum to at least this value."""
-    top_k: int | None = Field(None, ge=1)
+    top_k: int | None = Field(default=None, ge=1)
     """Draw only from this many likeliest tokens. 0 or -1: from all."""
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Draw no token whose probability, after `temperature`, is less than this share of the
     likeliest one's."""
     seed: int | None = None
     """Integer that determines what is drawn. Default: a random seed, reported in the result."""
-    n: int = Field(1, ge=1, le=128)
+    n: int = Field(default=1, ge=1, le=128)
     """Number of responses to draw. The first one has `seed`, and the others have seeds derived
     from it. At most 128."""
-    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
     """Make tokens of the prompt and the response less likely: a positive logit is divided by this
     value, and a negative one is multiplied by it. 1: no penalty. Default: each member's own
     (`generation_config.json`). This option and the following ones, up to `logit_bias`, apply to
     every member in its own tokens, before F is computed. They have no effect on `choices`."""
-    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     """Number that the logit of every token of the response loses."""
-    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     """Number that the logit of a token loses for each time it is in the response."""
-    no_repeat_ngram_size: int | None = Field(None, ge=0)
+    no_repeat_ngram_size: int | None = Field(default=None, ge=0)
     """Number of tokens of sequences that cannot occur twice in prompt and response. 0: no limit.
     Default: each member's own."""
-    min_new_tokens: int | None = Field(None, ge=0)
+    min_new_tokens: int | None = Field(default=None, ge=0)
     """Number of tokens of the response, in every member's tokens, before which it cannot end.
     Default: each member's own."""
-    logit_bias: dict[Text, Bias] | None = Field(None, max_length=MAX_BIASED)
+    logit_bias: dict[Text, Bias] | None = Field(default=None, max_length=MAX_BIASED)
     """Dict of texts, such as `' Paris'`, and the number from -100 to 100 that the logit of the
     text gains. If a text has several tokens, the last one gains it where the others were written.
     Every member encodes the text as in the middle of a text. At most 1,024 texts."""
     logprobs: bool = False
     """Whether each round has the log-probability of every committed token, for each member in its
     own tokens."""
-    top_logprobs: int = Field(0, ge=0, le=20)
+    top_logprobs: int = Field(default=0, ge=0, le=20)
     """Number of likeliest tokens to list with each committed token. A number above 0 also turns
     on `logprobs`. At most 20."""
     chat_template_kwargs: dict[str, Any] | None = None

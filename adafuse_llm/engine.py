@@ -171,10 +171,10 @@ class AdaFuseEngine(Engine):
             revision=revision,
         )
         try:
-            config = options.pop("config", None) or AdaFuseConfig()
+            config = options.get("config") or AdaFuseConfig()
             if config.weights is None and weights is not None:
-                config = config.override({"weights": weights})
-            engine = cls(loaded, config, **options)
+                options["config"] = config.override({"weights": weights})
+            engine = cls(loaded, **options)
         except BaseException:
             _close_members(loaded)
             raise

@@ -134,23 +134,6 @@ def test_a_grammar_wins_over_forbidden_tokens() -> None:
     assert result.text == "a a a "
 
 
-def test_a_members_own_changes_hold_unless_a_request_sets_the_option() -> None:
-    member = FakeBackend("wren", rule, WORDS)
-    member.own_adjustment = Adjustment(no_repeat_ngram_size=1, repetition_penalty=1.2)
-    with AdaFuseEngine([member]) as ensemble:
-        assert ensemble.generate("x", max_new_tokens=4).text == "a b c "
-        given: dict[str, Any] = {"no_repeat_ngram_size": 0, "repetition_penalty": 1}
-        assert ensemble.generate("x", max_new_tokens=4, **given).text == "a a a a "
-
-
-def test_choices_and_scores_have_the_members_own_probabilities() -> None:
-    options: dict[str, Any] = {"logit_bias": {"a ": -50}, "repetition_penalty": 3.0}
-    with engine() as plain, engine(config=AdaFuseConfig(**options)) as ensemble:
-        for each in (plain, ensemble):
-            assert each.choose("x", choices=["a ", "c "]).text == "a "
-        assert ensemble.score("x", ["a "]).texts == plain.score("x", ["a "]).texts
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

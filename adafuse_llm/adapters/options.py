@@ -83,7 +83,7 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
 def _check_alias(keyword: str, option: str, value: Any) -> None:
     """Check a value under the name that the user knows."""
     try:
-        AdaFuseConfig(**{option: value})  # type: ignore[misc]
+        AdaFuseConfig(**{option: value})
     except InvalidOptionError as error:
         raise InvalidOptionError(str(error).replace(repr(option), repr(keyword))) from None
 

@@ -39,10 +39,10 @@ class _Member(Options):
     kind: ClassVar[str]
     needs: ClassVar[str] = "path"
 
-    name: str | None = Field(None, min_length=1)
+    name: str | None = Field(default=None, min_length=1)
     """Name in results. Default: the last part of the path, and as many parts before it as make
     the name unique."""
-    weight: float = Field(1.0, ge=0, le=MAX_WEIGHT)
+    weight: float = Field(default=1.0, ge=0, le=MAX_WEIGHT)
     """Weight w of the member in the fused score."""
     revision: str | None = None
     """Revision of a hub model, or of a tokenizer on the hub."""
@@ -94,7 +94,7 @@ class _Files(_Member):
 
     path: str = Field(min_length=1, max_length=4096, kw_only=False)
     """Folder, hub id or GGUF file. A folder or hub id can also contain GGUF files."""
-    prefix_cache_bytes: int | None = Field(None, ge=0)
+    prefix_cache_bytes: int | None = Field(default=None, ge=0)
     """Maximum bytes of the keys and values that the member keeps from finished requests, for
     later requests that begin with the same tokens. Default: 256 MiB."""
 
@@ -151,14 +151,14 @@ class GGUFMember(_Files):
 
     kind: ClassVar[str] = "GGUF members (path='NAME.gguf', or file='NAME.gguf' for a folder)"
 
-    file: str | None = Field(None, min_length=1, max_length=4096)
+    file: str | None = Field(default=None, min_length=1, max_length=4096)
     """GGUF file in the folder or hub repository, as a name or a pattern such as `*Q4_K_M.gguf`.
     It is needed if there are several."""
-    context: int | None = Field(None, ge=1)
+    context: int | None = Field(default=None, ge=1)
     """Number of tokens that the cache holds, for all requests together."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """Number of CPU threads. Default: all physical cores."""
-    gpu_layers: int | None = Field(None, ge=0)
+    gpu_layers: int | None = Field(default=None, ge=0)
     """Number of layers on GPUs. Default: all, if llama.cpp was built for a GPU."""
     flash_attention: bool | None = None
     """Whether to use flash attention. Default: llama.cpp decides."""
@@ -198,11 +198,11 @@ class ServerMember(_Member):
     url: str = Field(kw_only=False)
     """Address of the server, such as `http://host:8000/v1`. It can also have the model and other
     settings: `vllm+http://host:8000/v1/NAME?tokenizer=FOLDER`."""
-    model: str | None = Field(None, min_length=1)
+    model: str | None = Field(default=None, min_length=1)
     """Name of the model on the server. Default: the only model of the server."""
     api: Api | None = None
     """Kind of the server. Default: detected."""
-    tokenizer: str | None = Field(None, min_length=1)
+    tokenizer: str | None = Field(default=None, min_length=1)
     """Folder or hub id of the tokenizer, or the GGUF file of a model on llama-server. Default:
     what the server says that it has loaded."""
     api_key_env: str | None = None

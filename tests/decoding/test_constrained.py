@@ -15,6 +15,7 @@ from tests.reference import Options, Response, choose
 from tests.support.compare import TOLERANCE, check
 from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, engine, reference
 from tests.support.schemas import PERSON, is_valid, schemas
+from tests.support.sizes import sized
 
 pytestmark = pytest.mark.usefixtures("untried")
 
@@ -154,23 +155,8 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-def check_schema(
-    members: tuple[Recipe, ...],
-    schema: dict[str, Any],
-    start: dict[str, Any],
-    extra: int,
-    **more: Any,
-) -> None:
-    language = Options(json_schema=schema).language
-    assert language is not None
-    references = [reference(member) for member in members]
-    response = Response(references, start.get("prompt"), start.get("messages"), language)
-    limit = max(1, response.minimum()) + extra
-    generation = check(members, **start, json_schema=schema, max_new_tokens=limit, **more)
-    assert is_valid(schema, generation.text), generation.text
-
-
-@settings(max_examples=8)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(8, 600))
 @given(
     schema=schemas(),
     start=st.sampled_from(STARTS),
@@ -185,23 +171,10 @@ def test_random_schemas_equal_the_reference(
     members: tuple[Recipe, ...],
     extra: int,
 ) -> None:
-    check_schema(members, schema, start, extra, **options)
-
-
-@pytest.mark.slow
-@settings(max_examples=600, derandomize=False)
-@given(
-    schema=schemas(),
-    start=st.sampled_from(STARTS),
-    options=CONFIGS,
-    members=st.sampled_from(MIXES),
-    extra=st.integers(0, 40),
-)
-def test_many_random_schemas_equal_the_reference(
-    schema: dict[str, Any],
-    start: dict[str, Any],
-    options: dict[str, Any],
-    members: tuple[Recipe, ...],
-    extra: int,
-) -> None:
-    check_schema(members, schema, start, extra, **options)
+    language = Options(json_schema=schema).language
+    assert language is not None
+    references = [reference(member) for member in members]
+    response = Response(references, start.get("prompt"), start.get("messages"), language)
+    limit = max(1, response.minimum()) + extra
+    generation = check(members, **start, json_schema=schema, max_new_tokens=limit, **options)
+    assert is_valid(schema, generation.text), generation.text

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from adafuse_llm import AdaFuseEngine, Generation
 from tests.support.models import CHATML, STRICT, TOKENIZER_KINDS, Recipe
 from tests.support.recorded import (
     RecordedFake,
@@ -56,38 +56,13 @@ CHARACTERS = st.one_of(
 )
 PARTS = st.one_of(
     st.sampled_from(
-        [
-            "The ferry",
-            " light",
-            "x = {",
-            "def f(x):",
-            "\n",
-            "\n\n",
-            "\r\n",
-            "\t",
-            "\n\t\t",
-            "\n    ",
-            "\n        ",
-            "    ",
-            " ",
-            "  ",
-            ".",
-            "9",
-            "caf\u00e9",
-            "cafe\u0301",
-            "\u4e2d\u6587",
-            "\U0001f469\u200d\U0001f680",
-            "\u0939\u093f\u0928\u094d\u0926\u0940",
-            "\u05e9\u05dc\u05d5\u05dd",
-            "<|end|>",
-            "<|im_start|>",
-            "<|eot_id|>",
-            "</s>",
-            "<s>",
-            "<unk>",
-            "[END]",
-            "<0x41>",
-        ]
+        (
+            *("The ferry", " light", "x = {", "def f(x):", "\n", "\n\n", "\r\n", "\t", "\n\t\t"),
+            *("\n    ", "\n        ", "    ", " ", "  ", ".", "9", "caf\u00e9", "cafe\u0301"),
+            *("\u4e2d\u6587", "\U0001f469\u200d\U0001f680", "\u0939\u093f\u0928\u094d\u0926\u0940"),
+            *("\u05e9\u05dc\u05d5\u05dd", "<|end|>", "<|im_start|>", "<|eot_id|>", "</s>", "<s>"),
+            *("<unk>", "[END]", "<0x41>"),
+        )
     ),
     st.text(CHARACTERS, min_size=1, max_size=3),
 )
@@ -165,19 +140,6 @@ def test_members_hold_the_text_with_every_strategy(
     held = check_prompt_is_exact(engine.backends, prompt, generation)
     if strategy in SPANS:
         check_scores(engine, prompt, generation, held, cut=is_cut(generation))
-
-
-@pytest.mark.sweep(1)
-def test_many_rounds_can_be_compared_with_their_scores() -> None:
-    """The comparison of rounds with `score` above would be empty if no encoding were the same."""
-    engine = ensemble("adafuse", *members_of("sentencepiece"))
-    compared = 0
-    for number in range(sized(16, 40)):
-        prompt = f"The ferry to Orrin leaves at {number}."
-        generation = decode(engine, prompt, max_new_tokens=2 + number % 5)
-        held = check_prompt_is_exact(engine.backends, prompt, generation)
-        compared += check_scores(engine, prompt, generation, held, cut=is_cut(generation))
-    assert compared >= sized(4, 10)
 
 
 @settings(max_examples=60)
@@ -258,13 +220,6 @@ def test_the_margin_is_that_of_the_allowed_tokens() -> None:
     assert generation.rounds[0].margins["oak"] == pytest.approx((0.3 / 0.4 - 0.1 / 0.4,))
 
 
-@pytest.mark.parametrize("prompt", ["", " ", "     "])
-def test_a_prompt_of_spaces_alone_is_refused(prompt: str) -> None:
-    engine = ensemble("adafuse", *members_of("bytelevel"))
-    with pytest.raises(InvalidInputError, match="empty"):
-        engine.generate(prompt)
-
-
 # Code -----------------------------------------------------------------------------------------
 
 
@@ -303,22 +258,6 @@ def code_prompts(count: int, seed: int = 2601) -> list[tuple[str, str, str]]:
 
 
 places_in_code = pytest.mark.parametrize("count", [12, pytest.param(180, marks=pytest.mark.slow)])
-
-
-@places_in_code
-def test_code_is_continued_where_the_prompt_ends(count: int) -> None:
-    """Random members: what they hold is the code so far, in all of the places."""
-    engine = ensemble("adafuse", *members_of("sentencepiece"))
-    failed: Counter[str] = Counter()
-    examples = []
-    for place, prompt, _ in code_prompts(count):
-        generation = decode(engine, prompt, max_new_tokens=6, max_words=2)
-        try:
-            check_prompt_is_exact(engine.backends, prompt, generation)
-        except AssertionError as error:
-            failed[place] += 1
-            examples.append(str(error)[-300:])
-    assert not failed, f"{failed.total()} of {count} fail: {dict(failed)}, such as {examples[:3]}"
 
 
 PIECES = (

@@ -262,30 +262,6 @@ def test_batches_threads_and_streams_draw_what_one_decode_draws() -> None:
             assert as_data(last.generation) == approximately(expected)
 
 
-def test_the_first_of_n_responses_is_the_one_alone_and_seeds_give_each_again() -> None:
-    ensemble = engine(*PAIR)
-    options = draws_of(0)
-    first = ensemble.generate(PROMPTS[0], n=4, **options)
-    responses = [first, *first.alternatives]
-    assert [each.seed for each in responses] == seeds(options["seed"], 4)
-    assert len({each.text for each in responses}) == 4
-    for each in responses:
-        again = ensemble.generate(PROMPTS[0], **{**options, "seed": each.seed})
-        assert as_data(again) == approximately({**as_data(each), "alternatives": ()})
-
-
-def test_seeds_determine_the_text() -> None:
-    ensemble = engine(*PAIR)
-    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 16}
-    texts = [ensemble.generate(PROMPTS[0], seed=seed, **options).text for seed in range(4)]
-    assert len(set(texts)) == 4
-    assert [ensemble.generate(PROMPTS[0], seed=s, **options).text for s in range(4)] == texts
-    random = [ensemble.generate(PROMPTS[0], **options) for _ in range(2)]
-    assert len({each.seed for each in random}) == len({each.text for each in random}) == 2
-    for each in random:
-        assert ensemble.generate(PROMPTS[0], seed=each.seed, **options).text == each.text
-
-
 def test_a_temperature_near_zero_writes_what_is_likeliest() -> None:
     options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 16}
     for number, members in enumerate(MIXES):
@@ -383,16 +359,8 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=12)
-@given(text=TEXTS, options=CONFIGS, members=st.sampled_from(MIXES))
-def test_random_draws_equal_the_reference(
-    text: str, options: dict[str, Any], members: tuple[Recipe, ...]
-) -> None:
-    check(members, text, **options)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, derandomize=False)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(12, 1000))
 @given(
     text=TEXTS,
     options=CONFIGS,
@@ -400,7 +368,7 @@ def test_random_draws_equal_the_reference(
     as_messages=st.booleans(),
     form=st.sampled_from([{}, {}, *FORMS]),
 )
-def test_many_random_draws_equal_the_reference(
+def test_random_draws_equal_the_reference(
     text: str,
     options: dict[str, Any],
     members: tuple[Recipe, ...],
@@ -411,6 +379,7 @@ def test_many_random_draws_equal_the_reference(
     is_chat = as_messages and bool(text.strip())
     start: dict[str, Any] = {"messages": messages} if is_chat else {"prompt": text}
     if form and members is not LOSSY:  # it has no token for some characters of the forms
+        pytest.importorskip("llguidance")
         options |= {**form, "max_new_tokens": 60}
     check(members, **start, **options)
 

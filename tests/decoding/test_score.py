@@ -96,17 +96,6 @@ def test_all_continuations_take_one_pass_over_their_different_tokens():
     assert usage.tokens_processed[recipe.name] == fresh + len(read)
 
 
-def test_scores_do_not_depend_on_simultaneous_requests():
-    ensemble = engine(*MEMBERS[:2])
-    alone = [ensemble.score(PROMPT, [text]).texts[0] for text in TEXTS]
-    with ThreadPoolExecutor(len(TEXTS)) as pool:
-        decoding = pool.submit(ensemble.generate, "The ferry", max_new_tokens=12)
-        concurrent = list(pool.map(lambda text: ensemble.score(PROMPT, [text]).texts[0], TEXTS))
-        decoding.result()
-    for one, other in zip(alone, concurrent, strict=True):
-        assert one.nll == pytest.approx(other.nll, abs=1e-9)
-
-
 @pytest.mark.quick
 def test_with_an_empty_prompt_a_text_follows_the_tokens_that_begin_prompts():
     recipe = Recipe("llama", "bytelevel", 31)  # its tokenizer adds no special tokens to a prompt
@@ -180,18 +169,6 @@ def test_an_error_of_the_texts_of_tokens_names_the_member(prompt, temperature):
         pytest.raises(MemberError, match=r"'one'.*boom"),
     ):
         ensemble.generate(prompt, temperature=temperature)
-
-
-def test_an_error_names_the_failed_member_and_the_engine_stays_usable():
-    def rule(text):
-        if "bad" in text:
-            raise RuntimeError("boom")
-        return {"yes": 1.0}
-
-    with AdaFuseEngine([FakeBackend("one", rule, ["yes"])]) as ensemble:
-        with pytest.raises(MemberError, match="one"):
-            ensemble.score("bad", ["yes"])
-        assert ensemble.score("good", ["yes"]).texts[0].score == 0.0
 
 
 # Scores are requests like all others ----------------------------------------------------------

@@ -38,7 +38,7 @@ def test_a_json_schema_is_a_mapping_or_a_file_next_to_the_configuration(tmp_path
     for value in (json.dumps(SCHEMA), "forms/answer.json", str(tmp_path / "forms/answer.json")):
         read = read_config(written(tmp_path, f"max_words: 2\njson_schema: {value}")).config
         assert read.json_schema == SCHEMA
-        assert list(read.json_schema["properties"]) == ["b", "a"]
+        assert json.dumps(read.json_schema) == json.dumps(SCHEMA)  # in the same order
     assert read_config(written(tmp_path, "json_schema:")).config.json_schema is None
 
 

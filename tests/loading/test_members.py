@@ -185,9 +185,9 @@ def rename(new_name: Callable[[str], str | None], **more: torch.Tensor) -> Chang
 
     def change(folder: Path) -> None:
         file = folder / "model.safetensors"
-        found = {new_name(name): tensor for name, tensor in load_file(file).items()}
-        found.pop(None, None)
-        save_file({**found, **more}, file, {"format": "pt"})  # type: ignore[dict-item]
+        found = load_file(file).items()
+        renamed = {new: tensor for name, tensor in found if (new := new_name(name)) is not None}
+        save_file({**renamed, **more}, file, {"format": "pt"})
 
     return change
 

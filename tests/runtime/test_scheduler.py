@@ -350,7 +350,7 @@ def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes(
         happened.append("evaluated")
 
     a, b = Watched("a", before=fail, device="cuda:0"), Watched("b", before=late, device="cuda:1")
-    b.release = lambda tree: happened.append("released")
+    b.release = lambda tree: happened.append("released")  # type: ignore[method-assign]
     with AdaFuseEngine([a, b], strategy="adafuse") as engine:
         with pytest.raises(MemberError, match="'a'"):
             engine.generate("x")
@@ -573,7 +573,7 @@ def test_a_slow_request_delays_no_other_request(part, monkeypatch):
             slow = background(engine.generate, "slow", **FEW, **observer)
         assert started.wait(PATIENCE)
         begun = time.monotonic()
-        engine.generate("x", use="b", **FEW)
+        engine.generate("x", **{**FEW, "use": "b"})
         engine.score("x", ["a"], use="b")
         assert not slow.done()
         assert time.monotonic() - begun < SLOW / 2

@@ -96,7 +96,7 @@ def test_what_is_no_strategy_is_one_error(name: Any, message: str) -> None:
         lambda: None,
         lambda: iter(["event"]),
         lambda: (each for each in ["event"]),
-        lambda: (each for each in ()),
+        lambda: (each for each in list[str]()),
     ],
     ids=["nothing", "no generator", "no query", "no outcome"],
 )
