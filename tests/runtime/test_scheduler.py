@@ -573,7 +573,8 @@ def test_a_slow_request_delays_no_other_request(part, monkeypatch):
             slow = background(engine.generate, "slow", **FEW, **observer)
         assert started.wait(PATIENCE)
         begun = time.monotonic()
-        engine.generate("x", **{**FEW, "use": "b"})
+        few: Any = {**FEW, "use": "b"}
+        engine.generate("x", **few)
         engine.score("x", ["a"], use="b")
         assert not slow.done()
         assert time.monotonic() - begun < SLOW / 2
