@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 pytest.importorskip("llguidance")
 
 from adafuse_llm.errors import InvalidOptionError
+from tests.decoding import cases
+from tests.decoding.cases import STARTS
 from tests.reference import Options, Response, choose
 from tests.support.compare import TOLERANCE, check
 from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, engine, reference
@@ -27,22 +29,7 @@ MIXES = (
     (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88)),
     (Recipe("llama", "sentencepiece", seed=89),),
 )
-FORMS: tuple[dict[str, Any], ...] = (
-    {"json_schema": PERSON},
-    {"regex": "[a-c]{2,5}( [d-f]{2,4}){1,3}"},
-    {"regex": "(caf\u00e9|\u4e2d\u6587|\U0001f600)+( the light)?"},
-    {"regex": " *\\w+ {1,3}\\w+\\n?"},
-    {"regex": "the light is the light"},
-    {"grammar": 'start: "the " ("cat"|"dog") (" and the " ("cat"|"dog"))*'},
-    {"grammar": 'start: sum\nsum: sum "+" num | num\nnum: /[0-9]{1,3}/ | "(" sum ")"'},
-    {"choices": ("yes", "no", "perhaps not", "caf\u00e9")},
-)
-STARTS: tuple[dict[str, Any], ...] = (
-    {"prompt": "The ferry to"},
-    {"prompt": "Answer:   "},
-    {"prompt": " - bread\n"},
-    {"messages": [{"role": "user", "content": "Who keeps the light?"}]},
-)
+FORMS = (*cases.FORMS, {"choices": ("yes", "no", "perhaps not", "caf\u00e9")})
 
 
 @pytest.mark.sweep(5)
@@ -144,23 +131,12 @@ def test_choose_gives_the_sums_of_the_reference() -> None:
                 assert found.nll[name] == pytest.approx(values, abs=TOLERANCE, rel=0)
 
 
-CONFIGS = st.fixed_dictionaries(
-    {
-        "margin_threshold": st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0]),
-        "max_words": st.integers(1, 3),
-        "branching_factor": st.sampled_from([1, 2, 3, 5]),
-        "max_word_tokens": st.sampled_from([1, 2, 4, 16]),
-        "max_word_letters": st.sampled_from([1, 2, 256]),
-    }
-)
-
-
 @pytest.mark.sweep(1)
 @settings(max_examples=sized(8, 600))
 @given(
     schema=schemas(),
     start=st.sampled_from(STARTS),
-    options=CONFIGS,
+    options=st.fixed_dictionaries(cases.WORDS),
     members=st.sampled_from(MIXES),
     extra=st.integers(0, 24),
 )

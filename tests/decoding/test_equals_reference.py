@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from tests.decoding.cases import CONVERSATIONS, FREE, PROMPTS, TEXTS
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import TOLERANCE, assert_same, check
 from tests.support.models import (
@@ -34,17 +35,6 @@ from tests.support.models import (
 from tests.support.sizes import sized
 
 ARCHS = list(ARCHITECTURES)
-
-PROMPTS = (
-    "The ferry to Orrin leaves at nine.",
-    "Question: who keeps the light?\nAnswer: ",
-    " - bread, salt and oil\n - rope\n\n",
-    "Caf\u00e9 \U0001f600 Orrin   ",
-    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587",
-    "a\ttab, and  two spaces\t",
-    "The light\u00a0",
-    "x",
-)
 
 
 def recipe(arch: str, number: int = 0, **changes: Any) -> Recipe:
@@ -164,22 +154,6 @@ def test_every_finish_reason_occurs() -> None:
     assert check(PAIR, PROMPTS[0], max_new_tokens=6).finish_reason == "length"
 
 
-CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "user", "content": "Who keeps the light?"}],
-    [
-        {"role": "system", "content": "Answer briefly."},
-        {"role": "user", "content": "Who keeps the light? "},
-    ],
-    [
-        {"role": "system", "content": "Answer."},
-        {"role": "user", "content": "Count."},
-        {"role": "user", "content": "Caf\u00e9 \U0001f600"},
-        {"role": "assistant", "content": "one, two"},
-        {"role": "user", "content": "Go on\n"},
-    ],
-)
-
-
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "system", "many"])
 def test_conversations_with_and_without_templates(messages: list[dict[str, str]]) -> None:
@@ -286,22 +260,6 @@ def test_a_long_decode_in_the_path_form() -> None:
     assert len(generation.rounds) >= sized(20, 30)
 
 
-TEXTS = st.text(
-    st.sampled_from([*"aeiortn  .,\n\t\"'0159-", "\u00e9", "\u4e2d", "\U0001f600", "\u00a0"]),
-    min_size=1,
-    max_size=24,
-).filter(lambda text: bool(text.rstrip(" ")))
-CONFIGS = st.fixed_dictionaries(
-    {
-        "margin_threshold": st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0]),
-        "max_words": st.integers(1, 3),
-        "branching_factor": st.sampled_from([1, 2, 3, 5]),
-        "max_word_tokens": st.sampled_from([1, 2, 4, 16]),
-        "max_word_letters": st.sampled_from([1, 2, 256]),
-        "max_new_tokens": st.integers(1, 20),
-        "stop": st.sampled_from([(), ("\n",), ("e",), ("th", " o")]),
-    }
-)
 SEVERAL = (
     PAIR,
     (Recipe("gemma2", "unigram", seed=81), Recipe("llama", "sentencepiece", seed=82)),
@@ -314,7 +272,7 @@ SEVERAL = (
 @settings(max_examples=sized(20, 1500))
 @given(
     text=TEXTS,
-    options=CONFIGS,
+    options=st.fixed_dictionaries(FREE),
     members=st.one_of(
         st.sampled_from(SEVERAL),
         st.lists(st.sampled_from(ARCHS).map(recipe), min_size=1, max_size=sized(1, 3), unique=True),

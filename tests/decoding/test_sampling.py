@@ -14,6 +14,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation
 from adafuse_llm.backends.logits.draw import draw_one
 from adafuse_llm.sampling import Draw, text_hash
+from tests.decoding.cases import CONVERSATIONS, FORMS, FREE, PROMPTS, STARTS, TEXTS
 from tests.reference import Options, Response, decode
 from tests.reference_sampling import kept, seeds
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same, check
@@ -28,29 +29,12 @@ from tests.support.models import (
     reference,
     tokenizer,
 )
-from tests.support.schemas import PERSON
 from tests.support.sizes import sized
 
 TEMPLATES = (*CHATTING, Recipe("qwen3", "unigram", seed=53))
 OTHERS = (Recipe("qwen2", "gemma", seed=85), Recipe("llama", "legacy", seed=86))
 PREFIXED = (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88))
 MIXES = (PAIR, TRIPLE, OTHERS, PREFIXED, LOSSY, TRIPLE[2:])
-PROMPTS = (
-    "The ferry to Orrin leaves at nine.",
-    "Question: who keeps the light?\nAnswer: ",
-    " - bread, salt and oil\n - rope\n\n",
-    "Caf\u00e9 \U0001f600 Orrin   ",
-    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587",
-    "The light\u00a0",
-)
-CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "user", "content": "Who keeps the light?"}],
-    [
-        {"role": "user", "content": "Count."},
-        {"role": "assistant", "content": "one, two"},
-        {"role": "user", "content": "Go on\n"},
-    ],
-)
 DRAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 1},
     {"temperature": 0.7, "top_p": 0.9, "seed": 2},
@@ -75,7 +59,7 @@ def test_draws_after_every_prompt_equal_the_reference(prompt: str, draws: dict[s
     )
 
 
-@pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "many"])
+@pytest.mark.parametrize("messages", CONVERSATIONS[::2], ids=["user", "many"])
 def test_draws_in_conversations_equal_the_reference(messages: list[dict[str, str]]) -> None:
     mixes = (TEMPLATES, TEMPLATES[:2], TEMPLATES[1:], OTHERS)
     for members, draws in zip(mixes, DRAWS, strict=True):
@@ -148,21 +132,6 @@ def test_draws_in_small_context_windows(extra: int) -> None:
     small = Recipe("llama", "bytelevel", seed=61, window=room)
     for members in ([small], [PAIR[1], small]):
         check(members, "The ferry to", **DRAWS[extra % 3], margin_threshold=0.2, max_new_tokens=30)
-
-
-FORMS: tuple[dict[str, Any], ...] = (
-    {"json_schema": PERSON},
-    {"regex": "[a-c]{2,5}( [d-f]{2,4}){1,3}"},
-    {"regex": "(caf\u00e9|\u4e2d\u6587|\U0001f600)+( the light)?"},
-    {"regex": " *\\w+ {1,3}\\w+\\n?"},
-    {"grammar": 'start: sum\nsum: sum "+" num | num\nnum: /[0-9]{1,3}/ | "(" sum ")"'},
-)
-STARTS: tuple[dict[str, Any], ...] = (
-    {"prompt": "The ferry to"},
-    {"prompt": "Answer:   "},
-    {"prompt": " - bread\n"},
-    {"messages": CONVERSATIONS[0]},
-)
 
 
 @pytest.mark.sweep(4)
@@ -335,26 +304,16 @@ def test_a_fixed_number_of_words_draws_what_the_reference_draws(words: int) -> N
 
 # Random requests ------------------------------------------------------------------------------
 
-TEXTS = st.text(
-    st.sampled_from([*"aeiortn  .,\n\t\"'0159-", "\u00e9", "\u4e2d", "\U0001f600", "\u00a0"]),
-    min_size=1,
-    max_size=24,
-).filter(lambda text: bool(text.rstrip(" ")))
 CONFIGS = st.fixed_dictionaries(
     {
+        **FREE,
         "temperature": st.sampled_from([0.01, 0.3, 0.7, 1.0, 1.5, 4.0]),
         "top_p": st.sampled_from([0.05, 0.5, 0.9, 0.99, 1.0]),
         "top_k": st.sampled_from([None, 1, 2, 5, 40]),
         "seed": st.integers(-10, 10_000),
         "logprobs": st.booleans(),
         "top_logprobs": st.sampled_from([0, 0, 1, 3]),
-        "margin_threshold": st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0]),
-        "max_words": st.integers(1, 3),
         "branching_factor": st.sampled_from([1, 3]),
-        "max_word_tokens": st.sampled_from([1, 2, 4, 16]),
-        "max_word_letters": st.sampled_from([1, 2, 256]),
-        "max_new_tokens": st.integers(1, 16),
-        "stop": st.sampled_from([(), ("\n",), ("e",), ("th", " o")]),
     }
 )
 
