@@ -13,10 +13,9 @@ from adafuse_llm.decoding.rounds import (
 from adafuse_llm.decoding.score import Pool, PoolCandidate, Scorer, fuse, score, to_result
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.fixed import FixedWords
+from adafuse_llm.strategies.fixed import FixedWords, Single
 from adafuse_llm.strategies.mixture import Mixture
 from adafuse_llm.strategies.registry import find_strategy, register_strategy
-from adafuse_llm.strategies.single import Single
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",

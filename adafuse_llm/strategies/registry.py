@@ -12,9 +12,8 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
-from adafuse_llm.strategies.fixed import FixedWords
+from adafuse_llm.strategies.fixed import FixedWords, Single
 from adafuse_llm.strategies.mixture import Mixture
-from adafuse_llm.strategies.single import Single
 
 AUTO: Final = "auto"
 """Name of the default: `choose_strategy` chooses the strategy for the members."""
