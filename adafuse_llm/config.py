@@ -78,7 +78,7 @@ def explain(error: ValidationError, names: Sequence[str]) -> str:
     same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
     problem = max(same, key=lambda each: len(each["loc"]))
     allowed = problem["msg"].removeprefix("Value error, ")
-    allowed = allowed[:1].lower() + allowed[1:]
+    allowed = (allowed[:1].lower() + allowed[1:]).replace("tuple", "list")
     return f"option {name!r}: {allowed}; got {short_repr(problem['input'])}"
 
 

@@ -101,7 +101,7 @@ def test_the_home_folder_is_that_of_the_user() -> None:
         ({"path": "x.gguf", "cache_type": "q5_0"}, "'f32', 'f16', 'bf16'"),
         ({"path": "x.gguf", "cache_type": "q4_0", "flash_attention": False}, "needs flash"),
         ({"path": "x.gguf", "repeatable": True, "flash_attention": False}, "needs flash"),
-        ({"path": "x.gguf", "end_tokens": "</s>"}, "'end_tokens'.*tuple"),
+        ({"path": "x.gguf", "end_tokens": "</s>"}, "'end_tokens'.*list"),
         ({"path": "x.gguf", "file": "x.gguf"}, "path is a GGUF file already"),
         ({"path": "x.gguf", "dtype": "float16"}, "dtype is a setting of transformers members"),
         ({"path": "x", "context": 5}, "context is a setting of GGUF members"),
