@@ -240,8 +240,7 @@ class Member:
         """
         if not (drafts := self.permits.permitted(nodes)):
             return query
-        drafted = self._query((*query.evaluate, *drafts), query.score)
-        return replace(drafted, plain=replace(query, may_draft=False))
+        return replace(self._query((*query.evaluate, *drafts), query.score), plain=query)
 
     def _query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Query:
         """Return the query that evaluates `nodes` and scores `scored`.
