@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
@@ -125,10 +125,11 @@ def _summary(model: type[BaseModel]) -> str:
 
 def _options(model: type[BaseModel], without: Container[str] = ()) -> str:
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    kinds = get_type_hints(model)  # without bounds of parts
     for name, field in model.model_fields.items():
         if name in without:
             continue
-        kind = re.sub(r"(typing|collections\.abc)\.|<class '(\w+)'>", r"\2", str(field.annotation))
+        kind = re.sub(r"(typing|collections\.abc)\.|<class '(\w+)'>", r"\2", str(kinds[name]))
         bounds = ", ".join(_bounds(field.metadata))
         kind = f"`{kind}`{f' ({bounds})' if bounds else ''}".replace("|", "\\|")
         default = (

@@ -69,6 +69,8 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
             continue
         if option not in options:
             raise InvalidOptionError(f"unknown option {keyword!r}.{_advice(keyword, options)}")
+        if option != keyword:
+            _check_alias(keyword, option, value)
         if option in checked and checked[option] != value:
             raise InvalidOptionError(
                 f"{keywords[option]}={checked[option]!r} and {keyword}={value!r} are the same "
@@ -76,6 +78,14 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
             )
         checked[option], keywords[option] = value, keyword
     return checked
+
+
+def _check_alias(keyword: str, option: str, value: Any) -> None:
+    """Check a value under the name that the user knows."""
+    try:
+        AdaFuseConfig(**{option: value})
+    except InvalidOptionError as error:
+        raise InvalidOptionError(str(error).replace(repr(option), repr(keyword))) from None
 
 
 def _advice(keyword: str, options: tuple[str, ...]) -> str:

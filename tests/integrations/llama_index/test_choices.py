@@ -40,7 +40,7 @@ async def test_a_choice_replaces_other_forms_of_the_llm(llm):
     shaped = AdaFuseLLM(engine=llm.engine, regex="x+", system_prompt="Be brief.")
     asked = [ChatMessage("What does it cost?")]
     assert shaped.choose(asked, ["history", "prices"]).text == "prices"
-    for choices, message in [([], "choices"), (["a", "a"], "differ"), ("ab", "list of texts")]:
+    for choices, message in [([], "choices"), (["a", "a"], "differ"), ("ab", "list")]:
         with pytest.raises(InvalidInputError, match=message):
             llm.choose(asked, choices)
         with pytest.raises(InvalidInputError, match=message):
