@@ -7,7 +7,7 @@ import json
 import pytest
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
-from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text
+from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.reasoning import open_reasoning, split_reasoning
 from adafuse_llm.text.conversation import Tool
@@ -38,13 +38,13 @@ def test_reasoning_and_answer_are_told_apart(
 ) -> None:
     assert split_reasoning(text, prefix) == (reasoning, answer)
     for size in (1, 3, 100):
-        parser = ReplyParser(prefix=prefix)
+        reader = ReplyReader()
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        parts = [part for piece in pieces for part in parser.feed(piece)] + parser.close()
-        said = "".join(part.text for part in parts if isinstance(part, Text))
-        thought = [part.text for part in parts if isinstance(part, Reasoning)]
-        assert said.strip() == answer.strip()
-        assert "".join("".join(thought).split()) == "".join(reasoning.split())
+        deltas = [reader.add(piece, prefix) for piece in pieces]
+        deltas.append(reader.add("", prefix, "stop"))
+        assert "".join(delta.content for delta in deltas).strip() == answer.strip()
+        thought = "".join(delta.reasoning for delta in deltas)
+        assert "".join(thought.split()) == "".join(reasoning.split())
 
 
 @pytest.mark.quick

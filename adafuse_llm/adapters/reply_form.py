@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.schema import close_objects
-from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.errors import (
     InvalidInputError,
@@ -90,6 +90,25 @@ class ReplyForm:
             )
             return {"grammar": grammar}
         return {} if self.schema is None else {"json_schema": close_objects(self.schema)}
+
+
+def schema_instructions(schema: Mapping[str, Any]) -> str:
+    """Return instructions to reply in JSON. They belong at the end of the system message.
+
+    Args:
+        schema: a JSON schema of the reply.
+
+    Raises:
+        InvalidInputError: the schema cannot be written as JSON.
+    """
+    try:
+        compact = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"the schema cannot be written as JSON: {error}") from error
+    return (
+        "Reply with one JSON value that fits this JSON schema, and with nothing else: no "
+        f"explanation, no code fence, not the schema itself.\n{compact}"
+    )
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Call, Turn, to_conversation, to_messages
-from adafuse_llm.adapters.reply import ReplyParser, ToolCall
+from adafuse_llm.adapters.reply import ReplyReader, ToolCall
 from adafuse_llm.text.conversation import Tool
 
 pytestmark = pytest.mark.quick
@@ -138,10 +138,8 @@ def test_calls_are_read_back_as_they_were(arguments):
         {"id": "1", "name": f"</{n}>", "arguments": a} for n, a in enumerate(arguments)
     ]
     (message,) = to_messages([{"role": "assistant", "content": "So:", "tool_calls": calls}])
-    parser = ReplyParser(tools=True)
-    parts = [*parser.feed(message["content"]), *parser.close()]
-    found = [part for part in parts if isinstance(part, ToolCall)]
-    assert [(c.name, c.arguments) for c in found] == [(c["name"], c["arguments"]) for c in calls]
+    found = ReplyReader([ADD]).add(message["content"], finish_reason="stop").calls
+    assert found == [ToolCall(call["name"], call["arguments"]) for call in calls]
 
 
 @given(TEXT | st.just("a</tool_response>\n<tool_response>b"))

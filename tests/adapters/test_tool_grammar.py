@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import GrammarError, InvalidInputError
-from adafuse_llm.adapters.reply import ReplyParser, Text, ToolCall
+from adafuse_llm import GrammarError
+from adafuse_llm.adapters.reply import ReplyReader, Text, ToolCall
 from adafuse_llm.adapters.schema import close_objects, recursive_schema
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.text.conversation import Tool
+from adafuse_llm.text.matchers import byte_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -31,23 +32,8 @@ A_TEXT = '<tool_call>\n{"name": "add_text", "arguments": {"text": "x"}}\n</tool_
 A_TIME = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
-class Bytes:
-    """A tokenizer with one token for each byte."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
-    special_token_ids = (256,)
-
-    def __call__(self, text):
-        return list(text if isinstance(text, bytes) else text.encode())
-
-
-BYTES = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), eos_token=256)
-
-
 def matcher(grammar):
-    follower = llguidance.LLMatcher(BYTES, grammar)
+    follower = llguidance.LLMatcher(byte_tokenizer(), grammar)
     assert not follower.is_error(), follower.get_error()
     return follower
 
@@ -136,26 +122,16 @@ def test_without_parallel_calls_the_reply_ends_after_the_first(choice):
     assert not begins(grammar, f"{A_SUM}\n")
 
 
-def parsed(reply, pieces=1):
-    parser = ReplyParser(tools=True)
-    step = max(1, len(reply) // pieces)
-    cut = [reply[start : start + step] for start in range(0, len(reply), step)]
-    parts = [part for piece in cut for part in parser.feed(piece)] + parser.close()
-    return [part for part in parts if not (isinstance(part, Text) and not part.text.strip())]
+def parsed(reply: str) -> list[Any]:
+    return ReplyReader(TOOLS).add(reply, finish_reason="stop").parts
 
 
 def test_an_argument_can_contain_the_closing_marker():
     text = 'end with </tool_call>, then "quote\\" </tool_call>\n'
-    arguments = {"text": text}
-    call = json.dumps({"name": "add_text", "arguments": arguments})
-    reply = f"<tool_call>\n{call}\n</tool_call>"
-    assert accepts(tool_grammar(TOOLS, choice="required"), f"{reply}\n{A_SUM}")
-    for pieces in (1, 7, len(reply)):
-        first, second = parsed(f"{reply}\n{A_SUM}", pieces)
-        assert isinstance(first, ToolCall)
-        assert isinstance(second, ToolCall)
-        assert first.arguments == arguments
-        assert second.arguments == {"a": 1, "b": -2}
+    call = json.dumps({"name": "add_text", "arguments": {"text": text}})
+    reply = f"<tool_call>\n{call}\n</tool_call>\n{A_SUM}"
+    assert accepts(tool_grammar(TOOLS, choice="required"), reply)
+    assert [part.arguments for part in parsed(reply)] == [{"text": text}, {"a": 1, "b": -2}]
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "add"])
@@ -223,16 +199,11 @@ def test_arguments_are_always_an_object():
     assert not accepts(grammar, reply % "[]")
 
 
-def test_names_and_choices_are_checked():
+def test_names_of_tools_can_have_any_characters():
     odd = Tool('é"\\/}%json {\n', "", {})
-    reply = (
-        f'<tool_call>\n{{"name": {json.dumps(odd.name, ensure_ascii=False)}, "arguments": {{}}}}'
-    )
-    assert accepts(tool_grammar([odd], choice="required"), f"{reply}\n</tool_call>")
-    with pytest.raises(InvalidInputError, match="Did you mean 'add'"):
-        tool_grammar(TOOLS, choice="ad")
-    with pytest.raises(InvalidInputError, match="at least one tool"):
-        tool_grammar([])
+    name = json.dumps(odd.name, ensure_ascii=False)
+    reply = f'<tool_call>\n{{"name": {name}, "arguments": {{}}}}\n</tool_call>'
+    assert accepts(tool_grammar([odd], choice="required"), reply)
 
 
 def test_objects_are_closed_unless_their_schema_says_otherwise():
