@@ -1,8 +1,7 @@
 """Conversations of frameworks, converted for the engine.
 
 `to_conversation` keeps the structure of tools, calls and results, so that each member can read
-them in the form of its own chat template. `to_messages` writes them as plain messages in the common
-form, which every chat template accepts. `adafuse_llm.text.conversation` describes both.
+them in the form of its own chat template.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from adafuse_llm.text.conversation import (
     CALL_OPENS,
     RESULT_CLOSES,
     RESULT_OPENS,
-    Call,
     Conversation,
-    Message,
     Tool,
     check_content,
     check_conversation,
@@ -29,8 +26,6 @@ from adafuse_llm.text.conversation import (
     check_role,
     to_json,
 )
-
-__all__ = ["Call", "Conversation", "Turn", "to_conversation", "to_messages"]
 
 
 class Turn(TypedDict, total=False):
@@ -89,24 +84,6 @@ def to_conversation(
     conversation = check_conversation(messages, tools, tool_choice, instructions=instructions)
     check_results(conversation.messages)
     return conversation
-
-
-def to_messages(
-    turns: Iterable[Turn],
-    *,
-    tools: Sequence[Tool] = (),
-    tool_choice: str = "auto",
-    instructions: str = "",
-) -> list[Message]:
-    """Convert a conversation with tools to plain messages in the common form.
-
-    The arguments and errors are the same as for `to_conversation`. The tools are described at the
-    end of the first system message.
-    """
-    conversation = to_conversation(
-        turns, tools=tools, tool_choice=tool_choice, instructions=instructions
-    )
-    return [{"role": each["role"], "content": each["content"]} for each in conversation.flat()]
 
 
 def malformed_calls(turn: Turn) -> list[Mapping[str, Any]]:

@@ -10,14 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Call, Turn, to_conversation, to_messages
+from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply import ReplyReader, ToolCall
-from adafuse_llm.text.conversation import Tool
+from adafuse_llm.text.conversation import Call, Tool
 
 pytestmark = pytest.mark.quick
 
 ADD = Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "number"}}})
 LOOK = Tool("look_up", 'Say what "it" is.', {"type": "object", "properties": {}})
+
+
+def to_messages(turns: Any, **options: Any) -> list[dict[str, Any]]:
+    """The messages that members read whose chat templates know no tools."""
+    flat = to_conversation(turns, **options).flat()
+    return [{"role": each["role"], "content": each["content"]} for each in flat]
 
 
 def called(name="add", key="1", **arguments):

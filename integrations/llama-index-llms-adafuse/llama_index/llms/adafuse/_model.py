@@ -25,8 +25,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.option_fields import OptionFields
-from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm.adapters.options import OptionFields, check_option_names
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 from adafuse_llm.strategies.registry import AUTO
 
