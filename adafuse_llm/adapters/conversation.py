@@ -67,17 +67,10 @@ def to_conversation(
 
     Args:
         turns: the conversation, in order.
-        tools: tools that the reply can call.
-        tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
-            any tool; or the name of a tool, to request a call of that tool.
-        instructions: text to append to the first system message, after the tools. If the
-            conversation does not start with a system message, one is added.
+        tools, tool_choice, instructions: as for `check_conversation`.
 
     Raises:
-        InvalidInputError: the conversation is empty; a turn has an unknown role, content that is
-            not text, tool calls outside an assistant's turn, calls that cannot be written as JSON,
-            or a result without a matching call; two tools have the same name; or `tool_choice`
-            does not fit `tools`.
+        InvalidInputError: as `check_conversation`, or a result answers no earlier call.
     """
     malformed: dict[str, Any] = {}
     messages = [_to_message(number, turn, malformed) for number, turn in enumerate(turns)]

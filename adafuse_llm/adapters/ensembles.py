@@ -129,13 +129,9 @@ class Ensemble:
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window of some members, in tokens. This loads nothing.
 
-        Args:
-            names: names of the members.
-
-        Returns:
-            The window; None if no member has a limit. If the ensemble is not loaded, the windows
-            are those in the members' ``config.json`` or GGUF files. The result is then also None if
-            one of these files is not on this machine or has no window.
+        None if no member has a limit. If the ensemble is not loaded, the windows are those in the
+        members' ``config.json`` or GGUF files, and None also stands for a file that is not on this
+        machine or has no window.
         """
         if (engine := self._open) is not None:
             windows = [each.context_window for each in engine.member_info if each.name in names]
@@ -148,13 +144,8 @@ class Ensemble:
     def is_chat_model(self, names: Collection[str]) -> bool | None:
         """Return whether at least one of some members has a chat template. This loads nothing.
 
-        Such members answer messages. A member without a template reads them as plain text.
-
-        Args:
-            names: names of the members.
-
-        Returns:
-            The answer. None if the ensemble is not loaded and the members' files do not tell.
+        Such members answer messages. A member without a template reads them as plain text. None if
+        the ensemble is not loaded and the members' files do not tell.
         """
         if (engine := self._open) is not None:
             return any(each.has_chat_template for each in engine.member_info if each.name in names)

@@ -267,8 +267,8 @@ class ReplyReader:
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
         """Return the position and text of the first marker in the buffer that takes effect.
 
-        A call ends at the first closing marker after its whole JSON, because texts in the JSON may
-        have the marker. A call without JSON ends at the first one, as the end of the reply shows.
+        A call ends at the first marker after its whole JSON, whose texts may have the marker, too.
+        At the end of the reply, a call without JSON ends at the first one.
         """
         if self._kind is ToolCall:
             ends = [match.start() for match in re.finditer(CALL_CLOSES, self._buffer)]

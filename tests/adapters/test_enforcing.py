@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, Tool
-from adafuse_llm.adapters.enforcing import Enforce, enforced
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply_form import Enforce, ReplyForm, enforced
 from adafuse_llm.backends import FakeBackend
 
 pytestmark = pytest.mark.quick

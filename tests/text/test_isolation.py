@@ -15,8 +15,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, QueueFullError, Tool
-from adafuse_llm.adapters.enforcing import enforced
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.text import isolation
 from adafuse_llm.text.grammar import Grammar
 from adafuse_llm.text.isolation import MAX_BYTES, MAX_CPU_SECONDS, try_grammar

@@ -45,9 +45,8 @@ from typing_extensions import Unpack, override
 
 from adafuse_llm import Choice, Engine, InvalidOptionError, MalformedReplyError, Request
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.enforcing import enforced
 from adafuse_llm.adapters.reply import CUT
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.config import CONSTRAINTS
 
 if TYPE_CHECKING:
