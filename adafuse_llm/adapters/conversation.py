@@ -67,7 +67,9 @@ def to_conversation(
 
     Args:
         turns: the conversation, in order.
-        tools, tool_choice, instructions: as for `check_conversation`.
+        tools: as for `check_conversation`.
+        tool_choice: as for `check_conversation`.
+        instructions: as for `check_conversation`.
 
     Raises:
         InvalidInputError: as `check_conversation`, or a result answers no earlier call.
