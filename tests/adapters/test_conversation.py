@@ -168,7 +168,7 @@ USER = {"role": "user", "content": "?"}
         ([{"content": "?"}], {}, "message 0 has role None"),
         ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], {}, "not text"),
         ([{"role": "user", "content": 3}], {}, "content of type int"),
-        ([{**USER, "tool_calls": [called()]}], {}, "only an assistant message"),
+        ([{**USER, "tool_calls": [called()]}], {}, "only a message of role .assistant"),
         ([USER, {"role": "tool", "content": "3", "tool_call_id": "7"}], {}, "id '7'.*none"),
         ([USER, {"role": "tool", "content": "3"}], {}, "id None"),
         ([{"role": "assistant", "tool_calls": [called(a={1})]}], {}, "as JSON: set"),

@@ -246,7 +246,7 @@ def test_reasoning_is_part_of_turns_with_calls_in_the_templates_own_form() -> No
 
 
 def test_reasoning_belongs_to_assistants() -> None:
-    with pytest.raises(InvalidInputError, match="only an assistant message can have reasoning"):
+    with pytest.raises(InvalidInputError, match="only a message of role .assistant"):
         check_conversation([{"role": "user", "content": "a", "reasoning_content": "b"}])
 
 
