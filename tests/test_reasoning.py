@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.reasoning import open_reasoning, split_reasoning
@@ -52,18 +51,6 @@ def test_only_reasoning_that_is_not_closed_is_open() -> None:
     assert open_reasoning("a<think>b</think><think>\n") == "<think>\n"
     assert open_reasoning("a<think>b</think>\n") == ""
     assert open_reasoning("a") == ""
-
-
-@pytest.mark.quick
-def test_reasoning_of_earlier_turns_is_kept_apart() -> None:
-    turns: list[Turn] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
-        {"role": "assistant", "content": "c", "reasoning": "so"},
-    ]
-    _, first, second = to_conversation(turns).messages
-    assert first == {"role": "assistant", "content": "b", "reasoning_content": "hm"}
-    assert second == {"role": "assistant", "content": "c", "reasoning_content": "so"}
 
 
 async def test_a_reply_that_begins_in_reasoning_says_so() -> None:

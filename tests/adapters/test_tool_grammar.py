@@ -45,12 +45,6 @@ def accepts(grammar: str, text: str) -> bool:
     return follower.try_consume_tokens(data) == len(data) and follower.is_accepting()
 
 
-def begins(grammar: str, text: str) -> bool:
-    """Whether a reply of the grammar can begin with the text."""
-    data = list(text.encode())
-    return matcher(grammar).try_consume_tokens(data) == len(data)
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -92,34 +86,39 @@ def test_auto_forbids_malformed_calls(reply):
     assert not accepts(tool_grammar(TOOLS), reply)
 
 
-def test_none_allows_text_without_a_call():
-    grammar = tool_grammar(TOOLS, choice="none")
-    for reply in ("", "Four.", "<think>a</think>\n\nFour.", "a <tool_cal"):
-        assert accepts(grammar, reply)
-    for reply in (A_SUM, f"So:\n{A_SUM}", "<tool_call>", "<think><tool_call>"):
-        assert not begins(grammar, reply)
-
-
-def test_required_allows_calls_and_nothing_else():
-    grammar = tool_grammar(TOOLS, choice="required")
-    assert accepts(grammar, A_TIME)
-    assert accepts(grammar, f"{A_TIME}\n{A_SUM}")
-    for other in ("", "Four.", f"So: {A_SUM}", f"<think></think>{A_SUM}"):
-        assert not accepts(grammar, other)
-
-
-def test_a_name_allows_exactly_one_call_of_that_tool():
-    grammar = tool_grammar(TOOLS, choice="add")
-    assert accepts(grammar, A_SUM)
-    for other in (A_TEXT, A_TIME, f"{A_SUM}\n{A_SUM}", "", f"So: {A_SUM}"):
-        assert not accepts(grammar, other)
-
-
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_without_parallel_calls_the_reply_ends_after_the_first(choice):
-    grammar = tool_grammar(TOOLS, choice=choice, parallel=False)
-    assert accepts(grammar, A_SUM)
-    assert not begins(grammar, f"{A_SUM}\n")
+@pytest.mark.parametrize(
+    ("options", "allowed", "forbidden"),
+    [
+        (
+            {"choice": "none"},
+            ("", "Four.", "<think>a</think>\n\nFour.", "a <tool_cal"),
+            (A_SUM, f"So:\n{A_SUM}", "<tool_call>", "<think><tool_call>"),
+        ),
+        (
+            {"choice": "required"},
+            (A_TIME, f"{A_TIME}\n{A_SUM}"),
+            ("", "Four.", f"So: {A_SUM}", f"<think></think>{A_SUM}"),
+        ),
+        (
+            {"choice": "add"},
+            (A_SUM,),
+            (A_TEXT, A_TIME, f"{A_SUM}\n{A_SUM}", "", f"So: {A_SUM}"),
+        ),
+        ({"parallel": False}, ("Four.", A_SUM), (f"{A_SUM}\n", f"{A_SUM}\n{A_SUM}")),
+        ({"choice": "required", "parallel": False}, (A_SUM,), (f"{A_SUM}\n{A_SUM}", "")),
+        (
+            {"reply": {"type": "object", "properties": NUMBERS}},
+            ('{"a": 1}', A_SUM, f"{A_SUM}\n{A_TIME}"),
+            ("", "Four.", '{"c": 1}', f'{{"a": 1}}\n{A_SUM}'),
+        ),
+    ],
+)
+def test_the_choice_says_what_a_reply_can_be(options, allowed, forbidden):
+    grammar = tool_grammar(TOOLS, **options)
+    for reply in allowed:
+        assert accepts(grammar, reply), reply
+    for reply in forbidden:
+        assert not accepts(grammar, reply), reply
 
 
 def parsed(reply: str) -> list[Any]:

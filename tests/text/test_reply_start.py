@@ -245,11 +245,6 @@ def test_reasoning_is_part_of_turns_with_calls_in_the_templates_own_form() -> No
     assert 'assistant\nlate2\n<tool_call>\n{"name": "add"' in text
 
 
-def test_reasoning_belongs_to_assistants() -> None:
-    with pytest.raises(InvalidInputError, match="only a message of role .assistant"):
-        check_conversation([{"role": "user", "content": "a", "reasoning_content": "b"}])
-
-
 # Continued messages -----------------------------------------------------------------------------
 
 BEGUN = [*ASKED, {"role": "assistant", "content": "The keeper  is"}]
