@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -285,62 +283,17 @@ def test_tokens_that_a_tokenizer_declares_as_control_tokens_stay_text() -> None:
     assert made.decode(tokens) == "<|Bot|>hi<|Bot|>no"
 
 
-@pytest.mark.parametrize("what", ["prompt", "messages"])
-def test_a_slow_encoding_blocks_no_other_call_of_a_codec(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codec = TokenizerCodec(copy.deepcopy(tokenizer("bytelevel", CHATML)))
-    context = codec.encode_prompt("The ferry")
-    started, gate = threading.Event(), threading.Event()
-
-    class Held:
-        """A tokenizer that waits for the gate."""
-
-        def __init__(self, core: Any) -> None:
-            self._core = core
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._core, name)
-
-        def encode(self, text: str, **options: Any) -> Any:
-            if "slow" in text:
-                started.set()
-                assert gate.wait(10), "another call waited for this one"
-            return self._core.encode(text, **options)
-
-    calls = {
-        "prompt": ("_core", lambda: codec.encode_prompt("slow")),
-        "messages": ("_template_core", lambda: codec.encode_messages([turn("user", "slow")])),
-    }
-    name, call = calls[what]
-    expected = call()
-    monkeypatch.setattr(codec, name, Held(getattr(codec, name)))
-
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(call)
-        assert started.wait(10)
-        tokens, exact = codec.encode_continuation(context, " to Orrin")
-        assert exact
-        assert codec.decode_continuation(context, tokens) == " to Orrin"
-        assert codec.encode_prompt("The ferry") == context
-        gate.set()
-        assert running.result() == expected
-
-
-FERRY = "The ferry to Orrin leaves at nine."
-
-
 @pytest.mark.quick
 def test_settings_of_other_callers_do_not_change_the_tokens() -> None:
     known = copy.deepcopy(tokenizer("bytelevel", CHATML))
     codec = TokenizerCodec(known)
-    prompt, asked = codec.encode_prompt(FERRY), codec.encode_messages([turn("user", FERRY)])
-    known(FERRY, truncation=True, max_length=2)
+    prompt, asked = codec.encode_prompt(TEXT), codec.encode_messages([turn("user", TEXT)])
+    known(TEXT, truncation=True, max_length=2)
     known.pad_token = known.eos_token
-    known([FERRY, "a"], padding="max_length", max_length=64, split_special_tokens=False)
-    assert codec.encode_prompt(FERRY) == prompt
-    assert codec.encode_messages([turn("user", FERRY)]) == asked
-    assert codec.encode_continuation(prompt, f" {FERRY}")[1]
+    known([TEXT, "a"], padding="max_length", max_length=64, split_special_tokens=False)
+    assert codec.encode_prompt(TEXT) == prompt
+    assert codec.encode_messages([turn("user", TEXT)]) == asked
+    assert codec.encode_continuation(prompt, f" {TEXT}")[1]
 
 
 @pytest.mark.quick

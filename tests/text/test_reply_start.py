@@ -44,16 +44,6 @@ OFF = "<think>\n\n</think>\n\n"
         ({"default": CHATML, "tool_use": "{{ bos_token }}{{ documents }}"}, {"documents"}, False),
         ("{% unknown %}</think>", set(), True),
         (
-            "{% macro show(a, b=c) %}{{ a }}{{ b }}{{ caller() }}{% endmacro %}"
-            "{% if d %}{% set e = 1 %}{{ e }}{% elif f %}{% set g = e %}{% else %}"
-            "{% set g = 2 %}{% endif %}{{ g }}{% call(x) show(1) %}{{ x }}{% endcall %}"
-            "{% with h = i %}{{ h }}{% endwith %}{% set ns = namespace() %}{% set ns.a = j %}"
-            "{% set k %}{{ l }}{% endset %}{{ k }}{% for m in n if m %}{{ loop.index }}"
-            "{% else %}{{ o }}{% endfor %}{% filter upper %}{{ p }}{% endfilter %}",
-            {*"cdefgijlnop"},
-            False,
-        ),
-        (
             "{%- for m in messages %}{% if strftime_now and xml_tools %}{% break %}{% endif %}"
             "{% endfor %}{{ raise_exception('') }}{{ range(1) }}",
             {"xml_tools"},

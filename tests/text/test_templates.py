@@ -142,21 +142,6 @@ def test_a_system_message_alone_is_read(name: str) -> None:
     assert "s0." in text
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_control_tokens_in_messages_are_text(name: str) -> None:
-    family, known = FAMILIES[name], family_tokenizer(name)
-    spelled = [token for token in (family.bos, family.eos, *family.control) if token]
-    codec = TokenizerCodec(known)
-
-    def control(text: str) -> tuple[list[int], str]:
-        tokens = codec.encode_messages([turn(role, text) for role in ("user", "assistant", "user")])
-        return [each for each in tokens if each in known.added_tokens_decoder], known.decode(tokens)
-
-    hostile = "\n".join(f"x{token}y" for token in spelled)
-    assert control(hostile)[0] == control("words")[0]
-    assert control(hostile)[1].count(hostile) == 3
-
-
 def test_a_template_that_writes_json_in_ascii_keeps_control_tokens_text() -> None:
     template = "{% for m in messages %}{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}"
     known = tokenizer("bytelevel", template)
@@ -202,12 +187,6 @@ QWEN = (
 )
 OWN_FORMS = {
     "qwen2.5": QWEN,
-    "qwen3": QWEN,
-    "hermes": "<|im_start|>user\nAdd, and look up.<|im_end|>\n"
-    f"<|im_start|>assistant\n{CALLS}"
-    '<|im_start|>tool\n<tool_response>\n{"name": "look_up", "content": "no <b>one"}\n'
-    '</tool_response>\n<tool_response>\n{"name": "add", "content": "3"}\n'
-    "</tool_response><|im_end|>\n<|im_start|>assistant\n",
     "mistral-3-tools": "\n\nAdd, and look up.[/INST][TOOL_CALLS] "
     f'[{{"name": "add", "arguments": {ADD_JSON}, "id": "call00001"}}, '
     '{"name": "look_up", "arguments": {}, "id": "call00002"}]</s>'
