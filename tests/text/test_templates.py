@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import itertools
 import json
@@ -371,13 +370,10 @@ def test_control_tokens_in_tools_calls_and_results_are_text(name: str) -> None:
     ("old", "new"),
     [
         ("{%- if tools %}", "{%- if tools %}{{- raise_exception('no tools') }}"),
-        ("{{- '\\n' + tool | tojson }}", "{{- tool.nothing.at_all }}"),
-        ('\'", "arguments": \'', "m.nothing.at_all"),
     ],
 )
 def test_templates_that_fail_with_tools_get_text(old: str, new: str) -> None:
     known = copy.deepcopy(family_tokenizer("qwen2.5"))
-    old = old.replace("\\n", "\n")
     assert old in known.chat_template
     known.chat_template = known.chat_template.replace(old, new)
     codec = TokenizerCodec(known)
@@ -406,14 +402,7 @@ def test_each_member_of_an_engine_reads_its_own_form() -> None:
         options: dict[str, Any] = {"tools": [ADD], "tool_choice": "add", "max_new_tokens": 2}
         result = engine.generate(messages=HISTORY[1:], **options)
         assert result.usage.prompt_tokens == counts
-        (batched,) = engine.generate_batch(messages=[HISTORY[1:]], **options)
-        assert batched.text == result.text
-        assert asyncio.run(engine.agenerate(messages=HISTORY[1:], **options)).text == result.text
         assert engine.generate(messages=conversation, max_new_tokens=2).text == result.text
         scores = engine.score(messages=HISTORY[1:], continuations=["yes"], tools=[ADD])
         bare = engine.score(messages=HISTORY[1:], continuations=["yes"])
         assert scores.texts[0].nll != bare.texts[0].nll
-        with pytest.raises(InvalidInputError, match="need messages"):
-            engine.generate("?", tools=[ADD])
-        with pytest.raises(InvalidInputError, match="input 1 of the batch: message 0"):
-            engine.generate_batch(messages=[HISTORY, [{"role": "user", "tool_calls": [{}]}]])
