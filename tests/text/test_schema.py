@@ -116,50 +116,60 @@ def test_what_a_schema_forbids_is_not_accepted(schema: Any, document: str) -> No
     assert not text.can_end(document)
 
 
+EMAIL, URI = ({**STRING, "format": name} for name in ("email", "uri"))
+DOMAIN = ".".join(["d" * 63] * 2 + ["e" * 60])
+PYDANTIC_DECIMAL = {**STRING, "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
+URIS = (
+    *("https://example.com/", "urn:isbn:0451450523", "microsoft.windows.camera.multipicker:x"),
+    *("data:text/plain;base64," + "QUJD" * 1000, "mailto:a@b.de", "a:"),
+)
+EMAILS = ("a@b.de", "Jo.O'Neil+tag@mail.example.com", "l" * 64 + f"@{DOMAIN}", "x@[127.0.0.1]")
+
+
+def written(*texts: str) -> list[str]:
+    return [json.dumps(text, ensure_ascii=False) for text in texts]
+
+
 @pytest.mark.parametrize(
-    ("schema", "document"),
+    ("schema", "right", "wrong"),
     [
-        (DATE, '"2024-02-29"'),
-        (MOMENT, '"2000-02-29T23:59:59.5+01:30"'),
-        (TIME, '"22:59:59Z"'),
-        ({**NUMBER, "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "0.001"),
-        ({**NUMBER, "minimum": 0.1, "maximum": 0.3}, "0.3"),
-        ({**NUMBER, "allOf": [{"minimum": 0.95}, {"maximum": 1.5}]}, "0.95"),
-        ({**NUMBER, "anyOf": [{"minimum": 1.1}, {"maximum": 0.3}]}, "1.1"),
-        ({**OBJECT, "properties": {"a": INTEGER}}, '{"a": 1, "b": "\\n"}'),
-        ({**OBJECT, "required": ["a"], "minProperties": 1}, '{"a": 1}'),
-        ({"type": "array", "uniqueItems": False}, "[1, 1]"),
-        ({"oneOf": [INTEGER, STRING]}, "7"),
-        ({**STRING, "pattern": "^[^a]$"}, '"\u00e9"'),
-        ({**STRING, "title": "t", "description": "d", "default": 3}, '"x"'),
+        (DATE, written("2024-02-29"), []),
+        (MOMENT, written("2000-02-29T23:59:59.5+01:30"), []),
+        (TIME, written("22:59:59Z"), []),
+        (
+            NUMBER,
+            ("0", "-3", "3.14159", "-0.000000001", "9007199254740991", "1234567.123456789"),
+            ("1e5", "0.1234567891", "9007199254740992", "1E-3", ".5", "01"),
+        ),
+        ({**NUMBER, "exclusiveMinimum": 0, "exclusiveMaximum": 1}, ["0.001"], ["1"]),
+        ({**NUMBER, "minimum": 0.1, "maximum": 0.3}, ["0.3"], ["0.4"]),
+        ({**NUMBER, "allOf": [{"minimum": 0.95}, {"maximum": 1.5}]}, ["0.95"], ["0.9"]),
+        ({**NUMBER, "anyOf": [{"minimum": 1.1}, {"maximum": 0.3}]}, ["1.1"], ["0.5"]),
+        ({**OBJECT, "properties": {"a": INTEGER}}, ['{"a": 1, "b": "\\n"}'], []),
+        ({**OBJECT, "required": ["a"], "minProperties": 1}, ['{"a": 1}'], []),
+        ({"type": "array", "uniqueItems": False}, ["[1, 1]"], []),
+        ({"oneOf": [INTEGER, STRING]}, ["7"], []),
+        ({**STRING, "pattern": "^[^a]$"}, written("\u00e9"), []),
+        ({**STRING, "title": "t", "description": "d", "default": 3}, written("x"), []),
+        (PYDANTIC_DECIMAL, written("1.5", "-.5", "007", "+1."), written("", "-", "+.", "1e5")),
+        (EMAIL, written(*EMAILS), written("l" * 65 + "@b.de", f"a@{'d' * 64}.de")),
+        (URI, written(*URIS), written("https" + "w" * 36 + ":")),
+        (
+            {**EMAIL, "pattern": "@b\\.de$", "maxLength": 9},
+            written("ann@b.de"),
+            written("ann@c.de", "annette@b.de", "ann@b.de.org"),
+        ),
     ],
 )
-def test_what_a_schema_allows_stays_possible(schema: Any, document: str) -> None:
-    assert start(schema).can_end(document)
+def test_what_a_schema_allows_stays_possible(schema: Any, right: Any, wrong: Any) -> None:
+    text = start(schema)
+    for document in right:
+        assert text.can_end(document), document
+    for document in wrong:
+        assert not text.can_end(document), document
 
 
 # Numbers and addresses
-
-
-def test_numbers_within_bounds_are_so_as_floats() -> None:
-    chance = random.Random(1)
-    checked = 0
-    for _ in range(60):
-        digits = chance.choice([0, 1, 3, 9])
-        bound = round(chance.choice([0.1, 1, 90, 5e5, 3e7, 8e12]) * chance.random(), digits)
-        keyword = chance.choice(["exclusiveMaximum", "maximum"])
-        try:
-            text = start({"type": "number", keyword: bound})
-        except GrammarError:  # a bound with too many digits
-            continue
-        for _ in range(20):
-            step = chance.choice([-1, 0, 1]) * Decimal(10) ** chance.randrange(-20, 3)
-            near = Decimal(repr(bound)) + step
-            written = format(near, "f") + "9" * chance.choice([0, 20]) * (near % 1 != 0)
-            if text.can_end(written):
-                checked += 1
-                assert float(written) < bound or (keyword == "maximum" and float(written) == bound)
-    assert checked > 50
 
 
 @pytest.mark.parametrize(
@@ -187,13 +197,6 @@ def test_digits_end(schema: dict[str, Any]) -> None:
             text.commit(digit)
         else:
             pytest.fail(f"the digits after {first} go on")
-
-
-def test_numbers_of_everyday_size_can_be_written() -> None:
-    for number in ("0", "-3", "3.14159", "-0.000000001", "9007199254740991", "1234567.123456789"):
-        assert start({"type": "number"}).can_end(number)
-    for number in ("1e5", "0.1234567891", "9007199254740992", "1E-3", ".5", "01"):
-        assert not start({"type": "number"}).can_end(number)
 
 
 def test_bounds_lose_no_number_of_a_few_decimals() -> None:
@@ -227,28 +230,6 @@ def test_parts_of_addresses_end() -> None:
             count += 1
         assert count == most, (kind, begun)
         assert text.closing() is not None
-
-
-def test_addresses_of_everyday_size_can_be_written() -> None:
-    domain = ".".join(["d" * 63] * 2 + ["e" * 60])  # 188 characters
-    emails = ("a@b.de", "Jo.O'Neil+tag@mail.example.com", "l" * 64 + f"@{domain}", "x@[127.0.0.1]")
-    uris = (
-        *("https://example.com/", "urn:isbn:0451450523", "microsoft.windows.camera.multipicker:x"),
-        *("data:text/plain;base64," + "QUJD" * 1000, "mailto:a@b.de", "a:"),
-    )
-    for kind, texts in (("email", emails), ("uri", uris)):
-        for written in texts:
-            assert start({"type": "string", "format": kind}).can_end(f'"{written}"'), written
-    for wrong in ("l" * 65 + "@b.de", f"a@{'d' * 64}.de", "https" + "w" * 36 + ":"):
-        kind = "email" if "@" in wrong else "uri"
-        assert not start({"type": "string", "format": kind}).can_end(f'"{wrong}"')
-
-
-def test_bounds_of_addresses_join_other_limits() -> None:
-    text = start({"type": "string", "format": "email", "pattern": "@b\\.de$", "maxLength": 9})
-    assert text.can_end('"ann@b.de"')
-    for wrong in ("ann@c.de", "annette@b.de", "ann@b.de.org"):
-        assert not text.can_end(f'"{wrong}"')
 
 
 def test_every_day_of_some_years_is_a_date_and_nothing_else() -> None:
@@ -298,12 +279,6 @@ def test_patterns_allow_only_what_python_allows() -> None:
     assert min(found.values()) > 200
 
 
-def test_the_decimals_of_pydantic_need_no_lookahead() -> None:
-    schema = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
-    assert accepted(schema, "1.5", "-.5", "007", "+1.") == [True] * 4
-    assert accepted(schema, "", "-", "+.", "1e5") == [False] * 4
-
-
 # Refusals
 
 
@@ -338,17 +313,13 @@ def test_a_refusal_names_the_keyword_and_its_place(schema: Any, place: str) -> N
         enforceable(schema)
 
 
-def test_a_schema_must_be_an_object() -> None:
-    with pytest.raises(GrammarError, match="must be an object"):
-        enforceable([])  # type: ignore[arg-type]
-
-
-def test_a_deep_schema_is_refused() -> None:
+def test_schemas_that_cannot_be_read_are_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(5_000):
         deep = {"items": deep}
-    with pytest.raises(GrammarError, match="nested too deeply"):
-        enforceable(deep)
+    for schema, reason in (([], "must be an object"), (deep, "nested too deeply")):
+        with pytest.raises(GrammarError, match=reason):
+            enforceable(schema)  # type: ignore[arg-type]
 
 
 ANNOTATIONS = {

@@ -327,13 +327,6 @@ def test_the_default_system_text_stays_before_instructions() -> None:
     for name, text in (("qwen", f"{DEFAULT}\n\nIn JSON."), ("llama3", "\n\nIn JSON.")):
         conversation = check_conversation(HISTORY[1:2], instructions="In JSON.")
         assert text in rendered(name, conversation)
-    start = "{%- if messages[0].role != 'system' %}{%- set messages = [{'role': 'system', "
-    start += f"'content': '{DEFAULT}'}}] + messages %}}{{% endif %}}"
-    known = copy.deepcopy(family_tokenizer("qwen2.5"))
-    known.chat_template = start + known.chat_template
-    asked = check_conversation(HISTORY[1:2], [ADD], "required", instructions="In JSON.")
-    text = str(known.decode(TokenizerCodec(known).encode_conversation(asked)))
-    assert f"{DEFAULT}\n\n{REQUIRED}\n\nIn JSON." in text
 
 
 def _hostile(fill: str) -> Conversation:
