@@ -71,8 +71,7 @@ class Ensemble:
         The members can also be ``"embedded"``: those that ship with adafuse-llm.
 
         Raises:
-            InvalidInputError: `members` is not a list of these or is empty, or two members have the
-                same explicit name.
+            InvalidInputError: `members` is no list of these or is empty, or names are not unique.
             InvalidOptionError: a field is unknown or out of range, or the strategy is unknown.
         """
         find_strategy(loading.get("strategy", AUTO))
@@ -242,9 +241,7 @@ def check_engine(engine: object) -> None:
 def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a configuration file into the fields of a framework's model.
 
-    The fields are the active members, the arguments for loading them, the strategy, and decoding
-    options. If the file has neither `models` nor `use`, the result has no ``"members"``, and all
-    embedded members are active.
+    The result has ``"members"``, the active ones, only if the file has `models` or `use`.
 
     Raises:
         InvalidInputError: the file cannot be read, or has unknown or invalid content.

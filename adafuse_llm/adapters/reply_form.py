@@ -26,9 +26,6 @@ Enforce = Literal["auto"] | bool
 """``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
 only describe it."""
 
-_PLACES = {"schema", "json_schema"}
-"""Keys of a response format whose value has a schema."""
-
 
 @dataclass(frozen=True)
 class ReplyForm:
@@ -157,16 +154,18 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
     """
     if response_format is None:
         return None
-    items = response_format.items() if isinstance(response_format, Mapping) else ()
-    match {name: value for name, value in items if value is not None}:
-        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}, **rest}:
-            if "schema" not in rest:
-                return schema
-        case {"type": "json_schema" | "json_object", "schema": Mapping() as schema, **rest}:
-            if "json_schema" not in rest:
-                return schema
-        case {"type": "json_object" | "text" as kind, **rest} if not _PLACES & rest.keys():
-            return {"type": "object"} if kind == "json_object" else None
+    given = response_format if isinstance(response_format, Mapping) else {}
+    inner = given.get("json_schema")
+    places = given.get("schema"), inner.get("schema") if isinstance(inner, Mapping) else inner
+    match given.get("type"), [place for place in places if place is not None]:
+        case "json_schema", [Mapping() as schema]:
+            return schema
+        case "json_object", [Mapping() as schema] if inner is None:
+            return schema
+        case "json_object", []:
+            return {"type": "object"}
+        case "text", []:
+            return None
     raise InvalidInputError(
         "response_format must be {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
         "{'type': 'json_object'} (also with 'schema') or {'type': 'text'}; got "

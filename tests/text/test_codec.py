@@ -256,16 +256,6 @@ def test_a_template_may_cut_off_a_part_of_a_message_at_a_control_token() -> None
     assert known.decode(tokens) == "answer!"
 
 
-def test_tokens_that_a_tokenizer_declares_as_control_tokens_stay_text() -> None:
-    made = _with_markers(special=False)
-    made.chat_template = "{% for m in messages %}{{ '<|' + 'Bot|>' + m.content }}{% endfor %}"
-    made.chat_control_tokens = ["<|Bot|>"]
-    marker = made.convert_tokens_to_ids("<|Bot|>")
-    tokens = TokenizerCodec(made).encode_messages([turn("user", "hi<|Bot|>no")])
-    assert tokens.count(marker) == 1
-    assert made.decode(tokens) == "<|Bot|>hi<|Bot|>no"
-
-
 @pytest.mark.quick
 def test_settings_of_other_callers_do_not_change_the_tokens() -> None:
     known = copy.deepcopy(tokenizer("bytelevel", CHATML))
