@@ -44,7 +44,7 @@ HEAD = 32
 _KEYS = {"name", "arguments"}
 _FENCE = re.compile(r"(?:^|(?<=[}\]]))[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 _WRITTEN = re.compile(r'"name"\s*:\s*"[^"\n]*"\s*,\s*"arguments"\s*:')
-_HALF = re.compile("[\ud800-\udfff]")
+HALF = re.compile("[\ud800-\udfff]")
 """Half of a character in UTF-16, such as half an emoji, which cannot be encoded."""
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -457,7 +457,7 @@ def read_json(text: str) -> Any:
     try:
         value = json.loads(text, parse_constant=_finite, parse_float=_finite)
         if _HALF_ESCAPE.search(text):
-            value = map_json(value, lambda each: _HALF.sub("\ufffd", each))
+            value = map_json(value, lambda each: HALF.sub("\ufffd", each))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value
