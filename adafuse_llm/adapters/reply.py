@@ -316,7 +316,7 @@ class ReplyReader:
         """Return the parts of a whole reply that has been held."""
         text, self._held = self._held, ""
         calls, problem = _bare_calls(text, self._tools)
-        if cut and problem and _WRITTEN.search(text):
+        if cut and problem:
             return [InvalidToolCall(None, text, cut, is_cut=True)]
         return [*calls] or [Text(text)]
 
@@ -378,7 +378,7 @@ def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
         except (ValueError, RecursionError) as error:  # no JSON, too many digits, or too deep
             is_call = calls or _WRITTEN.search(rest)
             return [], f"it is not the JSON of calls alone: {error}" if is_call else ""
-        for each in value if isinstance(value, list) and not calls else [value]:
+        for each in value if isinstance(value, list) else [value]:
             call = _to_call(each, rest[:end])
             looks = isinstance(each, dict) and each.keys() >= _KEYS
             problem = _problem(call, tools) or "it has other keys" * (looks and len(each) > 2)

@@ -34,10 +34,10 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
         parts, properties = part.get("allOf"), part.get("properties")
         combines = combines or len(_COMBINED & part.keys()) > 1
         combines = combines or (isinstance(parts, list) and len(parts) > 1)
-        is_open = not isinstance(properties, Mapping) or _OPEN & part.keys()
-        if is_open or not set(part.get("required") or ()) <= properties.keys():
+        if not isinstance(properties, Mapping) or _OPEN & part.keys():
             return part
-        return {**part, "additionalProperties": False}
+        lists_all = set(part.get("required") or ()) <= properties.keys()
+        return {**part, "additionalProperties": False} if lists_all else part
 
     mapped: dict[str, Any] = _mapped(schema, closed)
     return dict(schema) if combines else mapped

@@ -341,10 +341,10 @@ def _check_message(number: int, message: Any) -> Message:
         )
 
     checked: Message = {"role": role, "content": check_content(message.get("content"), label)}
-    for key, owner in _OWNERS.items():
-        if message.get(key) and role != owner:
+    for name, owner in _OWNERS.items():
+        if message.get(name) and role != owner:
             raise InvalidInputError(
-                f"{label} has role {role!r}; only a message of role {owner!r} can have {key}"
+                f"{label} has role {role!r}; only a message of role {owner!r} can have {name}"
             )
     if calls := message.get("tool_calls"):
         _check_list(calls, f"{label}: tool_calls must be a list of dicts with 'id' and 'name'")

@@ -55,7 +55,8 @@ def flat(*turns: Any) -> list[str]:
     ],
 )
 def test_names_and_reasoning_of_turns(turn: Any, message: Any) -> None:
-    assert to_conversation([turn, USER]).messages[0] == (message or turn)
+    turns: list[Any] = [turn, USER]
+    assert to_conversation(turns).messages[0] == (message or turn)
 
 
 @pytest.mark.parametrize("turns", [[], [result("3")], [USER, {"role": "tool", "content": "3"}]])
@@ -83,7 +84,7 @@ def test_a_malformed_call_and_its_result_are_read_as_text(arguments: str, writte
 
 
 def test_a_valid_call_may_have_the_id_of_an_earlier_malformed_one() -> None:
-    turns = [USER, called('{"a": '), result("x"), called('{"a": 1}'), result("y")]
+    turns: list[Any] = [USER, called('{"a": '), result("x"), called('{"a": 1}'), result("y")]
     roles = [each["role"] for each in to_conversation(turns).messages]
     assert roles == ["user", "assistant", "user", "assistant", "tool"]
 

@@ -198,7 +198,8 @@ def test_the_time_is_linear_in_the_number_of_control_tokens(
 ) -> None:
     known = _with_template("sentencepiece", CHATML)
     codec = TokenizerCodec(known)
-    encode_text, costs = codec._encode, []
+    encode_text = codec._encode
+    costs: list[int] = []
 
     def counting(text: str, **options: Any) -> Any:
         costs[-1] += 40 + len(text)  # a call has a cost of its own
