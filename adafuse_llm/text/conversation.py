@@ -284,15 +284,10 @@ def check_conversation(
     """Return a checked conversation.
 
     Args:
-        messages: dicts with a role and content. An assistant's message may have ``tool_calls``, a
-            list of dicts with ``id``, ``name`` and ``arguments``; a tool's message may have the
-            ``tool_call_id`` of the call that it answers. The form of OpenAI's API is also allowed.
-            An assistant's message may also have ``reasoning_content``, the reasoning before its
-            content. A `Conversation` is returned as it is.
-        tools: tools that the reply can call: instances of `Tool`, or dicts in the form of OpenAI's
-            API (``{"type": "function", "function": {"name": ..., ...}}``).
-        tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
-            any tool; or the name of a tool, to request a call of that tool.
+        messages: as for `Engine.generate`; messages in the form of OpenAI's API are also allowed. A
+            `Conversation` is returned as it is.
+        tools: as for `Engine.generate`.
+        tool_choice: as for `Engine.generate`.
         instructions: text to append to the first system message, after the tools.
 
     Raises:

@@ -217,22 +217,25 @@ def test_calls_and_results_have_the_form_of_the_template(name: str) -> None:
         assert words in before
 
 
-def test_several_calls_are_text_where_the_template_accepts_one_call_per_message() -> None:
-    one = rendered("llama3.1", check_conversation(ONE_CALL, [ADD, LOOK]))
-    assert one.endswith(ONE_CALL_FORM)
-    several = check_conversation(HISTORY, [ADD, LOOK])
-    assert rendered("llama3.1", several) == flattened("llama3.1", several)
+def test_a_call_has_the_form_of_a_template_that_accepts_one_call_per_message() -> None:
+    assert rendered("llama3.1", check_conversation(ONE_CALL, [ADD, LOOK])).endswith(ONE_CALL_FORM)
 
 
-def flattened(name: str, conversation: Conversation) -> str:
-    return rendered(name, check_conversation(conversation.flat()))
-
-
-@pytest.mark.parametrize("name", ["llama3", "mistral-1", "gemma", "phi3", "deepseek", "idefics"])
-def test_members_whose_template_reads_no_tools_read_text(name: str) -> None:
-    conversation = check_conversation([*HISTORY, *AFTER], [ADD, LOOK])
-    assert rendered(name, conversation) == flattened(name, conversation)
-    assert '<tool_response>\n{"name": "add", "content": "3"}' in rendered(name, conversation)
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("llama3.1", HISTORY),  # its template accepts one call per message
+        ("mistral-3-tools", [*HISTORY, AFTER[1]]),  # no reply between two messages of users
+        *((name, [*HISTORY, *AFTER]) for name in ("llama3", "mistral-1", "gemma", "idefics")),
+    ],
+)
+def test_tools_are_text_where_the_template_does_not_read_them(
+    name: str, messages: list[Any]
+) -> None:
+    conversation = check_conversation(messages, [ADD, LOOK])
+    text = rendered(name, conversation)
+    assert text == rendered(name, check_conversation(conversation.flat()))
+    assert '<tool_response>\n{"name": "add", "content": "3"}' in text
 
 
 @pytest.mark.parametrize(
@@ -299,12 +302,6 @@ def test_earlier_calls_are_read_after_the_tools_are_gone(name: str) -> None:
     assert "Adds up." not in text
     has_form = name != "hermes"  # transformers chooses its template for tools only with tools
     assert ("<tool_response>\n{" in text) == (not has_form)
-
-
-def test_a_conversation_that_the_template_refuses_with_tools_is_read_as_text() -> None:
-    interrupted = check_conversation([*HISTORY, AFTER[1]], [ADD, LOOK])
-    name = "mistral-3-tools"  # two messages of users, with no reply between them
-    assert rendered(name, interrupted) == flattened(name, interrupted)
 
 
 DEFAULT = "You are a helper."
