@@ -27,6 +27,12 @@ Enforce = Literal["auto"] | bool
 only describe it."""
 
 
+_ONLY_JSON = (
+    "Reply with one JSON value that fits this JSON schema, and with nothing else: no explanation, "
+    "no code fence, not the schema itself."
+)
+
+
 @dataclass(frozen=True)
 class ReplyForm:
     """The form of a reply.
@@ -66,7 +72,7 @@ class ReplyForm:
         one_call = self.calls_tools and not self.parallel
         lines = ["A reply can have at most one call."] if one_call else []
         if self.schema is not None:
-            lines.append(schema_instructions(self.schema))
+            lines.append(f"{_ONLY_JSON}\n{_compact(self.schema)}")
         return "\n\n".join(lines)
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
@@ -127,20 +133,11 @@ def enforced(
     return constrained, ""
 
 
-def schema_instructions(schema: Mapping[str, Any]) -> str:
-    """Return instructions to reply in JSON. They belong at the end of the system message.
-
-    Raises:
-        InvalidInputError: the schema cannot be written as JSON.
-    """
+def _compact(schema: Mapping[str, Any]) -> str:
     try:
-        compact = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"the schema cannot be written as JSON: {error}") from error
-    return (
-        "Reply with one JSON value that fits this JSON schema, and with nothing else: no "
-        f"explanation, no code fence, not the schema itself.\n{compact}"
-    )
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

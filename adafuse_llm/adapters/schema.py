@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_DEFINITIONS = ("$defs", "definitions")
+_MAPS = ("properties", "patternProperties", *_DEFINITIONS)
 """Keywords whose value maps names to schemas."""
 
 _DATA = ("const", "enum", "default", "examples")
@@ -48,18 +49,20 @@ def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
     A schema that only refers to a definition becomes this definition.
     """
-    definitions: Mapping[str, Any] = schema.get("$defs") or {}
-    parts = {f"#/$defs/{name}": each for name, each in definitions.items()}
-    root = {key: value for key, value in schema.items() if key not in ("$defs", "$ref")}
-    refs = {
-        at: {*_REFERENCE.findall(json.dumps(part))} for at, part in {**parts, "#": root}.items()
+    parts: dict[str, Any] = {
+        f"#/{keyword}/{name}": part
+        for keyword in _DEFINITIONS
+        for name, part in (schema.get(keyword) or {}).items()
     }
+    parts["#"] = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+    refs = {at: {*_REFERENCE.findall(json.dumps(part))} for at, part in parts.items()}
     for _ in refs:  # references of references
         for found in refs.values():
             found.update(*[refs.get(ref, ()) for ref in found])
     if not any(at in found for at, found in refs.items()):
         return None
-    whole = {**parts.get(schema.get("$ref", ""), {}), **root, "$defs": definitions}
+    whole = {**parts.get(schema.get("$ref", ""), {}), **schema}
+    whole.pop("$ref", None)
     return dict(_mapped(whole, lambda part: {k: v for k, v in part.items() if k != "title"}))
 
 

@@ -19,14 +19,14 @@ from llama_index.core.program.utils import FlexibleModel, process_streaming_obje
 from llama_index.llms.adafuse._messages import Instructions
 
 from adafuse_llm import MalformedReplyError
-from adafuse_llm.adapters.reply_form import schema_instructions
+from adafuse_llm.adapters.reply_form import ReplyForm
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def asking(output_cls: type[BaseModel], messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return a conversation that requests an object of a class."""
-    instructions = schema_instructions(output_cls.model_json_schema())
+    instructions = ReplyForm(schema=output_cls.model_json_schema()).instructions
     first = Instructions(role=MessageRole.SYSTEM, blocks=[TextBlock(text=instructions)])
     return [first, *messages]
 
