@@ -66,7 +66,7 @@ def cut_at_random(text: str, data: st.DataObject) -> list[str]:
 
 WHOLE: dict[str, tuple[str, list[Part]]] = {
     "text, reasoning and a call": (
-        f"\n<think>hm, <tool_call>?</think>\nSo:\n{MARKED} done",
+        f"\n<think>hm, <tool_call>?</think>\nSo:\n{MARKED}\n\n done",
         [Reasoning("hm, <tool_call>?"), Text("So:\n"), ADDED, Text("done")],
     ),
     "reasoning after text is text": ("Write <think>x</think>.", [Text("Write <think>x</think>.")]),
