@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from adafuse_llm.adapters.reply import HALF, read_json
+from adafuse_llm.adapters.reply import read_json
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.openai_fields import Ignored
 
@@ -65,10 +64,7 @@ async def read_object(
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        text = body.decode("utf-8")
-        value = read_json(text)
-        if re.search(r"\\u[dD][89a-fA-F]", text):  # half of a character, such as half an emoji
-            value = read_json(HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
+        value = read_json(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # JSON, its numbers, or Unicode
         raise invalid(f"the body cannot be read as JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):

@@ -37,7 +37,6 @@ def test_options_have_the_names_that_frameworks_use():
         ({"gpu_layers": 1}, "members="),
         ({"model_name": "gpt-4o"}, "members="),
         ({"base_url": "http://a"}, "RemoteEngine"),
-        ({"do_sample": True}, "temperature"),
         ({"num_beams": 2}, "num_beams"),
         ({"suppress_tokens": [5]}, "logit_bias"),
     ],

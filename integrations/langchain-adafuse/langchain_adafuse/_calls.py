@@ -22,9 +22,8 @@ from adafuse_llm import (
     Round,
     StreamEvent,
 )
-from adafuse_llm.adapters.enforcing import enforced
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.summary import Summary, record
 from adafuse_llm.text.matchers import is_available
 from langchain_adafuse._rounds import ROUNDS_KEY, RoundRecords

@@ -14,9 +14,9 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from adafuse_llm import Tool
 from adafuse_llm.adapters.conversation import Turn
-from adafuse_llm.adapters.reply import CALL_OPENS
 from adafuse_llm.adapters.schema import recursive_schema
 from adafuse_llm.errors import InvalidInputError, short_repr
+from adafuse_llm.text.conversation import CALL_OPENS
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,9 @@ from pydantic import (
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
-from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.option_fields import OptionFields
-from adafuse_llm.adapters.options import ALIASES, check_option_names
+from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
+from adafuse_llm.adapters.reply_form import Enforce
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.strategies.registry import AUTO

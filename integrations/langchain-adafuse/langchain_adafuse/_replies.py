@@ -14,8 +14,9 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall, ToolCall
+from adafuse_llm.adapters.reply import InvalidToolCall, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.text.conversation import CALL_OPENS
 from langchain_adafuse._calls import Call, Step, output_of, token_usage, usage_of
 from langchain_adafuse._rounds import ChatRoundChunk, RoundRecords
 

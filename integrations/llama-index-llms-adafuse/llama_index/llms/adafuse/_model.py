@@ -23,10 +23,9 @@ from adafuse_llm import (
     MemberSpec,
     RuntimeConfig,
 )
-from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.option_fields import OptionFields
-from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm.adapters.options import OptionFields, check_option_names
+from adafuse_llm.adapters.reply_form import Enforce
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 from adafuse_llm.strategies.registry import AUTO
 

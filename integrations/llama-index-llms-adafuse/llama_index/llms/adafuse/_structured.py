@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import (
@@ -17,14 +19,14 @@ from llama_index.core.program.utils import FlexibleModel, process_streaming_obje
 from llama_index.llms.adafuse._messages import Instructions
 
 from adafuse_llm import MalformedReplyError
-from adafuse_llm.adapters.structured import find_json, partial_json, schema_instructions
+from adafuse_llm.adapters.reply_form import ReplyForm
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def asking(output_cls: type[BaseModel], messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return a conversation that requests an object of a class."""
-    instructions = schema_instructions(output_cls.model_json_schema())
+    instructions = ReplyForm(schema=output_cls.model_json_schema()).instructions
     first = Instructions(role=MessageRole.SYSTEM, blocks=[TextBlock(text=instructions)])
     return [first, *messages]
 
@@ -35,15 +37,28 @@ def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
     Raises:
         MalformedReplyError: the reply is no valid object.
     """
-    is_cut = getattr(response.raw, "finish_reason", None) == "length"
-    reply = response.message.content or ""
     try:
-        value = find_json(reply, closing=closing_of(response), is_cut=is_cut)
-        return output_cls.model_validate(value)
-    except (ValidationError, ValueError) as error:
+        return output_cls.model_validate(_value(response))
+    except (ValidationError, ValueError, RecursionError) as error:
         raise MalformedReplyError(
             f"the reply is no valid {output_cls.__name__}: {_summarize(error)}"
         ) from error
+
+
+def _value(response: ChatResponse) -> Any:
+    """Return the JSON of a reply, or the first object in it."""
+    text, closing = response.message.content or "", closing_of(response)
+    is_cut = getattr(response.raw, "finish_reason", None) == "length"
+    problem = "it has no JSON"
+    try:
+        with suppress(ValueError):
+            return json.loads(text.removesuffix(closing))
+        value, end = json.JSONDecoder().raw_decode(text, max(text.find("{"), 0))
+        if not closing and not (is_cut and "{" in text[end:]):  # else a draft of what is cut
+            return value
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(f"{problem}{'; max_tokens or the context window cut it off' * is_cut}")
 
 
 class Partial(Generic[Model]):
@@ -56,10 +71,10 @@ class Partial(Generic[Model]):
     def take(self, response: ChatResponse) -> Model | FlexibleModel | None:
         """Return the partial object in a reply, or None if it is absent or has not changed."""
         text = response.message.content or ""
-        partial = partial_json(text.removesuffix(closing_of(response)))
-        if not partial:
+        _, brace, partial = text.removesuffix(closing_of(response)).partition("{")
+        if not brace:
             return None
-        parsed = CompletionResponse(text=partial)
+        parsed = CompletionResponse(text=f"{brace}{partial}")
         previous = None if self._previous is None else [self._previous]
         current: Any = process_streaming_objects(parsed, self._output_cls, previous)
         if current == self._previous:

@@ -44,10 +44,9 @@ from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Unpack, override
 
 from adafuse_llm import Choice, Engine, InvalidOptionError, MalformedReplyError, Request
-from adafuse_llm.adapters.conversation import to_conversation, to_messages
-from adafuse_llm.adapters.enforcing import enforced
+from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.reply import CUT
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.config import CONSTRAINTS
 
 if TYPE_CHECKING:
@@ -478,7 +477,8 @@ class AdaFuseLLM(EnsembleLLM):
             conversation = to_conversation(turns, **described)
             return Request(messages=conversation, options=options)
         if any(described.values()):
-            plain = to_messages(to_turns(with_prompts, self._warn_once), **described)
+            turns = to_turns(with_prompts, self._warn_once)
+            plain = to_conversation(turns, **described).flat()
             with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
         return Request(prompt=self.messages_to_prompt(with_prompts), options=options)
 
