@@ -117,7 +117,9 @@ def _argument_schema(tool: ToolLike) -> dict[str, Any]:
             include_injected=False,
         )
     if isinstance(form, type) and is_basemodel_subclass(form):
-        return form.model_json_schema() if issubclass(form, BaseModel) else form.schema()
+        pydantic_class: Any = form
+        is_v2 = issubclass(form, BaseModel)
+        return dict(pydantic_class.model_json_schema() if is_v2 else pydantic_class.schema())
     return form if isinstance(form, dict) else {}
 
 

@@ -269,7 +269,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
         """Never stream several responses to handlers. `stream` itself passes ``stream=True``."""
-        is_plural = not kwargs.get("stream") and (kwargs.get("n") or self._config.n) > 1
+        is_plural = not kwargs.get("stream") and kwargs.get("n", self._config.n) not in (None, 1)
         return is_plural or super()._streaming_disabled(**kwargs)
 
     def _call(
