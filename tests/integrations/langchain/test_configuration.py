@@ -155,11 +155,3 @@ def test_abilities_and_a_warning_follow_from_the_chat_templates(templates, caplo
         AdaFuseLLM(engine=engine, max_new_tokens=2).invoke("Go")
         own = [each for each in caplog.records if each.name.startswith("langchain_adafuse")]
         assert ["template: b." in each.message for each in own] == [True] * (templates[1] is None)
-
-
-def test_traces_have_the_options_of_a_call(chat):
-    found = chat._get_ls_params(model="quill", temperature=0.7, max_tokens=9)
-    assert (found["ls_provider"], found["ls_model_name"]) == ("adafuse", "quill")
-    assert (found["ls_temperature"], found["ls_max_tokens"]) == (0.7, 9)
-    own = ChatAdaFuse(engine=chat.engine, max_tokens=5, use=["ink"])._get_ls_params()
-    assert (own["ls_model_name"], own["ls_max_tokens"]) == ("ink", 5)

@@ -64,8 +64,7 @@ def test_functions_may_have_injected_arguments_of_any_class():
 @pytest.mark.parametrize(
     ("choice", "read"),
     [
-        (None, "Call a tool only where it helps"),
-        ("any", "must call at least one tool"),
+        (None, ""),
         ({"type": "tool", "name": "multiply"}, "must call the tool multiply"),
         ("none", None),
     ],
@@ -97,15 +96,6 @@ def test_an_enforced_reply_has_the_calls_of_the_choice(reply, options, expected)
     message = chat.invoke("Go")
     assert called(message) == [("population", {"city": city}) for city in expected]
     assert message.content == ("" if expected else reply)
-
-
-def test_an_enforced_call_fits_its_tool():
-    pytest.importorskip("llguidance")
-    wrong = '<tool_call>\n{"name": "multiply", "arguments": {"a": "two", "c": 3}}\n</tool_call>'
-    chat = chat_that(wrong, enforce=True, max_new_tokens=80)
-    ((name, arguments), *_) = called(chat.bind_tools(TOOLS, tool_choice="any").invoke("Hi"))
-    assert name == "multiply"
-    assert [type(arguments[key]) for key in ("a", "b")] == [int, int]
 
 
 def test_calls_stream_whole_and_stop_sequences_do_not_cut_them():
@@ -213,7 +203,9 @@ async def test_agents_stream_messages_and_rounds(detail):
     assert names == ["population", "multiply"]
     kept = [piece.additional_kwargs.get("adafuse_rounds", []) for piece in pieces]
     assert sum(map(len, kept)) == (len(heard.rounds) if detail == "full" else 0)
-    assert len({each["run_id"] for each in heard.rounds}) == 3
+    for run in {each["run_id"] for each in heard.rounds}:
+        mine = [each["round"] for each in heard.rounds if each["run_id"] == run]
+        assert mine == list(range(len(mine)))
     for piece, rounds in zip(pieces, kept, strict=True):
         assert piece.content or piece.tool_call_chunks or piece.response_metadata or rounds
 
