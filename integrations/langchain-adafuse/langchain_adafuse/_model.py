@@ -48,6 +48,9 @@ LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "strategy")
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
+NAMES = {**ALIASES, "model": "use"}
+"""Other names of fields."""
+
 IGNORED = ("api_key", "max_retries", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
 
@@ -215,16 +218,16 @@ class EnsembleModel(OptionFields, Serializable):
     # Names and copies -------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(ALIASES.get(name, name), value)
+        super().__setattr__(NAMES.get(name, name), value)
 
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
         def __getattr__(self, name: str) -> Any:
             """Return the value of a field under another name."""
-            return getattr(self, ALIASES[name]) if name in ALIASES else super().__getattr__(name)
+            return getattr(self, NAMES[name]) if name in NAMES else super().__getattr__(name)
 
         def configurable_fields(self, **kwargs: Any) -> Any:
-            fields = {ALIASES.get(name, name): each for name, each in kwargs.items()}
+            fields = {NAMES.get(name, name): each for name, each in kwargs.items()}
             return super().configurable_fields(**fields)
 
         def bind(self, **kwargs: Any) -> Any:
@@ -232,7 +235,7 @@ class EnsembleModel(OptionFields, Serializable):
 
             LangChain's binding would lose options that are bound before `bind_tools`.
             """
-            known = {*OPTIONS, *ALIASES, *self._per_call, "model"}
+            known = {*OPTIONS, *NAMES, *self._per_call}
             options = {name: each for name, each in kwargs.items() if name in known}
             others = {name: each for name, each in kwargs.items() if name not in known}
             model = self._for_call(None, options)

@@ -15,7 +15,13 @@ from langchain_core.load import dumpd, load
 from langchain_core.runnables import ConfigurableField
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, RuntimeConfig, TransformersMember
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    InvalidOptionError,
+    RuntimeConfig,
+    TransformersMember,
+)
 from adafuse_llm.text.matchers import is_available
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.models import CHATML
@@ -58,6 +64,9 @@ def test_other_names_of_options_are_fields(kind, obliging):
     longer = model.configurable_fields(max_tokens=ConfigurableField(id="most"))
     said = longer.with_config(configurable={"most": 4}).invoke("Hi")
     assert len(text(said)) > len(text(model.invoke("Hi")))
+    chosen: Any = model.configurable_fields(model=ConfigurableField(id="who"))
+    with pytest.raises(InvalidOptionError, match="'nobody'"):
+        chosen.with_config(configurable={"who": "nobody"}).invoke("Hi")
 
 
 def test_bound_options_stay_when_tools_or_a_schema_are_bound(chat):
