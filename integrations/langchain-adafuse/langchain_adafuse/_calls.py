@@ -157,10 +157,10 @@ class Call(Generic[C]):
         self.model = model
         self.config = model._config
         self.model_name = model.model_name
+        self.requests = requests
         self.labels_prompts = form is None
         self.load_duration = 0
         self._form = form or ReplyForm()
-        self._requests = requests
         self._began = time.perf_counter_ns()
         self._replies = [reply(self, number) for number in range(len(requests) * self.config.n)]
 
@@ -177,7 +177,7 @@ class Call(Generic[C]):
             run: LangChain's run of the call, if it has callbacks.
             streams: whether the caller streams, which only one response can.
         """
-        engine, requests = self._opened()
+        engine, requests = self._prepared()
         with _langchains_errors(), closing(engine.open(requests)) as events:
             if streams:
                 check_one_response(events)
@@ -191,7 +191,7 @@ class Call(Generic[C]):
         self, run: AsyncCallbackManagerForLLMRun | None, *, streams: bool = True
     ) -> AsyncGenerator[C, None]:
         """Do the same as `chunks`, without blocking the event loop."""
-        engine, requests = await asyncio.to_thread(self._opened)
+        engine, requests = await asyncio.to_thread(self._prepared)
         with _langchains_errors(), closing(await engine.aopen(requests)) as events:
             if streams:
                 check_one_response(events)
@@ -213,7 +213,7 @@ class Call(Generic[C]):
             pass
         return [reply.generation() for reply in self._replies]
 
-    def _opened(self) -> tuple[Engine, list[Request]]:
+    def _prepared(self) -> tuple[Engine, list[Request]]:
         """Load the members, and return requests with the options of the call."""
         model, options = self.model, self.model._options
         engine = model._loaded()
@@ -226,7 +226,7 @@ class Call(Generic[C]):
                     f"the form of replies is only described to the members, not enforced: {problem}"
                 )
         return engine, [
-            replace(each, options=options, timeout=model.timeout) for each in self._requests
+            replace(each, options=options, timeout=model.timeout) for each in self.requests
         ]
 
 

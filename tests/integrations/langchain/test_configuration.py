@@ -135,6 +135,8 @@ def test_caches_tell_ensembles_options_and_prompts_apart(kind, obliging):
         assert text(first.invoke("Hi", **said)) == text(first.invoke("Hi", **said))
     first.invoke("Hello")
     assert len(cache.keys) == len(set(cache.keys)) == 3 + len(variants)
+    forms = {str(ChatAdaFuse(engine=obliging, enforce=each).asdict()) for each in ("auto", False)}
+    assert len(forms) == 2
 
 
 def test_model_chooses_among_members(kind, obliging):
@@ -153,14 +155,19 @@ def test_abilities_and_a_warning_follow_from_the_chat_templates(templates, caplo
     ]
     with AdaFuseEngine(members) as engine:
         chat = ChatAdaFuse(engine=engine, max_new_tokens=2)
+        chat.profile = {}  # as of members whose files are not here
         profile = chat.warmup().profile or {}
         assert profile["tool_calling"] == any(templates)
         assert profile["tool_choice"] == (any(templates) and is_available())
         assert profile["structured_output"] == is_available()
         assert profile["max_input_tokens"] == 8192
+        own = ChatAdaFuse(engine=engine, profile={"max_input_tokens": 9})
+        assert own.warmup().profile == {"max_input_tokens": 9}
         caplog.clear()
         for _ in range(2):
             chat.invoke("Go", use=["b"])
         AdaFuseLLM(engine=engine, max_new_tokens=2).invoke("Go")
-        own = [each for each in caplog.records if each.name.startswith("langchain_adafuse")]
-        assert ["template: b." in each.message for each in own] == [True] * (templates[1] is None)
+        logged = [each for each in caplog.records if each.name.startswith("langchain_adafuse")]
+        assert ["template: b." in each.message for each in logged] == [True] * (
+            templates[1] is None
+        )

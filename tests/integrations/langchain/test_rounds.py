@@ -105,6 +105,7 @@ def test_round_detail_says_where_rounds_go(model):
         with get_round_callback() as rounds:
             model.invoke("Hi", round_detail=detail)
         assert bool(rounds.rounds) == (detail != "none")
+        assert ("No rounds" in rounds._repr_html_()) == (detail == "none")
         message = ChatAdaFuse(engine=model.engine, round_detail=detail).invoke("Hi")
         assert ("adafuse_rounds" in message.additional_kwargs) == (detail == "full")
         assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
@@ -138,18 +139,13 @@ def test_rounds_as_a_page_and_in_a_notebook(chat, llm, tmp_path):
         RoundCallbackHandler().to_html(tmp_path / "none.html")
 
 
-def saying(model):
-    """A graph whose two nodes ask a model at the same time."""
+def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_alone(model):
     graph = StateGraph(MessagesState)
     for name in ("left", "right"):
         graph.add_node(name, lambda state: {"messages": [AIMessage(str(model.invoke("Hi")))]})
         graph.add_edge(START, name)
         graph.add_edge(name, END)
-    return graph.compile()
-
-
-def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_alone(model):
-    app: Any = saying(model)
+    app: Any = graph.compile()
     recorder = Recorder()
     given = {"messages": [HumanMessage("Hi")]}
     assert not list(app.stream(given, {"callbacks": [recorder]}, stream_mode="custom"))

@@ -12,6 +12,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
 from adafuse_llm import AdaFuseEngine
+from adafuse_llm.adapters.ensembles import Ensemble
 from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.instruction_follower import answer
@@ -74,7 +75,9 @@ async def test_all_ways_give_the_text_of_the_engine(engine, kind, reply, stop):
     assert "".join(getattr(chunk, "content", None) or chunk.text for chunk in chunks) == whole
 
 
-async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path):
+async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path, monkeypatch):
+    load = Ensemble._load
+    monkeypatch.setattr(Ensemble, "_load", lambda self: time.sleep(0.3) or load(self))
     model = kind(members=[save_scripted(tmp_path / name, answer) for name in ("ink", "quill")])
 
     async def beat(gaps):
@@ -95,9 +98,9 @@ async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path):
         return max(gaps)
 
     tries: list[float] = []
-    while len(tries) < 10 and (not tries or min(tries) >= 0.1):  # a busy machine may hold up some
+    while len(tries) < 5 and (not tries or min(tries) >= 0.2):  # a busy machine may hold up some
         tries.append(await longest_gap())
-    assert min(tries) < 0.1, tries
+    assert min(tries) < 0.2, tries
 
 
 class Slow(FakeBackend):
