@@ -126,8 +126,8 @@ def langchain_prompt(
     """The prompts that `ChatAdaFuse` gives to the members."""
     chat = ChatAdaFuse(engine=engine)
     keywords = {"tools": tools, **options} if tools else options
-    _, request = chat._call(convert_to_messages(for_engine(messages)), None, keywords)
-    return engine.encode_prompt(messages=request.messages)
+    call = chat._call(convert_to_messages(for_engine(messages)), None, keywords)
+    return engine.encode_prompt(messages=call.requests[0].messages)
 
 
 def llama_index_prompt(
