@@ -30,7 +30,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, Invalid
 from tests.support.llama_calls import PATHS, ask, prompt_of, prompts_read, recorded
 from tests.support.models import CHATML, STRICT
 from tests.support.scripted import scripted, scripted_engine
-from tests.support.thinkers import continuing, thinkers
+from tests.support.thinkers import thinkers
 
 REPLIES = {
     "Where": "Orrin lies north of Vell, by the sea.\n\nA ferry goes there.",
@@ -270,12 +270,11 @@ def test_reasoning_of_histories_is_kept_for_templates_that_read_it():
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_option_is_ignored(engine, path):
+async def test_no_option_of_a_call_is_ignored(engine, path):
     llm = AdaFuseLLM(engine=engine)
-    for wrong in ({"max_new_token": 3}, {"margin_threshold": 3}, {"use": ["pen"]}):
-        with pytest.raises(InvalidOptionError, match=next(iter(wrong))):
-            await ask(llm, path, "Where?", **wrong)
-    said = await ask(llm, path, prompt_of(path, "Where is it?"), use=["ink"])
+    with pytest.raises(InvalidOptionError, match="max_new_token"):
+        await ask(llm, path, "Where?", max_new_token=3)
+    said = await ask(llm, path, "Where is it?", use=["ink"])
     assert {*said.raw.usage.members.prompt_tokens} == {"ink"}
 
 
@@ -290,25 +289,7 @@ def test_every_option_is_a_field_and_reaches_the_engine(engine):
     assert start.members == ("quill",)
 
 
-def test_template_variables_reach_the_members():
-    loud: dict[str, Any] = {"chat_template_kwargs": {"loud": True}}
-    with reading("{% if loud %}LOUD {% endif %}" + CHATML) as (engine, texts):
-        AdaFuseLLM(engine=engine, **loud).chat([ChatMessage("Is it?")])
-        AdaFuseLLM(engine=engine).complete("Is it?", **loud)
-    assert [text.startswith("LOUD <|im_start|>user\nIs it?") for text in texts] == [True]
-
-
-def test_a_reply_continues_the_last_message():
-    engine = continuing("bytelevel", "sentencepiece")
-    messages = [ChatMessage("Who?"), ChatMessage(role="assistant", content="The keeper of ")]
-    said = AdaFuseLLM(engine=engine).chat(messages, continue_final_message=True)
-    assert said.message.content == "the light is Anna."
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_constraint_of_a_call_replaces_the_one_of_the_llm(engine, path):
+def test_a_constraint_of_a_call_replaces_the_one_of_the_llm(engine):
     shaped = AdaFuseLLM(engine=engine, regex="(yes|no)!")
-    assert (await ask(shaped, path, "Where is it?")).text in ("yes!", "no!")
-    assert (await ask(shaped, path, "Where is it?", choices=["hill"])).text == "hill"
-    with pytest.raises(InvalidInputError, match="only one of"):
-        await ask(shaped, path, "Where?", regex="a", choices=["b"])
+    assert shaped.complete("Where is it?").text in ("yes!", "no!")
+    assert shaped.complete("Where is it?", choices=["hill"]).text == "hill"

@@ -18,13 +18,9 @@ from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import WorkflowRuntimeError
-from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseRaw
-from llama_index.llms.adafuse._decode import Chunk
-from llama_index.llms.adafuse._replies import Reply
+from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, MalformedReplyError
-from adafuse_llm.adapters.reply_form import ReplyForm
-from adafuse_llm.text.conversation import Tool
 from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import PATHS, ask, recorded
 from tests.support.scripted import scripted, scripted_engine
@@ -232,37 +228,19 @@ def test_a_stream_shows_calls_that_grow(llm):
         assert grown[0] < grown[-1] == 2
 
 
-REPLIES = {
-    "text": ("Just text, <tool or not.", "Just text, <tool or not.", "", []),
-    "all": (f"<think>Hm.</think>\nSee:\n{SUM}\n{HELLO}", "See:\n", "Hm.", ["add", "greet"]),
-    "malformed": (f"See:\n<tool_call>\nadd!\n</tool_call>\n{SUM}",
-                  "See:\n<tool_call>\nadd!\n</tool_call>", "", ["add"]),
-    "nothing": ("", "", "", []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REPLIES)
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_reply_is_the_same_however_it_is_cut(name, size):
-    text, content, thinking, calls = REPLIES[name]
-    reply = Reply(ReplyForm([Tool("add", "", {}), Tool("greet", "", {})], "auto"))
-    pieces = [*(text[start : start + size] for start in range(0, len(text), size)), ""]
-    reasons: list[Any] = [*[None] * (len(pieces) - 1), "stop"]
-    responses = [
-        reply.take(Chunk(piece, AdaFuseRaw(rounds=(), finish_reason=reason)))
-        for piece, reason in zip(pieces, reasons, strict=True)
-    ]
-    message = responses[-1].message
-    assert "".join(each.delta or "" for each in responses) == content
-    assert [name for name, _ in calls_of(responses[-1])] == calls
+def test_reasoning_and_calls_are_blocks_and_no_text():
+    reply = f"<think>Hm.</think>\nSee:\n{SUM}\n{HELLO}"
+    with scripted_engine(lambda _: reply) as engine:
+        llm = AdaFuseLLM(engine=engine, max_words=1)
+        chunks = [*llm.stream_chat_with_tools([ADD, GREET], "?", allow_parallel_tool_calls=True)]
+    message = chunks[-1].message
+    assert "".join(each.delta or "" for each in chunks) == message.content == "See:\n"
     thought = [block.content for block in message.blocks if isinstance(block, ThinkingBlock)]
-    assert thought == [thinking] * bool(thinking)
-    deltas = [each.additional_kwargs.get("thinking_delta", "") for each in responses]
-    assert "".join(deltas) == thinking
-    extras = message.additional_kwargs.get("tool_calls", [])
-    assert [json.loads(each["function"]["arguments"]) for each in extras] == [
-        arguments for _, arguments in calls_of(responses[-1])
-    ]
+    assert thought == ["Hm."]
+    assert "".join(each.additional_kwargs.get("thinking_delta", "") for each in chunks) == "Hm."
+    for_core = [each["function"] for each in message.additional_kwargs["tool_calls"]]
+    assert [(each["name"], json.loads(each["arguments"])) for each in for_core] == CALLS
+    assert calls_of(chunks[-1]) == CALLS
 
 
 def test_a_malformed_call_stays_in_the_text_with_the_reason():
