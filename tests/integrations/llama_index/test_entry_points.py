@@ -24,6 +24,7 @@ from llama_index.core.callbacks import (
     LlamaDebugHandler,
     TokenCountingHandler,
 )
+from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, InvalidOptionError
@@ -141,18 +142,26 @@ def test_a_chat_gives_every_member_its_own_template():
     messages = [
         ChatMessage(role="system", content="You know the coast."),
         ChatMessage("Where is Orrin?"),
-        ChatMessage(
-            role="chatbot", blocks=[ThinkingBlock(content="Hm."), TextBlock(text="North.")]
-        ),
+        ChatMessage("North.", role="chatbot"),
         ChatMessage(role="assistant", content=None),
         ChatMessage("Which one?"),
     ]
+    fields: dict[str, Any] = {"system_prompt": "Be brief.", "query_wrapper_prompt": "<{query_str}>"}
     with reading(CHATML, STRICT) as (engine, texts):
-        AdaFuseLLM(engine=engine, system_prompt="Be brief.").chat(messages)
+        AdaFuseLLM(engine=engine, **fields).chat(messages)
     assert len(texts) == 2
     for text in texts:
         assert text.index("Be brief.") < text.index("You know the coast.") < text.index("North.")
         assert "None" not in text
+        assert "<Where" not in text
+        assert "<Which one?>" in text
+
+
+def test_predict_adds_the_system_prompt_once():
+    with reading(CHATML) as (engine, texts):
+        AdaFuseLLM(engine=engine, system_prompt="Be brief.").predict(PromptTemplate("Is it?"))
+    (prompt,) = texts
+    assert prompt.count("Be brief.") == 1
 
 
 async def test_a_completion_is_a_chat_with_one_user_message():
@@ -196,9 +205,9 @@ def test_text_in_documents_is_read(tmp_path):
 def test_what_is_not_text_is_refused_from_users_and_left_out_of_results(engine, caplog):
     llm = AdaFuseLLM(engine=engine)
     picture, pdf = ImageBlock(image=b"AAAA"), DocumentBlock(data=b"%PDF-1.4\n%\xe2\xe3\xcf")
-    far, nothing = DocumentBlock(url="https://example.com/a.txt"), DocumentBlock()
+    others = [DocumentBlock(url="https://example.com/a.txt"), DocumentBlock(data=b"a\0b")]
     found = CitableBlock(title="Map", source="a.md", content=[TextBlock(text="North."), picture])
-    for block in (picture, pdf, far, nothing, found):
+    for block in (picture, pdf, *others, found):
         with pytest.raises(InvalidInputError, match=r"message 1 contains (Image|Document)Block"):
             llm.chat([ChatMessage("?"), ChatMessage(blocks=[block])])
     calls = [ToolCallBlock(tool_call_id=n, tool_name="look", tool_kwargs={}) for n in "12"]
