@@ -136,8 +136,13 @@ def llama_index_prompt(
     """The prompts that `AdaFuseLLM` gives to the members."""
     llm = AdaFuseLLM(engine=engine, enforce=False)
     keywords = {"tools": tools, **options} if tools else options
-    request, _ = llm._request(for_llama_index(messages), keywords)
-    return engine.encode_prompt(messages=request.messages)
+    return engine.encode_prompt(messages=llama_index_messages(llm, messages, keywords))
+
+
+def llama_index_messages(llm: AdaFuseLLM, messages: list[Any], keywords: Any) -> Any:
+    """The conversation that `AdaFuseLLM` gives to the engine."""
+    decode, _ = llm._chat(for_llama_index(messages), keywords)
+    return decode._requests[0].messages
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -178,10 +183,9 @@ def test_tools_of_the_frameworks_equal_the_template(
     assert langchain_prompt(engine, [ASK], **bound.kwargs) == expected
     tool = FunctionTool.from_defaults(unit_price)
     llm = AdaFuseLLM(engine=engine, enforce=False)
-    given = llm._prepare_chat_with_tools([tool], chat_history=for_llama_index([ASK]))
-    request, _ = llm._request(given.pop("messages"), given)
-    expected = {"qwen": own(tokenizers["qwen"], [ASK], tools=given["tools"])}
-    assert engine.encode_prompt(messages=request.messages) == expected
+    tools = llm._prepare_chat_with_tools([tool])["tools"]
+    expected = {"qwen": own(tokenizers["qwen"], [ASK], tools=tools)}
+    assert llama_index_prompt(engine, [ASK], tools) == expected
 
 
 @pytest.mark.parametrize(("name", "tools"), [("smollm", []), ("qwen", []), ("qwen", TOOLS)])
@@ -236,10 +240,8 @@ def test_the_default_system_text_stays_with_a_schema(
     schema = {"type": "json_schema", "json_schema": {"schema": Price.model_json_schema()}}
     prompts = [langchain_prompt(engine, [ASK], [], response_format=schema)]
     llm = AdaFuseLLM(engine=engine, enforce=False)
-    from llama_index.llms.adafuse._structured import asking
-
-    request, _ = llm._request(asking(Price, for_llama_index([ASK])), {})
-    prompts.append(engine.encode_prompt(messages=request.messages))
+    asked = llama_index_messages(llm, [ASK], {"response_format": schema})
+    prompts.append(engine.encode_prompt(messages=asked))
     assert prompts[0] == prompts[1]
     text = tokenizers[name].decode(prompts[0][name])
     assert f"<|im_start|>system\n{DEFAULTS[name]}\n\nReply with one JSON value" in text

@@ -26,7 +26,7 @@ def test_the_typed_keywords_of_langchains_models_are_their_fields() -> None:
 @pytest.mark.quick
 def test_the_typed_keywords_of_the_llama_index_llm_are_its_fields() -> None:
     from llama_index.llms.adafuse import AdaFuseLLM
-    from llama_index.llms.adafuse._model import LLMOptions
+    from llama_index.llms.adafuse.base import LLMOptions
 
     named = {"members", "engine"}  # parameters of their own
     fields = {*AdaFuseLLM.model_fields, *ALIASES}

@@ -1,4 +1,4 @@
-"""The embedded members answer, call functions, fill objects and choose, end to end."""
+"""The embedded members call functions and fill objects, end to end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,7 @@ from adafuse_llm.embedded.tools import REACT_HEADER, calculate, look_up
 
 pytestmark = pytest.mark.disable_socket
 
-MILL = ("look_up", {"query": "Silesse Mill"})
-
-ERRANDS = [
-    ("Who is the director of the Silesse Mill?", [MILL], "Poris Wentano"),
-    (
-        "How much do 3 tickets for the Silesse Mill cost?",
-        [MILL, ("calculate", {"expression": "3 * 19.88"})],
-        "59.64 crowns",
-    ),
-    ("Hello.", [], "Hello. What would you like to know?"),
-]
+FORMATTER = ReActChatFormatter.from_defaults(system_header=REACT_HEADER)
 
 
 @pytest.fixture(scope="module")
@@ -35,34 +25,17 @@ def embedded():
     llm.unload()
 
 
-@pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS[1:])
-async def test_a_react_agent_calls_the_tools_that_lead_to_the_answer(
-    embedded, question, calls, answer
-):
-    streaming = bool(calls)
-    agent = ReActAgent(
-        tools=[look_up, calculate],
-        llm=embedded,
-        formatter=ReActChatFormatter.from_defaults(system_header=REACT_HEADER),
-        streaming=streaming,
-    )
-    handler = agent.run(question)
-    events = [event async for event in handler.stream_events()]
-    results = [event for event in events if isinstance(event, ToolCallResult)]
-    assert [(each.tool_name, each.tool_kwargs) for each in results] == calls
-    assert str(await handler) == answer
-
-
-@pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
-async def test_a_function_agent_calls_the_tools_that_lead_to_the_answer(
-    embedded, question, calls, answer
-):
-    streaming = ERRANDS.index((question, calls, answer)) % 2 == 0
-    agent = FunctionAgent(tools=[look_up, calculate], llm=embedded, streaming=streaming)
-    handler = agent.run(question)
+@pytest.mark.parametrize("kind", [FunctionAgent, ReActAgent])
+async def test_an_agent_calls_the_tools_that_lead_to_the_answer(embedded, kind):
+    fields = {"formatter": FORMATTER} if kind is ReActAgent else {}
+    agent = kind(tools=[look_up, calculate], llm=embedded, **fields)
+    handler = agent.run("How much do 3 tickets for the Silesse Mill cost?")
     results = [e async for e in handler.stream_events() if type(e) is ToolCallResult]
-    assert [(each.tool_name, each.tool_kwargs) for each in results] == calls
-    assert str(await handler) == answer
+    assert [(each.tool_name, each.tool_kwargs) for each in results] == [
+        ("look_up", {"query": "Silesse Mill"}),
+        ("calculate", {"expression": "3 * 19.88"}),
+    ]
+    assert str(await handler) == "59.64 crowns"
 
 
 class Visit(BaseModel):
@@ -73,7 +46,5 @@ class Visit(BaseModel):
 
 async def test_objects_that_the_members_never_saw(embedded):
     prompt = PromptTemplate("Plan a visit to {place}.")
-    visit = embedded.structured_predict(Visit, prompt, place="the Silesse Mill")
+    visit = await embedded.astructured_predict(Visit, prompt, place="the Silesse Mill")
     assert isinstance(visit, Visit)
-    stream = await embedded.astream_structured_predict(Visit, prompt, place="the Silesse Mill")
-    assert [each async for each in stream][-1] == visit

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.llms import CustomLLM
 from llama_index.core.rate_limiter import TokenBucketRateLimiter
 from llama_index.llms.adafuse import AdaFuseLLM
 
@@ -22,8 +21,6 @@ from adafuse_llm import (
     ContextWindowError,
     InvalidInputError,
     InvalidOptionError,
-    MemberError,
-    RuntimeConfig,
     TransformersMember,
 )
 from adafuse_llm.backends import FakeBackend
@@ -31,8 +28,6 @@ from adafuse_llm.embedded import member_paths
 from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
 from tests.support.models import CHATML
 from tests.support.scripted import WINDOW, save_scripted, scripted, scripted_engine
-
-# Making -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -46,7 +41,6 @@ def no_loading(monkeypatch):
 @pytest.mark.quick
 def test_making_copying_and_pickling_load_nothing(no_loading):
     llm = AdaFuseLLM(["no/such-model", TransformersMember(path="other/one", weight=2)], max_words=2)
-    assert isinstance(llm, CustomLLM)
     assert copy.deepcopy(llm).to_dict() == llm.to_dict()
     again = pickle.loads(pickle.dumps(llm))
     assert again.to_dict() == llm.to_dict() == AdaFuseLLM.from_dict(llm.to_dict()).to_dict()
@@ -57,115 +51,88 @@ def test_making_copying_and_pickling_load_nothing(no_loading):
     assert AdaFuseLLM.from_dict(shipped.to_dict()).to_payload()["model_name"] == "wren+heron+finch"
 
 
-def test_members_are_loaded_once_and_let_go():
+async def test_members_are_loaded_once_in_a_thread_and_let_go(monkeypatch):
+    threads = []
+    load = AdaFuseEngine.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def watched(cls, *args, **kwargs):
+        threads.append(threading.current_thread())
+        return load(cls, *args, **kwargs)
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", classmethod(watched))
     wren = [str(member_paths()[0])]
     llm, same = AdaFuseLLM(wren, max_new_tokens=3), AdaFuseLLM(wren, max_words=1)
-    assert llm.warmup() is llm
+    assert (await llm.acomplete("The mill")).text
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
     first = llm.engine
     assert first is same.engine is pickle.loads(pickle.dumps(llm)).engine
-    other = AdaFuseLLM(wren, runtime=RuntimeConfig(max_requests=2))
-    assert other.engine is not first
-    other.unload()
     llm.unload()
-    assert same.complete("The mill", max_new_tokens=2).text
-    assert llm.engine is not first
+    assert same.warmup().engine is not first
     llm.unload()
 
 
 @pytest.mark.quick
 def test_wrong_ways_of_making_one():
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({}, "pass either members=.* or engine="),
+        ({"members": "gpt2"}, "members must be a list"),
+        ({"members": iter([])}, "members is empty"),
+        ({"model": "gpt2"}, "members"),
+    ]
     with counting_engine(3) as engine:
-        wrongs: list[dict[str, Any]] = [{}, {"members": ["a"], "engine": engine}]
-        for wrong in wrongs:
-            with pytest.raises(InvalidInputError, match=r"pass either members=.* or engine="):
+        wrongs += [
+            ({"members": ["a"], "engine": engine}, "pass either members=.* or engine="),
+            ({"engine": engine, "dtype": "bfloat16"}, "cannot be combined with dtype"),
+            ({"engine": engine, "max_word": 2}, "Did you mean 'max_words'"),
+            ({"engine": engine, "max_words": 0}, "max_words"),
+        ]
+        for wrong, message in wrongs:
+            with pytest.raises(InvalidInputError, match=message):
                 AdaFuseLLM(**wrong)
-        with pytest.raises(InvalidInputError, match="cannot be combined with dtype"):
-            AdaFuseLLM(engine=engine, dtype="bfloat16")
-        with pytest.raises(InvalidOptionError, match=r"'max_word'\. Did you mean 'max_words'\?"):
-            AdaFuseLLM(engine=engine, max_word=2)  # type: ignore[call-arg]
-        with pytest.raises(InvalidOptionError, match="max_words"):
-            AdaFuseLLM(engine=engine, max_words=0)
-        with pytest.raises(InvalidOptionError, match="option 'temperature'"):
-            AdaFuseLLM(engine=engine, temperature=-0.7)
-        none: Any = None
-        assert AdaFuseLLM(engine=engine, temperature=0, callback_manager=none).complete("x").text
-    with pytest.raises(InvalidInputError, match="members must be a list"):
-        AdaFuseLLM("gpt2")
-    with pytest.raises(InvalidInputError, match="members is empty"):
-        AdaFuseLLM(iter([]))
-    with pytest.raises(InvalidOptionError, match="members"):
-        AdaFuseLLM(model="gpt2")  # type: ignore[call-arg]
 
 
 @pytest.mark.quick
 def test_a_deep_copy_has_its_own_configuration_and_the_same_engine():
-    manager = CallbackManager([TokenCountingHandler()])
     with scripted_engine(lambda prompt: "One two three four.") as engine:
         llm = AdaFuseLLM(
             engine=engine,
             max_words=1,
             weights={"ink": 1.0, "quill": 1.0},
-            system_prompt="Be brief.",
-            callback_manager=manager,
+            callback_manager=CallbackManager([TokenCountingHandler()]),
             rate_limiter=TokenBucketRateLimiter(requests_per_minute=6000),
         )
-        for copied in (copy.deepcopy(llm), llm.model_copy(deep=True)):
-            assert copied is not llm
+        for copied in (copy.deepcopy({"llm": llm})["llm"], llm.model_copy(deep=True)):
             assert copied.to_dict() == llm.to_dict()
             assert copied.engine is llm.engine is engine
-            assert copied.callback_manager is manager
+            assert copied.callback_manager is llm.callback_manager
             assert copied.rate_limiter is llm.rate_limiter
-            copied.max_words, copied.system_prompt, copied.stop = 3, None, (" two",)
+            copied.max_words, copied.stop = 3, (" two",)
             assert isinstance(copied.weights, dict)
             copied.weights["ink"] = 0.0
-            assert (llm.max_words, llm.system_prompt, llm.stop) == (1, "Be brief.", None)
+            assert (llm.max_words, llm.stop) == (1, None)
             assert llm.weights == {"ink": 1.0, "quill": 1.0}
             assert copied.complete("Count!").text == "One"
-            assert llm.complete("Count!").text == "One two three four."
-    shipped = AdaFuseLLM.from_embedded(max_new_tokens=3)
-    assert copy.deepcopy(shipped).engine is shipped.engine
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
-    """Also for streams, and without any computation."""
-    members = [FakeBackend(name, lambda text: {"a": 1.0}, context_window=90) for name in "ab"]
-    with AdaFuseEngine(members) as engine, recorded() as record:
-        asked: Any = "long " * 40
-        asked = [ChatMessage(asked)] if "chat" in path else asked
-        with pytest.raises(ContextWindowError, match="context window"):
-            given = getattr(AdaFuseLLM(engine=engine), path)(asked)
-            if path.startswith("a"):
-                await given
-        assert [member.passes for member in members] == [0, 0]
-    assert len(record.closed("AdaFuse.decode")) == 1
-
-
-def test_a_given_engine_is_no_part_of_pickles_or_dictionaries():
+def test_a_given_engine_is_no_part_of_pickles_and_stays_open():
     with counting_engine(3) as engine:
         llm = AdaFuseLLM(engine=engine)
-        assert copy.deepcopy({"llm": llm})["llm"].engine is engine
         with pytest.raises(TypeError, match=r"cannot be pickled.*members="):
             pickle.dumps(llm)
-        with pytest.raises(InvalidInputError, match="pass either"):
-            AdaFuseLLM.from_dict(llm.to_dict())
         llm.unload()
-        assert llm.complete("x").text  # not ours to close
+        assert llm.complete("x").text
 
 
-@pytest.mark.quick
-def test_an_assigned_option_is_checked():
-    with counting_engine(3) as engine:
-        llm = AdaFuseLLM(engine=engine, max_new_tokens=4)
-        for name, value in [("max_new_tokens", -5), ("stop", ("",)), ("weights", {"oak": -1.0})]:
-            with pytest.raises(InvalidOptionError, match=name):
-                setattr(llm, name, value)
-        for name, value in [("emit_events", "perhaps"), ("max_new_token", 3)]:
-            with pytest.raises(ValueError, match=name):
-                setattr(llm, name, value)
-        llm.stop = " one"
-        assert (llm.max_new_tokens, llm.stop) == (4, (" one",))
+def test_a_configuration_file_is_an_llm(tmp_path):
+    path = tmp_path / "tuned.yaml"
+    path.write_text("use: [wren, finch]\nmax_words: 2\nmax_new_tokens: 20\n")
+    llm = AdaFuseLLM.from_config(path, max_new_tokens=8)
+    assert (llm.max_words, llm.max_new_tokens) == (2, 8)
+    assert llm.to_payload()["model_name"] == "wren+finch"
+
+
+# Metadata ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.quick
@@ -181,86 +148,41 @@ def test_metadata_is_true_and_can_be_overridden():
         assert told.is_chat_model
         assert told.is_function_calling_model
         assert AdaFuseLLM(engine=engine, use=["a"]).metadata.context_window == 900
-        plain = AdaFuseLLM(engine=engine, use=["b"], max_new_tokens=9).metadata
+        plain = AdaFuseLLM(engine=engine, use=["b"]).metadata
         assert (plain.is_chat_model, plain.is_function_calling_model) == (False, False)
-        assert plain.num_output == 9
-        with pytest.raises(InvalidInputError, match="'ash'"):
+        with pytest.raises(InvalidOptionError, match="'ash'"):
             AdaFuseLLM(engine=engine, use=["ash"]).metadata  # noqa: B018
         llm.context_window, llm.is_chat_model = 500, False
         assert (llm.metadata.context_window, llm.metadata.is_chat_model) == (500, False)
-        assert copy.deepcopy(llm).metadata == llm.metadata
-
-
-@pytest.mark.quick
-def test_metadata_of_members_loads_nothing(no_loading, tmp_path):
-    shipped = AdaFuseLLM.from_embedded(max_new_tokens=9)
-    shipped.unload()
-    metadata = shipped.metadata
-    assert (metadata.context_window, metadata.num_output) == (4096, 9)
-    assert metadata.is_chat_model
-    assert metadata.model_name == "wren+heron+finch"
-    with pytest.raises(InvalidInputError, match="there is no member 'ash'"):
-        AdaFuseLLM.from_embedded(use=["ash"]).metadata  # noqa: B018
-    with pytest.raises(AssertionError, match="something was loaded"):
-        AdaFuseLLM([str(tmp_path)]).metadata  # noqa: B018
 
 
 @pytest.mark.parametrize("template", [CHATML, None])
-@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
-def test_metadata_is_the_same_before_and_after_loading(tmp_path, monkeypatch, kind, template):
-    path = save_scripted(tmp_path / "ink", lambda prompt: "Yes.", kind, template)
-    llm = AdaFuseLLM([path])
+def test_metadata_is_the_same_before_and_after_loading(tmp_path, monkeypatch, template):
+    llm = AdaFuseLLM([save_scripted(tmp_path / "ink", lambda _: "Yes.", "bytelevel", template)])
     with monkeypatch.context() as patch:
         patch.setattr("adafuse_llm.loading.members.load_members", None)
         before = llm.metadata
-    llm.warmup()
-    assert llm.metadata == before
-    assert before.is_chat_model == (template is not None)
-    assert before.context_window == WINDOW
-    llm.unload()
-
-
-# Together ---------------------------------------------------------------------------------------
-
-
-async def test_loading_does_not_block_the_event_loop_either(monkeypatch):
-    llm = AdaFuseLLM.from_embedded(max_new_tokens=2)
-    llm.unload()
-    threads = []
-    load = AdaFuseEngine.from_pretrained.__func__  # type: ignore[attr-defined]
-
-    def watched(cls, *args, **kwargs):
-        threads.append(threading.current_thread())
-        return load(cls, *args, **kwargs)
-
-    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", classmethod(watched))
-    assert (await llm.acomplete("The mill")).text
-    assert threads
-    assert threading.main_thread() not in threads
+    assert llm.warmup().metadata == before
+    assert (before.is_chat_model, before.context_window) == (template is not None, WINDOW)
     llm.unload()
 
 
 # Ends -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_failing_member_is_named_at_once_and_the_next_call_answers(path):
-    failing = threading.Event()
-    failing.set()
-
-    def rule(text: str) -> dict[str, float]:
-        if failing.is_set() and text.endswith(" one"):
-            raise RuntimeError("the cable was cut")
-        return {"<end>": 0.9, "!": 0.1} if text.endswith(" one") else {" one": 0.9, "?": 0.1}
-
-    with AdaFuseEngine([FakeBackend("oak", rule), FakeBackend("elm", rule)]) as engine:
-        llm = AdaFuseLLM(engine=engine)
-        start = time.perf_counter()
-        with pytest.raises(MemberError, match=r"member '(oak|elm)' failed.*the cable was cut"):
-            await ask(llm, path, prompt_of(path, "Count!"))
-        assert time.perf_counter() - start < 10
-        failing.clear()
-        assert (await ask(llm, path, prompt_of(path, "Count!"))).text.strip() == "one"
+async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
+    """Also for streams, and without any computation."""
+    members = [FakeBackend(name, lambda text: {"a": 1.0}, context_window=90) for name in "ab"]
+    with AdaFuseEngine(members) as engine, recorded() as record:
+        asked: Any = [ChatMessage("long " * 40)] if "chat" in path else "long " * 40
+        with pytest.raises(ContextWindowError, match=r"Settings.prompt_helper = "):
+            given = getattr(AdaFuseLLM(engine=engine), path)(asked)
+            if path.startswith("a"):
+                await given
+        assert [member.passes for member in members] == [0, 0]
+    assert len(record.closed("AdaFuse.decode")) == 1
 
 
 def settled(backend: Any) -> int:
@@ -272,56 +194,41 @@ def settled(backend: Any) -> int:
             return before
 
 
-@pytest.mark.parametrize("closes", [False, True])
-@pytest.mark.parametrize("path", ["stream_complete", "stream_chat"])
-def test_a_stream_that_is_left_stops_within_a_round(path, closes):
+@pytest.fixture
+def slow():
     with counting_engine(200, seconds=0.004) as engine:
-        llm = AdaFuseLLM(engine=engine)
-        stream = getattr(llm, path)([ChatMessage("Count!")] if "chat" in path else "Count!")
-        for number, _ in enumerate(stream):
-            if number == 2:
-                break
-        if closes:
-            stream.close()
-        else:
-            del stream
-        assert settled(engine.backends[1]) < 40
-        assert llm.complete("Count!", max_new_tokens=2).text == " one one"
+        yield AdaFuseLLM(engine=engine), engine.backends[1]
 
 
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("a")])
-async def test_a_task_that_is_cancelled_stops_within_a_round(path, keep):
-    with counting_engine(200, seconds=0.004) as engine:
-        llm = AdaFuseLLM(engine=engine)
-        with recorded() if keep else threading.Lock():
-            task = asyncio.create_task(ask(llm, path, prompt_of(path, "Count!")))
-            member: Any = engine.backends[1]
-            while not member.passes:  # noqa: ASYNC110  # another thread makes them
-                await asyncio.sleep(0.005)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert settled(member) < 60
+LEFT = [("astream_complete", True), ("astream_chat", True), ("stream_complete", True)]
 
 
-@pytest.mark.parametrize("path", ["astream_complete", "astream_chat"])
-async def test_an_asynchronous_stream_that_is_left_stops_within_a_round(path):
-    with counting_engine(200, seconds=0.004) as engine:
-        asked = [ChatMessage("Count!")] if "chat" in path else "Count!"
-        stream = await getattr(AdaFuseLLM(engine=engine), path)(asked)
-        async for _ in stream:
-            break
+@pytest.mark.parametrize(("path", "closes"), [*LEFT, ("stream_chat", True), ("stream_chat", False)])
+async def test_a_stream_that_is_left_stops_within_a_round(slow, path, closes):
+    llm, member = slow
+    stream = getattr(llm, path)([ChatMessage("Count!")] if "chat" in path else "Count!")
+    if path.startswith("a"):
+        stream = await stream
+        await anext(stream)
         await stream.aclose()
         await asyncio.sleep(0.02)  # the event loop closes the generators inside
-        assert settled(engine.backends[1]) < 40
+    else:
+        next(stream)
+        if closes:
+            stream.close()
+        del stream
+    assert settled(member) < 40
+    assert llm.complete("Count!", max_new_tokens=2).text == " one one"
 
 
-def test_a_configuration_file_is_an_llm(tmp_path):
-    path = tmp_path / "tuned.yaml"
-    path.write_text("use: [wren, finch]\nmax_words: 2\nmax_new_tokens: 20\n")
-    llm = AdaFuseLLM.from_config(path, max_new_tokens=8)
-    assert (llm.max_words, llm.max_new_tokens) == (2, 8)
-    assert llm.to_payload()["model_name"] == "wren+finch"
-    path.write_text("max_words: 2\n")
-    assert AdaFuseLLM.from_config(path).to_payload()["model_name"] == "wren+heron+finch"
+@pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("a")])
+async def test_a_task_that_is_cancelled_stops_within_a_round(slow, path):
+    llm, member = slow
+    with recorded():  # keeps the exception of the stream
+        task = asyncio.create_task(ask(llm, path, prompt_of(path, "Count!")))
+        while not member.passes:  # noqa: ASYNC110  # another thread makes them
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert settled(member) < 60

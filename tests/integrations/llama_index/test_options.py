@@ -8,12 +8,10 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage, LogProb
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseRaw
 from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
-from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.backends import FakeBackend
 from tests.support.llama_calls import PATHS, ask, recorded
 from tests.support.scripted import scripted_engine
@@ -27,8 +25,7 @@ def colours(share: float) -> Any:
     """A rule that writes up to eight colours. It tells `share` of red from the others."""
 
     def rule(text: str) -> dict[str, float]:
-        count = sum(text.count(word) for word in WORDS)
-        if count >= 8:
+        if sum(text.count(word) for word in WORDS) >= 8:
             return {"<end>": 0.99, " red": 0.01}
         rest = {word: (1 - share) * p / 0.6 for word, p in WORDS.items() if word != " red"}
         return {" red": share, **rest}
@@ -38,66 +35,50 @@ def colours(share: float) -> Any:
 
 @pytest.fixture(scope="module")
 def engine():
-    with AdaFuseEngine(
-        [FakeBackend("oak", colours(0.4)), FakeBackend("elm", colours(0.5))]
-    ) as engine:
+    members = [FakeBackend("oak", colours(0.4)), FakeBackend("elm", colours(0.5))]
+    with AdaFuseEngine(members) as engine:
         yield engine
 
 
-def asked(path: str) -> Any:
-    return [ChatMessage("Paint!")] if "chat" in path else "Paint!"
-
-
-def create(**options: Any) -> Any:
-    return AdaFuseLLM(**options)
-
-
-# Sampling ---------------------------------------------------------------------------------------
-
-
+@pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_seed_gives_the_engines_drawn_text_again(engine, path):
-    for_all = create(engine=engine, seed=5, top_p=0.8, **DRAWN)
-    said = await ask(for_all, path, asked(path))
-    question: dict[str, Any] = {"prompt": "Paint!"}
-    if "chat" in path:
-        question = {"messages": [{"role": "user", "content": "Paint!"}]}
-    own = engine.generate(**question, seed=5, top_p=0.8, **DRAWN)
-    assert said.text == own.text
-    assert said.raw.seed == own.seed == 5
-    assert [raw.seed for raw in said.raws[:-1]] == [None] * (len(said.raws) - 1)
-    for_one = await ask(create(engine=engine), path, asked(path), seed=5, top_p=0.8, **DRAWN)
-    assert for_one.text == said.text
-
-    free = create(engine=engine, **DRAWN)
-    texts = {(await ask(free, path, asked(path))).text for _ in range(8)}
-    assert len(texts) > 1
-    again = await ask(free, path, asked(path))
-    assert (await ask(free, path, asked(path), seed=again.raw.seed)).text == again.text
-    fixed = await ask(free, path, asked(path), temperature=0)
-    assert fixed.text.split() == ["red"] * 8
-    assert fixed.raw.seed is None
-    assert (await ask(free, path, asked(path), top_k=1)).text == fixed.text
+async def test_the_seed_of_a_drawn_response_gives_it_again(engine, path):
+    llm = AdaFuseLLM(engine=engine, **DRAWN)
+    drawn = [await ask(llm, path, "Paint!") for _ in range(6)]
+    assert len({said.text for said in drawn}) > 1
+    assert [raw.seed for raw in drawn[0].raws[:-1]] == [None] * (len(drawn[0].raws) - 1)
+    again = await ask(AdaFuseLLM(engine=engine), path, "Paint!", seed=drawn[0].raw.seed, **DRAWN)
+    assert again.text == drawn[0].text
+    fixed = await ask(llm, path, "Paint!", temperature=0)
+    assert (fixed.text.split(), fixed.raw.seed) == (["red"] * 8, None)
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path not in STREAMS])
 async def test_n_responses_are_one_response_and_its_alternatives(engine, path):
     counter = TokenCountingHandler()
-    llm = create(engine=engine, n=4, callback_manager=CallbackManager([counter]), **DRAWN)
+    llm = AdaFuseLLM(engine=engine, n=3, callback_manager=CallbackManager([counter]), **DRAWN)
     with recorded() as record:
-        said = await ask(llm, path, asked(path), seed=3)
+        said = await ask(llm, path, "Paint!", seed=3)
     raw = said.raw
-    alone = create(engine=engine, **DRAWN)
-    assert len(raw.alternatives) == 3
-    for text, seed in ((said.text, raw.seed), *((a.text, a.seed) for a in raw.alternatives)):
-        assert (await ask(alone, path, asked(path), seed=seed)).text == text
+    texts = [(said.text, raw.seed), *((each.text, each.seed) for each in raw.alternatives)]
+    assert len(texts) == 3
+    for text, seed in texts:
+        assert (await ask(llm, path, "Paint!", seed=seed, n=1)).text == text
     assert AdaFuseRaw.model_validate_json(raw.model_dump_json()) == raw
     (end,) = record.named("AdaFuseGenerationEndEvent")
     assert (end.text, end.seed) == (said.text, raw.seed)
     rounds = [event.text for event in record.named("AdaFuseRoundEvent")]
     assert rounds == [each.text for each in raw.rounds]
+    assert len(counter.llm_token_counts) == 1 + 3
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_stream_has_one_response(engine, path):
+    llm = AdaFuseLLM(engine=engine, n=2, temperature=1)
+    with recorded() as record, pytest.raises(InvalidOptionError, match="option 'n'"):
+        await ask(llm, path, "Paint!")
     assert len(record.closed("AdaFuse.decode")) == 1
-    assert len(counter.llm_token_counts) == 1
+    assert (await ask(llm, path, "Paint!", n=1)).text
 
 
 def test_where_one_response_is_used_one_is_drawn():
@@ -105,73 +86,42 @@ def test_where_one_response_is_used_one_is_drawn():
         total: int
 
     with scripted_engine(lambda prompt: '{"total": 3}') as engine:
-        llm = create(engine=engine, n=3, temperature=0.1, enforce=False)
+        llm: Any = AdaFuseLLM(engine=engine, n=3, temperature=0.1, enforce=False)
         with recorded() as record:
             assert llm.structured_predict(Sum, PromptTemplate("1 + 2?")).total == 3
             assert [*llm.stream_structured_predict(Sum, PromptTemplate("1 + 2?"))][-1].total == 3
-            assert llm.choose("1 + 2?", ["3", "4"]).text in ("3", "4")
     assert {start.options["n"] for start in record.named("AdaFuseGenerationStartEvent")} == {1}
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("path", PATHS)
-async def test_n_that_cannot_be_is_refused(engine, path):
-    llm = create(engine=engine, n=2, temperature=1)
-    with recorded() as record, pytest.raises(InvalidOptionError, match="option 'n'"):
-        await ask(llm, path, asked(path), temperature=1 if path in STREAMS else 0)
-    assert len(record.closed("AdaFuse.decode")) == 1
-    assert (await ask(llm, path, asked(path), n=1)).text
-
-
-@pytest.mark.quick
-def test_temperature_and_max_tokens_can_be_read_and_set(engine):
-    llm: Any = AdaFuseLLM.from_embedded()
-    assert (llm.temperature, llm.max_tokens) == (0, 256)
-    configured = AdaFuseEngine(engine.backends, engine.config.override(DRAWN))
-    llm = create(engine=configured)
-    assert (llm.temperature, llm.max_tokens) == (1, 12)
-    llm.temperature, llm.max_tokens = 0, 3
-    assert (llm.temperature, llm.max_tokens, llm.max_new_tokens) == (0, 3, 3)
+def test_options_can_be_assigned_also_under_other_names(engine):
+    llm: Any = AdaFuseLLM(engine=engine, max_tokens=12)
+    llm.max_tokens, llm.stop_sequences = 3, " x"
+    assert (llm.max_tokens, llm.max_new_tokens, llm.stop) == (3, 3, (" x",))
     assert llm.metadata.num_output == 3
     assert llm.complete("Paint!").text == " red" * 3
-    with pytest.raises(InvalidOptionError, match="max_new_tokens"):
-        llm.max_tokens = 0
-    llm.max_tokens, llm.temperature = None, None
-    assert llm.max_tokens == 12
-    assert llm.complete("Paint!").raw.seed is not None
+    for name, value in [("max_tokens", 0), ("stop", ("",)), ("weights", {"oak": -1.0})]:
+        with pytest.raises(InvalidOptionError, match=name.replace("max_tokens", "max_new_tokens")):
+            setattr(llm, name, value)
+    for name, value in [("emit_events", "perhaps"), ("max_new_token", 3)]:
+        with pytest.raises(ValueError, match=name):
+            setattr(llm, name, value)
+    llm.max_tokens = None
+    assert llm.metadata.num_output == engine.config.max_new_tokens
 
 
-# Log-probabilities ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["complete", "astream_chat"])
 async def test_log_probabilities_are_those_of_the_leading_member(engine, path):
-    for options, member in (({}, "oak"), ({"weights": {"oak": 1, "elm": 2}}, "elm")):
-        llm = create(engine=engine, logprobs=True, top_logprobs=2, **options)
-        given = getattr(llm, path)(asked(path))
-        given = await given if path.startswith("a") else given
-        if path.startswith("astream"):
-            responses = [each async for each in given]
+    for weights, red, other in ((None, -0.916, -1.204), ({"oak": 1.0, "elm": 2.0}, -0.693, -1.386)):
+        llm: Any = AdaFuseLLM(engine=engine, top_logprobs=2, weights=weights)
+        if path == "complete":
+            responses = [llm.complete("Paint!")]
         else:
-            responses = list(given) if path in STREAMS else [given]
+            stream = await llm.astream_chat([ChatMessage("Paint!")])
+            responses = [each async for each in stream]
         tokens = [token for each in responses for token in each.logprobs]
-        assert "".join(token[0].token for token in tokens) == " red" * 8
-        for response in responses:
-            shown = openai_logprobs(response.raw.rounds, member)["content"]
-            assert [token[0].token for token in response.logprobs] == [e["token"] for e in shown]
+        assert [token[0].token for token in tokens] == [" red"] * 8
         first = [(each.token, round(each.logprob, 3)) for each in tokens[0]]
-        red, other = {"oak": (-0.916, -1.204), "elm": (-0.693, -1.386)}[member]
         assert first == [(" red", red), (" green", other)]
         assert tokens[0][0] == LogProb(token=" red", logprob=tokens[0][0].logprob, bytes=[*b" red"])
         assert {*responses[0].raw.rounds[0].logprobs} == {"oak", "elm"}
-
-
-def test_replies_with_tools_have_log_probabilities():
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    with scripted_engine(lambda prompt: "I only add.") as engine:
-        llm = create(engine=engine, enforce=False, logprobs=True)
-        reply = llm.chat_with_tools([FunctionTool.from_defaults(add)], "What can you do?")
-    assert "".join(token[0].token for token in reply.logprobs).startswith("I only add.")

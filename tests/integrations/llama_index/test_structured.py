@@ -1,4 +1,4 @@
-"""Objects of a class out of replies: asked for in clean words, read, checked, asked for again."""
+"""Objects of a class out of replies: requested in clean words, enforced, read, checked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from llama_index.core.bridge.pydantic import BaseModel, Field, field_validator
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import (
-    AdaFuseEngine,
-    GrammarError,
-    MalformedReplyError,
-)
+from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted, scripted_engine
 
@@ -29,7 +25,7 @@ class Ship(BaseModel):
     crew: tuple[str, ...] = ()
 
 
-FERRY: dict[str, Any] = {
+FERRY: dict[str, Any] = {"name": "Orrin {II}", "kind": "ferry", "length": 31.5, "crew": ["船長"]}
     "name": "Orrin {II}",
     "kind": "ferry",
     "length": 31.5,
@@ -43,29 +39,10 @@ REPLIES = {
     "fenced": f"```json\n{json.dumps(FERRY, indent=1, ensure_ascii=False)}\n```",
     "wrapped": f"Here it is:\n\n{WRITTEN}\n\nHas it all you need?",
     "reasoned": f'<think>A {{"name": "tug"}}? No.</think>{WRITTEN}',
+    "wrong": WRITTEN.replace("ferry", "kayak"),
+    "odd": '{"number": 3}',
+    "endless": '{"names": ["Anna", "Bo", "Carl'.ljust(99, "l"),
 }
-
-
-def ships(prompt: str) -> str:
-    return next((reply for key, reply in REPLIES.items() if f"ship {key}." in prompt), "{}")
-
-
-@pytest.fixture(scope="module")
-def llm():
-    """Members whose replies are requested in the prompt only."""
-    with scripted_engine(ships) as engine:
-        yield AdaFuseLLM(engine=engine, enforce=False)
-
-
-async def predict(llm, path, name, kind=Ship, **options):
-    """By the four ways of structured prediction."""
-    given = getattr(llm, path)(kind, PROMPT, name=name, llm_kwargs=options)
-    if path == "stream_structured_predict":
-        return list(given)[-1]
-    if path == "astream_structured_predict":
-        return [each async for each in await given][-1]
-    return await given if path.startswith("a") else given
-
 
 WAYS = (
     "structured_predict",
@@ -75,104 +52,40 @@ WAYS = (
 )
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("name", REPLIES)
-@pytest.mark.parametrize("way", WAYS)
-async def test_an_object_is_read_whatever_stands_around_it(llm, way, name):
-    assert await predict(llm, way, name) == Ship(**FERRY)
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_wrong_reply_is_an_error(way):
-    with scripted_engine(lambda _: WRITTEN.replace("ferry", "kayak")) as engine:
-        llm = AdaFuseLLM(engine=engine, enforce=False)
-        with recorded() as record, pytest.raises(MalformedReplyError, match="kind: Input should"):
-            await predict(llm, way, "wrong")
-        assert len(record.named("LLMChatEndEvent")) == 1
-        with pytest.raises(MalformedReplyError, match="max_tokens"):
-            await predict(llm, way, "cut", max_new_tokens=9)
-
-
-@pytest.mark.quick
-def test_members_read_the_schema_as_it_is(llm):
-    seen: list[str] = []
-    with AdaFuseEngine([scripted(lambda prompt: seen.append(prompt) or WRITTEN)]) as engine:
-        AdaFuseLLM(engine=engine).structured_predict(Ship, PROMPT, name="it")
-    (prompt,) = {text for text in seen if "JSON schema" in text}
-    assert json.dumps(Ship.model_json_schema(), separators=(",", ":")) in prompt
-    assert "{{" not in prompt
-    assert prompt.count("Describe the ship it.") == 1
-    assert PROMPT.output_parser is None
-
-
-@pytest.mark.parametrize("way", WAYS[2:])
-async def test_a_stream_shows_objects_that_grow(llm, way):
-    given = getattr(llm, way)(Ship, PROMPT, name="wrapped", llm_kwargs={"max_words": 1})
-    shown = list(given) if way[0] == "s" else [each async for each in await given]
-    names = [getattr(each, "name", None) for each in shown]
-    assert names[-1] == FERRY["name"]
-    assert any(not isinstance(each, Ship) for each in shown[:-1])
-    assert isinstance(shown[-1], Ship)
-    assert len(shown) >= 4
-    assert all(FERRY["name"].startswith(name) for name in names if name)
-
-
-@pytest.mark.quick
-async def test_as_structured_llm(llm):
-    ship = llm.as_structured_llm(Ship)
-    asked = [ChatMessage("Describe the ship fenced.")]
-    assert ship.chat(asked).raw == Ship(**FERRY)
-    assert (await ship.achat(asked)).raw == Ship(**FERRY)
-    assert ship.complete("Describe the ship bare.").raw == Ship(**FERRY)
-    assert (await ship.acomplete("Describe the ship bare.")).raw == Ship(**FERRY)
-    assert list(ship.stream_chat(asked))[-1].raw == Ship(**FERRY)
-    assert [each async for each in await ship.astream_chat(asked)][-1].raw == Ship(**FERRY)
-
-
-# Enforced ---------------------------------------------------------------------------------------
+def ships(prompt: str) -> str:
+    """Members that write a reply by its name, and never JSON of themselves."""
+    named = (reply for key, reply in REPLIES.items() if f"ship {key}." in prompt)
+    return next(named, "I would rather not.")
 
 
 @pytest.fixture(scope="module")
-def stubborn():
-    """Members that never write JSON where they may write something else."""
-    with scripted_engine(lambda prompt: "I would rather not.") as engine:
-        yield AdaFuseLLM(
-            engine=engine, max_words=1, branching_factor=1, max_word_tokens=4,
-            max_new_tokens=90,
-        )  # fmt: skip
+def llm():
+    with scripted_engine(ships) as engine:
+        yield AdaFuseLLM(engine=engine, max_new_tokens=90)
 
 
-class Berth(BaseModel):
-    """A place for a ship."""
+@pytest.fixture(scope="module")
+def free(llm):
+    """The same members; objects are requested in the prompt only."""
+    return AdaFuseLLM(engine=llm.engine, enforce=False)
 
-    number: int
-    side: Literal["port", "starboard"]
+
+async def shown(llm: Any, way: str, name: str, kind: Any = Ship, **options: Any) -> list[Any]:
+    """The objects that one of the four ways of structured prediction gives."""
+    given = getattr(llm, way)(kind, PROMPT, name=name, llm_kwargs=options)
+    if way == "stream_structured_predict":
+        return list(given)
+    if way == "astream_structured_predict":
+        return [each async for each in await given]
+    return [await given if way.startswith("a") else given]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("way", WAYS)
-async def test_members_can_write_nothing_but_the_object(stubborn, way):
-    given = getattr(stubborn, way)(Berth, PROMPT, name="any")
-    if "stream" in way:
-        shown = list(given) if way[0] == "s" else [each async for each in await given]
-        berth = shown[-1]
-    else:
-        berth = await given if way.startswith("a") else given
-    assert isinstance(berth, Berth)
-
-
-class Names(BaseModel):
-    names: list[str]
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_an_object_that_the_limit_cuts_is_an_error(way):
-    endless = '{"names": ["Anna", "Bo", "Carl'.ljust(99, "l")
-    with scripted_engine(lambda prompt: endless) as engine:
-        llm = AdaFuseLLM(engine=engine, max_new_tokens=40)
-        with recorded() as record, pytest.raises(MalformedReplyError, match="max_tokens"):
-            await predict(llm, way, "long", Names)
-    (end,) = record.named("AdaFuseGenerationEndEvent")  # no other reply is requested
-    assert (end.finish_reason, json.loads(end.text)["names"][:2]) == ("length", ["Anna", "Bo"])
+async def test_an_object_is_read_whatever_stands_around_it(free, way):
+    for name in ("bare", "fenced", "wrapped", "reasoned"):
+        *_, last = await shown(free, way, name)
+        assert last == Ship.model_validate(FERRY)
 
 
 class Even(BaseModel):
@@ -186,33 +99,78 @@ class Even(BaseModel):
         return number
 
 
+class Names(BaseModel):
+    names: list[str]
+
+
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_a_validator_refuses_is_an_error(way):
-    with (
-        scripted_engine(lambda _: '{"number": 3}') as engine,
-        pytest.raises(MalformedReplyError, match="it is odd"),
-    ):
-        await predict(AdaFuseLLM(engine=engine), way, "any", Even)
+async def test_a_reply_that_is_no_object_of_the_class_is_an_error(llm, free, way):
+    cases: list[tuple[Any, str, Any, str]] = [
+        (free, "wrong", Ship, "kind: Input should"),
+        (free, "unknown", Ship, "json"),
+        (free, "endless", Names, "max_tokens"),
+        (llm, "endless", Names, "max_tokens"),  # the engine completes the JSON
+        (llm, "odd", Even, "it is odd"),
+    ]
+    for asked, name, kind, message in cases:
+        with recorded() as record, pytest.raises(MalformedReplyError, match=message):
+            await shown(asked, way, name, kind, max_new_tokens=90 if kind is Ship else 40)
+        assert len(record.named("LLMChatEndEvent")) == 1  # no other reply is requested
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_members_can_write_nothing_but_the_object(llm, way):
+    quick: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 4}
+    *_, last = await shown(llm, way, "unknown", Even, **quick, logit_bias={"2": 50.0})
+    assert isinstance(last, Even)
+
+
+@pytest.mark.parametrize("way", WAYS[2:])
+async def test_a_stream_shows_objects_that_grow(llm, way):
+    objects = await shown(llm, way, "bare", max_words=1)
+    names = [getattr(each, "name", None) or "" for each in objects]
+    assert [FERRY["name"].startswith(name) for name in names] == [True] * len(names)
+    assert len({*names}) >= 3
+    assert not isinstance(objects[0], Ship)
+    assert objects[-1] == Ship.model_validate(FERRY)
+
+
+@pytest.mark.quick
+def test_members_read_the_schema_as_it_is():
+    seen: list[str] = []
+    with AdaFuseEngine([scripted(lambda prompt: seen.append(prompt) or WRITTEN)]) as engine:
+        llm = AdaFuseLLM(engine=engine, system_prompt="Be brief.")
+        llm.structured_predict(Ship, PROMPT, name="it")
+        form = {"type": "json_schema", "json_schema": {"schema": Ship.model_json_schema()}}
+        reply = llm.chat([ChatMessage("Describe the ship it.")], response_format=form)
+        with pytest.raises(InvalidInputError, match="regex cannot be combined"):
+            llm.chat([ChatMessage("?")], response_format=form, regex="a")
+    assert reply.message.content == WRITTEN
+    (prompt,) = {text for text in seen if "JSON schema" in text}
+    assert json.dumps(Ship.model_json_schema(), separators=(",", ":")) in prompt
+    assert prompt.index("Be brief.") < prompt.index("JSON schema") < prompt.index("Describe")
+
+
+async def test_as_structured_llm(free):
+    ship = free.as_structured_llm(Ship)
+    asked = [ChatMessage("Describe the ship fenced.")]
+    expected = Ship.model_validate(FERRY)
+    assert ship.complete("Describe the ship bare.").raw == expected
+    assert (await ship.achat(asked)).raw == expected
+    assert [each async for each in await ship.astream_chat(asked)][-1].raw == expected
 
 
 class Crew(BaseModel):
     names: set[str]
 
 
-async def test_a_schema_that_is_refused_falls_back_to_the_prompt(caplog):
+async def test_a_schema_that_cannot_be_enforced_is_requested_with_a_warning_or_is_an_error(caplog):
     with scripted_engine(lambda prompt: '{"names": ["Anna"]}') as engine:
         llm = AdaFuseLLM(engine=engine)
         for _ in range(2):
             assert llm.structured_predict(Crew, PROMPT, name="any") == Crew(names={"Anna"})
         (warning,) = [each for each in caplog.records if "not enforced" in each.message]
         assert "uniqueItems" in warning.message
-        strict = AdaFuseLLM(engine=engine, enforce=True)
         for way in WAYS:
             with pytest.raises(GrammarError, match="uniqueItems"):
-                given = getattr(strict, way)(Crew, PROMPT, name="any")
-                if way == "stream_structured_predict":
-                    list(given)
-                elif way == "astream_structured_predict":
-                    _ = [each async for each in await given]
-                elif way == "astructured_predict":
-                    await given
+                await shown(AdaFuseLLM(engine=engine, enforce=True), way, "any", Crew)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from adafuse_llm import ContextWindowError, Engine, Generation, Request, Round, StreamEvent
+from adafuse_llm import ContextWindowError, Engine, Generation, Request, StreamEvent
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.run import check_one_response, with_alternatives
 from adafuse_llm.summary import Summary, record
@@ -37,18 +37,16 @@ PACKING = (
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a response.
+    """A piece of a response, or a whole one.
 
     Attributes:
-        text: the text so far.
         delta: the new text.
         raw: the rounds that produced it.
-        logprobs: if the call requests log-probabilities, those of the reported member's tokens in
-            the rounds.
+        logprobs: if the request asks for log-probabilities, those of the reported member. There is
+            one list for each token: the committed token, then the other likeliest ones.
         reply_prefix: text with which the members' chat templates began the response.
     """
 
-    text: str
     delta: str
     raw: AdaFuseRaw
     logprobs: list[list[LogProb]] | None = None
@@ -74,20 +72,17 @@ class Decode:
         self._done: dict[int, Generation] = {}
         self._span = f"AdaFuse.decode-{uuid.uuid4()}" if emit_events else None
         self._context = copy_context()  # the one of the call, for all events of a stream
-        self._text = ""
 
     def result(self) -> Chunk:
         """Return the whole response."""
-        with self._in_span(), closing(self._engine.open(self._requests)) as run:
-            for number, event in run:
-                self._take(number, event, run.size)
+        for _ in self._events():
+            pass
         return self._whole()
 
     async def aresult(self) -> Chunk:
         """Return the whole response without blocking the event loop."""
-        with self._in_span(), closing(await self._engine.aopen(self._requests)) as run:
-            async for number, event in run:
-                self._take(number, event, run.size)
+        async for _ in self._aevents():
+            pass
         return self._whole()
 
     def chunks(self) -> Generator[Chunk, None, None]:
@@ -95,51 +90,41 @@ class Decode:
 
         An invalid request raises an error before any computation.
         """
-        events = self._events()
+        events = self._events(streams=True)
         next(events)
         return (self._chunk(event) for event in events if event)
 
     async def achunks(self) -> AsyncGenerator[Chunk, None]:
         """Return the chunks of the response without blocking the event loop."""
-        events = self._aevents()
+        events = self._aevents(streams=True)
         await anext(events)
         return (self._chunk(event) async for event in events if event)
 
-    def _events(self) -> Generator[StreamEvent | None, None, None]:
-        """Yield None as soon as the request is accepted, then the events of its response."""
+    def _events(self, *, streams: bool = False) -> Generator[StreamEvent | None, None, None]:
+        """Yield None as soon as the request is accepted, then the events of its responses."""
         with self._in_span(), closing(self._engine.open(self._requests)) as run:
-            check_one_response(run)
+            if streams:
+                check_one_response(run)
             yield None
             for number, event in run:
-                self._take(number, event, run.size)
+                self._take(number, event)
                 yield event
 
-    async def _aevents(self) -> AsyncGenerator[StreamEvent | None, None]:
+    async def _aevents(self, *, streams: bool = False) -> AsyncGenerator[StreamEvent | None, None]:
         with self._in_span(), closing(await self._engine.aopen(self._requests)) as run:
-            check_one_response(run)
+            if streams:
+                check_one_response(run)
             yield None
-            async with aclosing(aiter(run)) as events:
-                async for number, event in events:
-                    self._take(number, event, run.size)
-                    yield event
+            async for number, event in run:
+                self._take(number, event)
+                yield event
 
-    def _take(self, number: int, event: StreamEvent, size: int) -> None:
-        """Keep a complete response. Emit the events of the first response."""
+    def _take(self, number: int, event: StreamEvent) -> None:
+        """Keep a complete response, and report the rounds of the first one."""
         if event.generation is not None:
             self._done[number] = event.generation
         if number == 0 and event.round is not None:
             self._emit(AdaFuseRoundEvent, **record(event.round))
-        if len(self._done) == size:
-            generation = self._generation()
-            self._emit(
-                AdaFuseGenerationEndEvent,
-                text=generation.text,
-                strategy=generation.strategy,
-                finish_reason=generation.finish_reason,
-                usage=generation.usage,
-                summary=Summary.of(generation.rounds),
-                seed=generation.seed,
-            )
 
     @contextmanager
     def _in_span(self) -> Iterator[None]:
@@ -165,45 +150,44 @@ class Decode:
             if isinstance(error, ContextWindowError):
                 raise ContextWindowError(f"{error} {PACKING}") from error
             raise
+        generation = self._generation()
+        self._emit(
+            AdaFuseGenerationEndEvent,
+            text=generation.text,
+            strategy=generation.strategy,
+            finish_reason=generation.finish_reason,
+            usage=generation.usage,
+            summary=Summary.of(generation.rounds),
+            seed=generation.seed,
+        )
         if self._span:
-            dispatcher.span_exit(**span, result=self._generation())
+            dispatcher.span_exit(**span, result=generation)
 
     def _emit(self, kind: type[BaseEvent], **fields: Any) -> None:
         if self._span:
             self._context.run(lambda: dispatcher.event(kind(**fields)))
 
     def _chunk(self, event: StreamEvent) -> Chunk:
-        self._text += event.text
-        raw = AdaFuseRaw.of_chunk(event)
-        return Chunk(self._text, event.text, raw, self._logprobs(raw.rounds), event.reply_prefix)
+        rounds = () if event.round is None else (event.round,)
+        raw = AdaFuseRaw.of(rounds, event.generation)
+        return Chunk(event.text, raw, self._logprobs(raw), event.reply_prefix)
 
     def _whole(self) -> Chunk:
         generation = self._generation()
-        raw, text = AdaFuseRaw.of_response(generation), generation.text
-        return Chunk(text, text, raw, self._logprobs(raw.rounds), generation.reply_prefix)
+        raw = AdaFuseRaw.of(generation.rounds, generation)
+        return Chunk(generation.text, raw, self._logprobs(raw), generation.reply_prefix)
 
     def _generation(self) -> Generation:
         """Return the first response, with the others as its alternatives."""
         return with_alternatives([self._done[number] for number in sorted(self._done)])
 
-    def _logprobs(self, rounds: Sequence[Round]) -> list[list[LogProb]] | None:
-        """Return one list for each token of the reported member, if the request asks for them.
-
-        The committed token is first, followed by the other likeliest tokens in descending order of
-        probability.
-        """
+    def _logprobs(self, raw: AdaFuseRaw) -> list[list[LogProb]] | None:
         if self._config.counted_logprobs is None:
             return None
         member = self._config.reported_member(self._engine.members)
-        return [_candidates(token) for token in openai_logprobs(rounds, member)["content"]]
-
-
-def _candidates(token: Mapping[str, Any]) -> list[LogProb]:
-    names = ("token", "logprob")
-    others = [
-        top for top in token["top_logprobs"] if any(top[name] != token[name] for name in names)
-    ]
-    return [
-        LogProb(token=each["token"], logprob=each["logprob"], bytes=each["bytes"])
-        for each in (token, *others)
-    ]
+        lists = []
+        for token in openai_logprobs(raw.rounds, member)["content"]:
+            top = token.pop("top_logprobs")
+            others = [each for each in top if each != token]
+            lists.append([LogProb(**each) for each in (token, *others)])
+        return lists

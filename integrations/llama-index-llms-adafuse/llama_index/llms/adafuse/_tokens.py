@@ -13,9 +13,6 @@ from llama_index.core.utilities.token_counting import TokenCounter
 from adafuse_llm import Engine, Request
 from adafuse_llm.config import DecodeOptions
 
-MESSAGE_TOKENS = 3
-"""Tokens for the markers of a message, as in LlamaIndex's counts."""
-
 
 def longest_tokenizer(engine: Engine, members: Sequence[str]) -> Callable[[str], list[int]]:
     """Return a function that encodes a text with the member that needs the most tokens for it.
@@ -31,16 +28,13 @@ def longest_tokenizer(engine: Engine, members: Sequence[str]) -> Callable[[str],
 
 
 class MemberTokenCounter(TokenCounter):
-    """A counter that applies its tokenizer to messages too.
-
-    The base class counts the content of messages with LlamaIndex's global tokenizer.
-    """
+    """A counter that applies its tokenizer to messages too, where core applies a global one."""
 
     def estimate_tokens_in_messages(self, messages: list[ChatMessage]) -> int:
         return sum(
             self.get_string_tokens(message.role.value)
             + message.estimate_tokens(tokenizer=self.tokenizer)
-            + MESSAGE_TOKENS
+            + 3  # markers of the message, as in core
             for message in messages
         )
 
@@ -53,13 +47,11 @@ def make_prompt_helper(
     It reserves space for what an example, `request`, has beside the texts that LlamaIndex counts,
     `given`: for example, the markers of chat templates.
     """
-    encoded = engine.encode_prompt(
-        request.prompt, messages=request.messages, **cast("DecodeOptions", request.options)
-    )
-    members = tuple(encoded)
-    counted = engine.encode_text(given, use=members, weights=None)
+    options = cast("DecodeOptions", request.options)
+    encoded = engine.encode_prompt(request.prompt, messages=request.messages, **options)
+    counted = engine.encode_text(given, use=tuple(encoded), weights=None)
     reserved = max(len(ids) - len(counted[name]) for name, ids in encoded.items())
-    tokenizer = longest_tokenizer(engine, members)
+    tokenizer = longest_tokenizer(engine, tuple(encoded))
     window = metadata.context_window - reserved
     helper = PromptHelper(window, metadata.num_output, tokenizer=tokenizer)
     helper._token_counter = MemberTokenCounter(tokenizer)  # not in its public interface

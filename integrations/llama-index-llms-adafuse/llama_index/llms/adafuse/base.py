@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_prompt
 from llama_index.core.base.llms.types import (
@@ -16,44 +18,78 @@ from llama_index.core.base.llms.types import (
     CompletionResponse,
     CompletionResponseAsyncGen,
     CompletionResponseGen,
+    LLMMetadata,
     MessageRole,
+    ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.bridge.pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    field_serializer,
+)
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictEndEvent,
     LLMStructuredPredictStartEvent,
 )
+from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.llm import default_completion_to_prompt
-from llama_index.core.prompts import BasePromptTemplate
-from llama_index.llms.adafuse._calls import (
-    TOOL_KEYWORDS,
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
+from llama_index.core.program.utils import process_streaming_objects
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.adafuse._decode import Decode
+from llama_index.llms.adafuse._messages import add_prompts, to_turns
+from llama_index.llms.adafuse._replies import (
+    FORM_KEYWORDS,
     WARNINGS_KEY,
+    Continuation,
+    Model,
     Reply,
     form_of,
-    selections,
+    parsed,
+    reason_of,
     to_openai_tool,
 )
-from llama_index.llms.adafuse._decode import Chunk, Decode
-from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
-from llama_index.llms.adafuse._model import EnsembleLLM, LLMOptions, Members, without_constraints
-from llama_index.llms.adafuse._structured import Model, Partial, asking, parsed
 from llama_index.llms.adafuse._tokens import longest_tokenizer, make_prompt_helper
 from llama_index_instrumentation import get_dispatcher
-from typing_extensions import Unpack, override
+from typing_extensions import Self, Unpack, override
 
-from adafuse_llm import Choice, Engine, InvalidOptionError, MalformedReplyError, Request
+from adafuse_llm import (
+    AdaFuseConfig,
+    Engine,
+    InvalidInputError,
+    InvalidOptionError,
+    MalformedReplyError,
+    MemberSpec,
+    Request,
+    RuntimeConfig,
+)
 from adafuse_llm.adapters.conversation import to_conversation
+from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
+from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
 from adafuse_llm.adapters.reply import CUT
-from adafuse_llm.adapters.reply_form import ReplyForm, enforced
-from adafuse_llm.config import CONSTRAINTS
+from adafuse_llm.adapters.reply_form import Enforce, ReplyForm, enforced
+from adafuse_llm.config import CONSTRAINTS, DecodeOptions
+from adafuse_llm.strategies.registry import AUTO
 
 if TYPE_CHECKING:
-    from llama_index.core.llms.llm import ToolSelection
+    import torch
+    from llama_index.core.callbacks import CallbackManager
+    from llama_index.core.rate_limiter import BaseRateLimiter
     from llama_index.core.tools import BaseTool
+    from llama_index.core.types import BaseOutputParser
 
+logger = logging.getLogger(__name__)
 dispatcher = get_dispatcher(__name__)
+
+T = TypeVar("T")
+Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
+
+_LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
 
 OBSERVATION = "\nObservation:"
 """The text that ends a ReAct agent's step. A model that writes more invents a tool's result."""
@@ -61,12 +97,38 @@ OBSERVATION = "\nObservation:"
 STEP = ("Action:", "Action Input:", "Observation")
 """Texts in every system message that describes the steps which LlamaIndex's agents can parse."""
 
-ANY_TEXT = ReplyForm()
-ONE = {"n": 1}
-"""Number of responses where only one can be used, whatever the LLM's option `n` is."""
+
+class LLMOptions(DecodeOptions, total=False):
+    """The keyword arguments of `AdaFuseLLM`, for type checkers."""
+
+    dtype: str | torch.dtype
+    device_map: str | None
+    revision: str | None
+    trust_remote_code: bool
+    runtime: RuntimeConfig
+    strategy: str
+    context_window: int | None
+    is_chat_model: bool | None
+    emit_events: bool
+    enforce: Enforce
+    complete_as_chat: bool | None
+    react_stop: bool
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    num_predict: int | None
+    num_return_sequences: int | None
+    stop_sequences: str | Sequence[str] | None
+    system_prompt: str | None
+    messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
+    completion_to_prompt: Callable[[str], str] | None
+    query_wrapper_prompt: BasePromptTemplate | str | None
+    callback_manager: CallbackManager
+    output_parser: BaseOutputParser | None
+    pydantic_program_mode: PydanticProgramMode | str
+    rate_limiter: BaseRateLimiter | None
 
 
-class AdaFuseLLM(EnsembleLLM):
+class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
     The members are loaded on first use. LLMs with the same members share one engine. An LLM is
@@ -112,46 +174,163 @@ class AdaFuseLLM(EnsembleLLM):
             unknown or out of range.
     """
 
-    if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
+    model_config = ConfigDict(validate_assignment=True)
 
-        def __init__(
-            self,
-            members: Members = None,
-            *,
-            engine: Engine | None = None,
-            **kwargs: Unpack[LLMOptions],
-        ) -> None: ...
+    members: tuple[Any, ...] | Literal["embedded"] | None = None
+    dtype: Any = "auto"
+    device_map: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    strategy: str = AUTO
+    context_window: int | None = Field(default=None, ge=1)
+    is_chat_model: bool | None = None
+    emit_events: bool = True
+    enforce: Enforce = "auto"
+    complete_as_chat: bool | None = None
+    react_stop: bool = True
+
+    _passed_engine: Engine | None = PrivateAttr(default=None)
+    _warnings: set[str] = PrivateAttr(default_factory=set)
+
+    def __init__(
+        self,
+        members: Members = None,
+        *,
+        engine: Engine | None = None,
+        **kwargs: Unpack[LLMOptions],
+    ) -> None:
+        fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
+        given = check_option_names(kwargs, extra=sorted(fields))
+        base = {key: given.pop(key) for key in fields & {*given}}
+        options = {name: getattr(AdaFuseConfig(**given), name) for name in given}
+        check_engine(engine)
+        if (members is None) == (engine is None):
+            raise InvalidInputError(
+                "pass either members=[...] (folders, GGUF files or hub ids) or engine=...; "
+                "AdaFuseLLM.from_embedded() uses the small models that ship with adafuse-llm"
+            )
+        if engine is not None and (loading := [key for key in _LOADING if key in base]):
+            raise InvalidInputError(
+                f"engine= cannot be combined with {', '.join(loading)}, because the engine is "
+                "already loaded; pass these options when you create the engine"
+            )
+        if members is not None:
+            members = Ensemble.of(members, strategy=base.get("strategy", AUTO)).members
+        if isinstance(base.get("query_wrapper_prompt"), str):
+            base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
+        super().__init__(
+            members="embedded" if members == () else members,
+            **{key: value for key, value in base.items() if value is not None},
+            **options,
+        )
+        self._passed_engine = engine
+
+    @classmethod
+    def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
+        """Create an LLM from the three small members that ship with adafuse-llm."""
+        return cls(members="embedded", **kwargs)
+
+    @classmethod
+    def from_config(cls, path: str | PathLike[str], **kwargs: Unpack[LLMOptions]) -> Self:
+        """Create an LLM from a configuration file, such as one written by ``adafuse tune``.
+
+        Args:
+            path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
+            **kwargs: arguments of the constructor, which override the file.
+
+        Raises:
+            InvalidInputError: the file cannot be read, or has unknown or invalid content.
+        """
+        return cls(**{"members": "embedded", **fields_from_config(path), **kwargs})
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "AdaFuseLLM"
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. The first access loads the members.
+
+        Raises:
+            LoadError: a member cannot be loaded.
+        """
+        return self._ensemble.engine()
+
+    def warmup(self) -> Self:
+        """Load the members now instead of on the first call; return the LLM."""
+        self._ensemble.engine()
+        return self
+
+    def unload(self) -> None:
+        """Release the members. The next call loads them again.
+
+        This affects all LLMs that share the members. An engine passed as `engine` stays open.
+        """
+        self._ensemble.unload()
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """Context window, output limit and abilities.
+
+        They are read from the members' files. Reading them loads the members only if one of these
+        files is not on this machine or does not tell.
+
+        ``is_chat_model`` is true if at least one active member has a chat template. The other
+        members then read messages as plain text. ``is_function_calling_model`` is true if the LLM
+        is a chat model, and well-formed tool calls can be enforced. LlamaIndex then uses function
+        agents and programs that call functions.
+        """
+        options = self._options({})
+        names = self._active_members(options)
+        is_chat = self.is_chat_model
+        if is_chat is None:
+            is_chat = self._reads_messages(names)
+        return LLMMetadata(
+            context_window=self.context_window
+            or self._told(lambda ensemble: ensemble.context_window(names))
+            or LLMMetadata().context_window,
+            num_output=self._config(options).max_new_tokens,
+            is_chat_model=is_chat,
+            is_function_calling_model=is_chat
+            and self.enforce is not False
+            and self._ensemble.can_enforce(),
+            model_name=self._model_name,
+        )
+
+    def to_payload(self) -> dict[str, Any]:
+        return {"class_name": self.class_name(), "model_name": self._model_name}
 
     # The eight entry points -------------------------------------------------------------------
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        decode, convert = self._completion(prompt, formatted, kwargs)
-        return convert(decode.result())
+        decode, reply = self._completion(prompt, formatted, kwargs)
+        return reply.take_completion(decode.result())
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        decode, convert = self._completion(prompt, formatted, kwargs)
-        return (convert(chunk) for chunk in decode.chunks())
+        decode, reply = self._completion(prompt, formatted, kwargs)
+        return (reply.take_completion(chunk) for chunk in decode.chunks())
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         await self._aload()
-        decode, convert = self._completion(prompt, formatted, kwargs)
-        return convert(await decode.aresult())
+        decode, reply = self._completion(prompt, formatted, kwargs)
+        return reply.take_completion(await decode.aresult())
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         await self._aload()
-        decode, convert = self._completion(prompt, formatted, kwargs)
+        decode, reply = self._completion(prompt, formatted, kwargs)
         chunks = await decode.achunks()
-        return (convert(chunk) async for chunk in chunks)
+        return (reply.take_completion(chunk) async for chunk in chunks)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -159,31 +338,31 @@ class AdaFuseLLM(EnsembleLLM):
 
         Args:
             messages: the conversation.
-            **kwargs: options of `AdaFuseConfig`, and ``tools``, ``tool_choice`` and
-                ``parallel_tool_calls`` in the form of OpenAI.
+            **kwargs: options of `AdaFuseConfig`, and ``tools``, ``tool_choice``,
+                ``parallel_tool_calls`` and ``response_format`` in the form of OpenAI.
 
         Raises:
             InvalidInputError: the messages, the tools or an option cannot be used.
         """
-        request, reply = self._request(messages, kwargs)
-        return reply.take(self._decode(request).result())
+        decode, reply = self._chat(messages, kwargs)
+        return reply.take(decode.result())
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        request, reply = self._request(messages, kwargs)
-        return (reply.take(chunk) for chunk in self._decode(request).chunks())
+        decode, reply = self._chat(messages, kwargs)
+        return (reply.take(chunk) for chunk in decode.chunks())
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        request, reply = await self._arequest(messages, kwargs)
-        return reply.take(await self._decode(request).aresult())
+        decode, reply = await self._achat(messages, kwargs)
+        return reply.take(await decode.aresult())
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        request, reply = await self._arequest(messages, kwargs)
-        chunks = await self._decode(request).achunks()
+        decode, reply = await self._achat(messages, kwargs)
+        chunks = await decode.achunks()
         return (reply.take(chunk) async for chunk in chunks)
 
     # Token counts -----------------------------------------------------------------------------
@@ -196,7 +375,8 @@ class AdaFuseLLM(EnsembleLLM):
         that fits by this count fits every member. Only the number of tokens is meaningful. Reading
         the property loads the members.
         """
-        return longest_tokenizer(self.engine, self._active_members(self._options({})))
+        engine = self.engine
+        return longest_tokenizer(engine, self._active_members(self._options({})))
 
     def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
         """Return a prompt helper that packs prompts by the members' own token counts.
@@ -215,43 +395,12 @@ class AdaFuseLLM(EnsembleLLM):
         if metadata.is_chat_model or output_cls:
             messages = [ChatMessage(role=role, content="x") for role in ("system", "user")]
             messages = self._extend_messages(messages)  # as in `predict`
-            if output_cls:
-                messages = asking(output_cls, messages)
-            request = self._messages(messages, {})
+            schema = None if output_cls is None else output_cls.model_json_schema()
+            request = self._messages(messages, {}, ReplyForm(schema=schema))
             given = f"{system}x\nx"
         else:
             request, given = self._prompt("x", False, {}), f"{system}x"
         return make_prompt_helper(self.engine, request, given, metadata)
-
-    # Choices ----------------------------------------------------------------------------------
-
-    @dispatcher.span
-    def choose(
-        self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], **kwargs: Any
-    ) -> Choice:
-        """Return the likeliest of some responses, and the probability of each.
-
-        The members score all of them; nothing is generated. This needs no extra and takes about as
-        long as reading the prompt.
-
-        Args:
-            prompt: a prompt, which is treated as by `complete`, or messages, as by `chat`.
-            choices: two or more different texts.
-            **kwargs: options of `AdaFuseConfig`.
-
-        Raises:
-            InvalidInputError: the prompt, the choices or an option cannot be used.
-            DecodingError: no member can score all choices.
-        """
-        return self.engine.choose(**self._choice(prompt, choices, kwargs))
-
-    @dispatcher.span
-    async def achoose(
-        self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], **kwargs: Any
-    ) -> Choice:
-        """Return what `choose` returns, without blocking the event loop."""
-        await self._aload()
-        return await self.engine.achoose(**self._choice(prompt, choices, kwargs))
 
     # Structured prediction --------------------------------------------------------------------
 
@@ -272,9 +421,13 @@ class AdaFuseLLM(EnsembleLLM):
             MalformedReplyError: the reply is no valid object, for example because it was cut off.
             InvalidInputError: the prompt or an option cannot be used.
         """
-        messages = self._asking(output_cls, prompt, prompt_args)
-        options = self._object_options(output_cls, llm_kwargs)
-        output = parsed(output_cls, self.chat(messages, **options))
+        dispatcher.event(
+            LLMStructuredPredictStartEvent(
+                output_cls=output_cls, template=prompt, template_args=prompt_args
+            )
+        )
+        messages = prompt.format_messages(llm=self, **prompt_args)
+        output = parsed(output_cls, self.chat(messages, **_object(output_cls, llm_kwargs)))
         dispatcher.event(LLMStructuredPredictEndEvent(output=output))
         return output
 
@@ -286,9 +439,13 @@ class AdaFuseLLM(EnsembleLLM):
         **prompt_args: Any,
     ) -> Model:
         """Return what `structured_predict` returns, without blocking the event loop."""
-        messages = self._asking(output_cls, prompt, prompt_args)
-        options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
-        output = parsed(output_cls, await self.achat(messages, **options))
+        dispatcher.event(
+            LLMStructuredPredictStartEvent(
+                output_cls=output_cls, template=prompt, template_args=prompt_args
+            )
+        )
+        messages = prompt.format_messages(llm=self, **prompt_args)
+        output = parsed(output_cls, await self.achat(messages, **_object(output_cls, llm_kwargs)))
         dispatcher.event(LLMStructuredPredictEndEvent(output=output))
         return output
 
@@ -300,12 +457,12 @@ class AdaFuseLLM(EnsembleLLM):
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
         """Yield partial objects during decoding, then the complete and valid object."""
-        messages = asking(output_cls, prompt.format_messages(llm=self, **prompt_args))
-        options = self._object_options(output_cls, llm_kwargs)
-        partial = Partial(output_cls)
-        for chunk in self.stream_chat(messages, **options):
-            if (obj := partial.take(chunk)) is not None:
-                yield obj
+        messages = prompt.format_messages(llm=self, **prompt_args)
+        partial: Any = None
+        for chunk in self.stream_chat(messages, **_object(output_cls, llm_kwargs)):
+            if not reason_of(chunk):
+                partial = process_streaming_objects(chunk, output_cls, partial and [partial])
+                yield partial
         yield parsed(output_cls, chunk)
 
     async def _structured_astream_call(
@@ -315,15 +472,18 @@ class AdaFuseLLM(EnsembleLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Any, None]:
-        messages = asking(output_cls, prompt.format_messages(llm=self, **prompt_args))
-        options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
+        messages = prompt.format_messages(llm=self, **prompt_args)
 
         async def objects() -> AsyncGenerator[Any, None]:
-            partial = Partial(output_cls)
-            async with aclosing(await self.astream_chat(messages, **options)) as stream:
+            partial: Any = None
+            chunks = await self.astream_chat(messages, **_object(output_cls, llm_kwargs))
+            async with aclosing(chunks) as stream:
                 async for chunk in stream:
-                    if (obj := partial.take(chunk)) is not None:
-                        yield obj
+                    if not reason_of(chunk):
+                        partial = process_streaming_objects(
+                            chunk, output_cls, partial and [partial]
+                        )
+                        yield partial
             yield parsed(output_cls, chunk)
 
         return objects()
@@ -343,21 +503,14 @@ class AdaFuseLLM(EnsembleLLM):
     ) -> dict[str, Any]:
         """Return the keywords of `chat` for the forms of `chat_with_tools`.
 
-        Calls in the reply are `ToolCallBlock` blocks of the message; see
-        `get_tool_calls_from_response`. Where `enforce` allows it, the members can write nothing but
-        text and well-formed calls of these tools, with arguments that fit the tools' schemas.
-        Otherwise, a malformed call stays in the text, and
-        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
+        Beside options of `AdaFuseConfig`, these accept a `tool_choice`, which overrides
+        `tool_required`: ``"auto"``, ``"none"`` or False; ``"required"``, ``"any"`` or True; the
+        name of a tool, or a dict of OpenAI.
 
-        Args:
-            tools: tools that the members can call.
-            user_msg: the user's message, which follows `chat_history`.
-            chat_history: earlier messages.
-            verbose: not used.
-            allow_parallel_tool_calls: whether the reply can have several calls.
-            tool_required: whether the reply must call a tool, if `tool_choice` is not given.
-            **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
-                or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
+        The message of the reply has its calls as `ToolCallBlock` blocks. Where `enforce` allows it,
+        the members can write nothing but text and well-formed calls of these tools. Otherwise, a
+        malformed call stays in the text, and ``additional_kwargs["adafuse_warnings"]`` of the
+        response gives the reason.
         """
         messages = list(chat_history or ())
         if user_msg:
@@ -384,9 +537,13 @@ class AdaFuseLLM(EnsembleLLM):
             MalformedReplyError: there is no call and `error_on_no_tool_call` is true, or a limit
                 cut the only call off.
         """
-        calls = selections(response.message)
+        calls = []
+        for block in response.message.blocks:
+            if isinstance(block, ToolCallBlock):
+                given: Any = {"tool_name": block.tool_name, "tool_kwargs": block.tool_kwargs}
+                calls.append(ToolSelection(tool_id=block.tool_call_id or "", **given))
         warnings = response.additional_kwargs.get(WARNINGS_KEY)
-        if not calls and warnings and getattr(response.raw, "finish_reason", None) in CUT:
+        if not calls and warnings and reason_of(response) in CUT:
             raise MalformedReplyError(str(warnings[0]))
         if not calls and error_on_no_tool_call:
             raise MalformedReplyError(
@@ -396,29 +553,15 @@ class AdaFuseLLM(EnsembleLLM):
             )
         return calls
 
-    def _asking(
-        self, output_cls: type[Model], prompt: BasePromptTemplate, prompt_args: dict[str, Any]
-    ) -> list[ChatMessage]:
-        """Return a conversation that requests an object, and report the beginning."""
-        dispatcher.event(
-            LLMStructuredPredictStartEvent(
-                output_cls=output_cls, template=prompt, template_args=prompt_args
-            )
-        )
-        return asking(output_cls, prompt.format_messages(llm=self, **prompt_args))
-
     # Requests ---------------------------------------------------------------------------------
 
     def _completion(
         self, prompt: str, formatted: bool, overrides: Mapping[str, Any]
-    ) -> tuple[Decode, Callable[[Chunk], CompletionResponse]]:
-        """Return the decode of a completion, and a function from its chunks to responses.
-
-        The response to a message excludes reasoning. The continuation of a prompt is unchanged.
-        """
+    ) -> tuple[Decode, Reply | Continuation]:
+        """Return the decode of a completion, and the converter of its chunks."""
         request = self._prompt(prompt, formatted, overrides)
-        convert = _continuation if request.messages is None else Reply(ANY_TEXT).take_completion
-        return self._decode(request), convert
+        reply = Continuation() if request.messages is None else Reply(ReplyForm())
+        return Decode(self.engine, request, emit_events=self.emit_events), reply
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> Request:
         """Return the request for a completion.
@@ -431,24 +574,38 @@ class AdaFuseLLM(EnsembleLLM):
         if not formatted:
             if self.completion_to_prompt is not None:
                 prompt = self.completion_to_prompt(prompt)
-            if self._completes_as_chat(options):
+            as_chat = self.complete_as_chat
+            if as_chat is None:
+                is_own = self.completion_to_prompt not in (None, default_completion_to_prompt)
+                as_chat = not is_own and self._reads_messages(self._active_members(options))
+            if as_chat:
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
-                return self._messages([message], overrides)
+                return self._messages([message], overrides, ReplyForm())
             prompt = self._extend_prompt(prompt)
         return Request(prompt=prompt, options=options)
 
-    def _completes_as_chat(self, options: Mapping[str, Any]) -> bool:
-        if self.complete_as_chat is not None:
-            return self.complete_as_chat
-        if self.completion_to_prompt not in (None, default_completion_to_prompt):
-            return False
-        return bool(self._ensemble.is_chat_model(self._active_members(options)))
+    def _chat(
+        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
+    ) -> tuple[Decode, Reply]:
+        """Return the decode of a chat, and the converter of its chunks."""
+        form = form_of(keywords)
+        overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
+        request = self._messages(messages, overrides, form)
+        is_step = not form.calls_tools and _describes_steps(messages)
+        decode = Decode(self.engine, request, emit_events=self.emit_events)
+        return decode, Reply(form, is_step=is_step)
+
+    async def _achat(
+        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
+    ) -> tuple[Decode, Reply]:
+        """Return what `_chat` returns. Load members and compile grammars in a thread."""
+        await self._aload()
+        if keywords.get("tools") or keywords.get("response_format"):
+            return await asyncio.to_thread(self._chat, messages, keywords)
+        return self._chat(messages, keywords)
 
     def _messages(
-        self,
-        messages: Sequence[ChatMessage],
-        overrides: Mapping[str, Any],
-        form: ReplyForm = ANY_TEXT,
+        self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
     ) -> Request:
         """Return the request for a chat.
 
@@ -456,93 +613,138 @@ class AdaFuseLLM(EnsembleLLM):
         set `messages_to_prompt`, the request has one prompt for all members instead.
         """
         options = self._options(overrides)
-        instructions = [str(each.content) for each in messages if isinstance(each, Instructions)]
-        messages = [each for each in messages if not isinstance(each, Instructions)]
-        described: dict[str, Any] = {"instructions": "\n\n".join(instructions)}
-        if form.calls_tools:
+        if form.calls_tools or form.schema is not None:
             if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
                 raise InvalidOptionError(
-                    f"{constraints[0]} cannot be combined with tools, because both determine the "
-                    "form of the reply; pass tool_choice='none', or omit one of them"
+                    f"{constraints[0]} cannot be combined with tools or response_format, because "
+                    "both determine the form of the reply; pass only one of them"
                 )
-            described |= {"tools": form.tools, "tool_choice": form.choice}
-            options = without_constraints(options)
-        if form.tools:
-            options = self._enforced(options, form)
-        with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
-        if self.react_stop and not form.calls_tools and _describes_steps(with_prompts):
-            options["stop"] = (*self._config(options).stop, OBSERVATION)
-        if self.messages_to_prompt in (None, generic_prompt):
-            turns = to_turns(with_prompts, self._warn_once)
-            conversation = to_conversation(turns, **described)
-            return Request(messages=conversation, options=options)
-        if any(described.values()):
-            turns = to_turns(with_prompts, self._warn_once)
-            plain = to_conversation(turns, **described).flat()
-            with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
-        return Request(prompt=self.messages_to_prompt(with_prompts), options=options)
-
-    def _request(
-        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
-    ) -> tuple[Request, Reply]:
-        """Return the request for a chat, and the converter of its reply."""
-        form = form_of(keywords)
-        overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
-        is_step = not form.calls_tools and _describes_steps(messages)
-        return self._messages(messages, overrides, form), Reply(form, is_step=is_step)
-
-    async def _arequest(
-        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
-    ) -> tuple[Request, Reply]:
-        """Return what `_request` returns. Load members and compile grammars in a thread."""
-        await self._aload()
-        if keywords.get("tools"):
-            return await asyncio.to_thread(self._request, messages, keywords)
-        return self._request(messages, keywords)
-
-    def _choice(
-        self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], keywords: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the arguments of `Engine.choose`."""
-        given = {**ONE, **keywords, "choices": choices}
-        if isinstance(prompt, str):
-            request = self._prompt(prompt, False, given)
-        else:
-            request = self._messages(prompt, given)
-        return {"prompt": request.prompt, "messages": request.messages, **request.options}
-
-    def _decode(self, request: Request) -> Decode:
-        return Decode(self.engine, request, emit_events=self.emit_events)
-
-    def _enforced(self, options: dict[str, Any], form: ReplyForm) -> dict[str, Any]:
-        """Return options that enforce a form where `enforce` allows it.
-
-        Raises:
-            InvalidOptionError: `enforce` is True, and the form cannot be enforced.
-            MissingDependencyError: `enforce` is True, and the extra is not installed.
-        """
+            options = _without_constraints(options)
         options, problem = enforced(self.engine, form, options, self.enforce)
         if problem:
             self._warn_once(
                 f"the form of a reply is not enforced, so the prompt requests it: {problem}. To "
                 "omit this warning, set enforce=False"
             )
-        return options
+        messages = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
+        if self.react_stop and not form.calls_tools and _describes_steps(messages):
+            options["stop"] = (*self._config(options).stop, OBSERVATION)
+        conversation = to_conversation(
+            to_turns(messages, self._warn_once),
+            tools=form.tools,
+            tool_choice=form.choice,
+            instructions=ReplyForm(schema=form.schema).instructions,
+        )
+        if self.messages_to_prompt in (None, generic_prompt):
+            return Request(messages=conversation, options=options)
+        if conversation.tools or conversation.instructions:
+            flat = conversation.flat()
+            messages = [ChatMessage(role=each["role"], content=each["content"]) for each in flat]
+        return Request(prompt=self.messages_to_prompt(messages), options=options)
 
-    def _object_options(
-        self, output_cls: type[Model], llm_kwargs: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """Return the options of a chat whose reply is to be an object."""
-        given = {**ONE, **(llm_kwargs or {})}
-        form = ReplyForm(schema=output_cls.model_json_schema())
-        schema = self._enforced(without_constraints(self._options(given)), form).get("json_schema")
-        return given if schema is None else {**given, "json_schema": schema}
+    # Options and members ----------------------------------------------------------------------
+
+    @property
+    def _ensemble(self) -> Ensemble:
+        if self._passed_engine is not None:
+            return Ensemble(given=self._passed_engine)
+        return Ensemble.of(self.members or (), **{key: getattr(self, key) for key in _LOADING})
+
+    @property
+    def _model_name(self) -> str:
+        return "+".join(self.use or self._ensemble.names)
+
+    def _options(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call: those of the LLM, updated with the call's overrides."""
+        fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
+        options = {name: value for name, value in fields.items() if value is not None}
+        given = check_option_names(overrides)
+        if any(given.get(name) is not None for name in CONSTRAINTS):
+            options = _without_constraints(options)  # a constraint replaces all others
+        return {**options, **given}
+
+    def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
+        """Return the engine's options, overridden by `options`. This loads nothing."""
+        config = self.engine.config if self._ensemble.is_loaded else AdaFuseConfig()
+        return config.override(options)
+
+    def _active_members(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the members that decode with these options. This loads nothing.
+
+        Raises:
+            InvalidOptionError: an option is out of range or does not match the members.
+        """
+        return tuple(self._config(options).member_weights(self._ensemble.names))
+
+    def _reads_messages(self, names: tuple[str, ...]) -> bool:
+        """Return whether a member has a chat template. Load the members if needed to know it."""
+        return bool(self._told(lambda ensemble: ensemble.is_chat_model(names)))
+
+    def _told(self, read: Callable[[Ensemble], T | None]) -> T | None:
+        """Read a property of the ensemble. Load the members if their files do not tell."""
+        value = read(self._ensemble)
+        if value is None and not self._ensemble.is_loaded:
+            self._ensemble.engine()
+            value = read(self._ensemble)
+        return value
+
+    def _warn_once(self, message: str) -> None:
+        """Log a warning, unless this LLM already logged the same one."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            logger.warning(message)
+
+    async def _aload(self) -> None:
+        """Load the members without blocking the event loop."""
+        ensemble = self._ensemble
+        if not ensemble.is_loaded:
+            await asyncio.to_thread(ensemble.engine)
+
+    # Copies and pickles -----------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        for shared in (self._passed_engine, self.callback_manager, self.rate_limiter):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        name = ALIASES.get(name, name)
+        if name in AdaFuseConfig.model_fields and value is not None:
+            value = getattr(AdaFuseConfig().override({name: value}), name)
+        super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self, ALIASES[name]) if name in ALIASES else super().__getattr__(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._passed_engine is not None:
+            raise TypeError(
+                "an LLM with a passed engine cannot be pickled, because pickles contain no "
+                "weights; create the LLM with members=[...], which the other process can load"
+            )
+        return super().__getstate__()
+
+    @field_serializer("members")
+    def _serialize_members(self, members: Members) -> Any:
+        return self._ensemble.identity["members"] if isinstance(members, tuple) else members
+
+    @field_serializer("dtype")
+    def _serialize_dtype(self, dtype: Any) -> str:
+        return str(dtype)
 
 
-def _continuation(chunk: Chunk) -> CompletionResponse:
-    return CompletionResponse(
-        text=chunk.text, delta=chunk.delta, raw=chunk.raw, logprobs=chunk.logprobs
-    )
+def _without_constraints(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options without those that determine the form of a response."""
+    return {name: value for name, value in options.items() if name not in CONSTRAINTS}
+
+
+def _object(output_cls: type[BaseModel], llm_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the keywords of a chat whose reply is to be an object."""
+    form = {"type": "json_schema", "json_schema": {"schema": output_cls.model_json_schema()}}
+    return {"n": 1, **(llm_kwargs or {}), "response_format": form}
 
 
 def _describes_steps(messages: Sequence[ChatMessage]) -> bool:

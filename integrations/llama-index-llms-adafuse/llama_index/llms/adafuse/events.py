@@ -14,7 +14,13 @@ from adafuse_llm.results import FinishReason
 from adafuse_llm.summary import Summary
 
 
-class AdaFuseGenerationStartEvent(BaseEvent):
+class _Event(BaseEvent):
+    @classmethod
+    def class_name(cls) -> str:
+        return cls.__name__
+
+
+class AdaFuseGenerationStartEvent(_Event):
     """The start of a decode.
 
     Attributes:
@@ -25,12 +31,8 @@ class AdaFuseGenerationStartEvent(BaseEvent):
     members: tuple[str, ...]
     options: dict[str, Any]
 
-    @classmethod
-    def class_name(cls) -> str:
-        return "AdaFuseGenerationStartEvent"
 
-
-class AdaFuseRoundEvent(BaseEvent):
+class AdaFuseRoundEvent(_Event):
     """One round: the candidates and the committed text.
 
     Attributes:
@@ -40,7 +42,7 @@ class AdaFuseRoundEvent(BaseEvent):
         score: score of the text, in nats. The strategy defines it.
         asked: members that proposed or scored in the round.
         unanimous: whether several members proposed, and all of them the only candidate; None if
-            fewer than two proposed (``adafuse_llm.summary.is_unanimous``).
+            fewer than two proposed.
         winner: index of the committed candidate.
         candidates: all candidates of the round.
         margins: by member, the margin at the start of each word that the member considered.
@@ -63,21 +65,17 @@ class AdaFuseRoundEvent(BaseEvent):
     forced: bool = False
     probability: float | None = None
 
-    @classmethod
-    def class_name(cls) -> str:
-        return "AdaFuseRoundEvent"
 
-
-class AdaFuseGenerationEndEvent(BaseEvent):
+class AdaFuseGenerationEndEvent(_Event):
     """The end of a decode. A decode that fails or is stopped early does not emit this event.
 
     Attributes:
         text: the response.
+        strategy: name of the strategy that ran.
         finish_reason: why the decode ended.
         usage: token counts and forward passes by member.
         summary: statistics of the rounds.
         seed: the seed that gives the same response again; None if nothing was drawn.
-        strategy: name of the strategy that ran.
     """
 
     text: str
@@ -86,7 +84,3 @@ class AdaFuseGenerationEndEvent(BaseEvent):
     usage: Usage
     summary: Summary
     seed: int | None = None
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "AdaFuseGenerationEndEvent"

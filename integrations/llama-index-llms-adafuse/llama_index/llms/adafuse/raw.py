@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llama_index.core.bridge.pydantic import BaseModel, ConfigDict
 
-from adafuse_llm import Generation, Round, StreamEvent, Usage
+from adafuse_llm import Generation, Round, Usage
 from adafuse_llm.results import FinishReason
 from adafuse_llm.summary import Summary
 
@@ -41,12 +41,8 @@ class AdaFuseRaw(BaseModel):
     Attributes:
         rounds: all rounds of a whole response, or the round of a chunk. With the option
             `logprobs`, they have the log-probabilities of all members.
-        finish_reason, usage, summary, strategy: values of the whole response. In a stream, only
-            the last chunk has them.
-        seed: the seed that gives the same response again; None if nothing was drawn. In a stream,
-            only the last chunk has it.
-        closing: the end of the whole response that the engine made up to complete its form at the
-            length limit (`Generation.closing`). In a stream, only the last chunk has it.
+        finish_reason, usage, summary, strategy, seed, closing: values of the whole response, as in
+            `Generation`. In a stream, only the last chunk has them.
         alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
             and usage.
     """
@@ -64,26 +60,21 @@ class AdaFuseRaw(BaseModel):
 
     def __repr__(self) -> str:
         """Return a summary, because the rounds of a response can have megabytes."""
-        tokens = "None" if self.usage is None else str(self.usage.total_tokens)
         return (
-            f"{type(self).__name__}(finish_reason={self.finish_reason!r}, rounds=<"
-            f"{len(self.rounds)}>, tokens={tokens}, strategy={self.strategy!r}, seed={self.seed}, "
+            f"{type(self).__name__}(finish_reason={self.finish_reason!r}, "
+            f"rounds=<{len(self.rounds)}>, strategy={self.strategy!r}, seed={self.seed}, "
             f"alternatives=<{len(self.alternatives)}>)"
         )
 
     __str__ = __repr__
 
     @classmethod
-    def of_chunk(cls, event: StreamEvent) -> AdaFuseRaw:
-        rounds = () if event.round is None else (event.round,)
-        if event.generation is None:
+    def of(cls, rounds: tuple[Round, ...], generation: Generation | None) -> AdaFuseRaw:
+        """Return the field for some rounds, and for the whole response if it is complete."""
+        if generation is None:
             return cls(rounds=rounds)
-        return cls.of_response(event.generation).model_copy(update={"rounds": rounds})
-
-    @classmethod
-    def of_response(cls, generation: Generation) -> AdaFuseRaw:
         return cls(
-            rounds=generation.rounds,
+            rounds=rounds,
             finish_reason=generation.finish_reason,
             usage=TokenUsage.of(generation.usage),
             summary=Summary.of(generation.rounds),

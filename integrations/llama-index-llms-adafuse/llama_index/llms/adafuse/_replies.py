@@ -1,0 +1,227 @@
+"""Replies: the form that a chat asks for, and the responses that the members' text becomes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import BaseModel, ValidationError
+from llama_index.core.llms.utils import parse_partial_json
+from llama_index.core.output_parsers import PydanticOutputParser
+from llama_index.core.tools import BaseTool
+from llama_index.llms.adafuse._decode import Chunk
+
+from adafuse_llm import MalformedReplyError
+from adafuse_llm.adapters.reply import CUT, ToolCall
+from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
+from adafuse_llm.text.conversation import check_tools
+
+logger = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+FORM_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+"""Keywords of `AdaFuseLLM.chat` that determine the form of the reply."""
+
+WARNINGS_KEY = "adafuse_warnings"
+"""Key in the ``additional_kwargs`` of responses, with what is wrong with the calls of a reply."""
+
+
+def form_of(keywords: Mapping[str, Any]) -> ReplyForm:
+    """Return the form of replies that the keywords of a chat ask for.
+
+    Raises:
+        InvalidInputError: a value has an unknown form, or the choice does not fit the tools.
+    """
+    tools = check_tools(keywords.get("tools") or ())
+    parallel = keywords.get("parallel_tool_calls")
+    return ReplyForm(
+        tools,
+        to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
+        to_flag("parallel_tool_calls", parallel, default=True),
+        schema_of(keywords.get("response_format")),
+    )
+
+
+def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
+    """Describe a tool in the form of OpenAI.
+
+    Unlike core, keep the name, and a recursive class, whose schema is a reference.
+    """
+    metadata = tool.metadata
+    schema = metadata.fn_schema.model_json_schema() if metadata.fn_schema else {}
+    whole = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    function = {
+        "name": metadata.get_name(),
+        "description": metadata.description,
+        "parameters": {**whole, **metadata.get_parameters_dict()},
+    }
+    return {"type": "function", "function": function}
+
+
+class Reply:
+    """A converter from the chunks of a reply to responses with text, reasoning and tool calls.
+
+    The text excludes reasoning and calls. A malformed call, which only a reply without enforcement
+    can have, stays in the text, unless a length limit cut it off. Whitespace after reasoning and
+    after calls is removed.
+
+    Args:
+        form: the form of the reply.
+        is_step: whether the reply is a step of a ReAct agent.
+    """
+
+    def __init__(self, form: ReplyForm, *, is_step: bool = False) -> None:
+        self._reader = form.reader()
+        self._is_step = is_step
+        self._text = ""
+        self._thinking = ""
+        self._calls: list[ToolCallBlock] = []
+        self._next_id = _call_id()
+
+    def take(self, chunk: Chunk) -> ChatResponse:
+        """Return the response after one more chunk.
+
+        An unfinished call is the last of the calls as soon as its arguments have begun.
+        """
+        reason = chunk.raw.finish_reason
+        added = self._reader.add(chunk.delta, chunk.reply_prefix, reason, chunk.raw.closing)
+        for warning in added.warnings:
+            logger.warning("%s", warning)
+        for call in added.calls:
+            assert isinstance(call, ToolCall), "malformed calls are text"
+            self._calls.append(self._block(call.name, call.arguments))
+            self._next_id = _call_id()
+        self._text += added.content
+        if self._is_step and reason in CUT:
+            self._text = _without_cut_input(self._text)
+        self._thinking += added.reasoning
+        calls = [*self._calls]
+        if reason is None and (begun := self._reader.unfinished()):
+            calls.append(self._block(begun[0], _begun_arguments(begun[1])))
+        extras = {"thinking_delta": added.reasoning, WARNINGS_KEY: added.warnings}
+        return ChatResponse(
+            message=self._message(calls),
+            delta=added.content,
+            raw=chunk.raw,
+            logprobs=chunk.logprobs,
+            additional_kwargs={key: value for key, value in extras.items() if value},
+        )
+
+    def take_completion(self, chunk: Chunk) -> CompletionResponse:
+        """Return the completion after one more chunk. Its text excludes reasoning."""
+        response = self.take(chunk)
+        return CompletionResponse(
+            text=self._text,
+            delta=response.delta,
+            raw=response.raw,
+            logprobs=response.logprobs,
+            additional_kwargs=response.additional_kwargs,
+        )
+
+    def _block(self, name: str, arguments: dict[str, Any]) -> ToolCallBlock:
+        return ToolCallBlock(tool_call_id=self._next_id, tool_name=name, tool_kwargs=arguments)
+
+    def _message(self, calls: list[ToolCallBlock]) -> ChatMessage:
+        blocks: list[ContentBlock] = [TextBlock(text=self._text), *calls]
+        if self._thinking:
+            blocks = [ThinkingBlock(content=self._thinking), *blocks]
+        # programs of core recognize calls by this entry
+        extras = {"tool_calls": [_openai_call(call) for call in calls]} if calls else {}
+        return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=extras)
+
+
+class Continuation:
+    """A converter from the chunks that continue a prompt to responses with their text unchanged."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def take_completion(self, chunk: Chunk) -> CompletionResponse:
+        self._text += chunk.delta
+        return CompletionResponse(
+            text=self._text, delta=chunk.delta, raw=chunk.raw, logprobs=chunk.logprobs
+        )
+
+
+def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
+    """Return the object in a reply, ignoring code fences and text around it.
+
+    Raises:
+        MalformedReplyError: the reply is no valid object.
+    """
+    reply = response.message.content or ""
+    reason = reason_of(response)
+    closing = getattr(response.raw, "closing", "")
+    if reason in CUT and (closing or _is_open(reply)):
+        raise MalformedReplyError(f"the object is not whole: {CUT[reason]}")
+    try:
+        return output_cls.model_validate_json(reply)
+    except ValidationError:
+        pass  # text stands around it
+    try:
+        return PydanticOutputParser(output_cls).parse(reply)  # type: ignore[no-any-return]
+    except ValueError as error:
+        problem = f"{error!s:.200}"
+        if isinstance(error, ValidationError):
+            problem = "; ".join(
+                f"{'.'.join(map(str, each['loc'])) or 'the object'}: {each['msg']}"
+                for each in error.errors(include_url=False)
+            )
+        raise MalformedReplyError(
+            f"the reply is no valid {output_cls.__name__}: {problem}"
+        ) from error
+
+
+def reason_of(response: ChatResponse) -> str:
+    """Return why a reply ended, or "" if it did not."""
+    return str(getattr(response.raw, "finish_reason", None) or "")
+
+
+def _is_open(reply: str) -> bool:
+    """Return whether an object begins in a reply, and does not end there."""
+    return reply.rfind("{") > reply.rfind("}")
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex}"
+
+
+def _openai_call(block: ToolCallBlock) -> dict[str, Any]:
+    arguments = json.dumps(block.tool_kwargs, ensure_ascii=False)
+    function = {"name": block.tool_name, "arguments": arguments}
+    return {"id": block.tool_call_id, "type": "function", "function": function}
+
+
+def _begun_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments so far of an unfinished call. Text may follow complete arguments."""
+    arguments: dict[str, Any] = {}
+    with suppress(ValueError):
+        arguments = parse_partial_json(text)
+    with suppress(ValueError):
+        arguments, _ = json.JSONDecoder().raw_decode(text)
+    return arguments
+
+
+def _without_cut_input(text: str) -> str:
+    """Return a step without the input of a tool that a limit cut off. Agents would repair it."""
+    step, marker, given = text.rpartition("Action Input:")
+    try:
+        json.JSONDecoder().raw_decode(given.strip())
+    except (ValueError, RecursionError):  # no JSON, or too deep
+        return step if marker else text
+    return text

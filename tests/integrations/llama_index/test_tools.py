@@ -1,0 +1,355 @@
+"""Tools: what agents, programs and selectors of LlamaIndex do with the LLM."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llama_index.core.agent.react import ReActChatFormatter
+from llama_index.core.agent.workflow import (
+    AgentStream,
+    FunctionAgent,
+    ReActAgent,
+    ToolCallResult,
+)
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock, ToolCallBlock
+from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.program import FunctionCallingProgram
+from llama_index.core.tools import FunctionTool
+from llama_index.core.workflow import WorkflowRuntimeError
+from llama_index.llms.adafuse import AdaFuseLLM
+
+from adafuse_llm import AdaFuseEngine, InvalidInputError, MalformedReplyError
+from tests.support.instruction_follower import call as written_call
+from tests.support.llama_calls import PATHS, ask, recorded
+from tests.support.scripted import scripted, scripted_engine
+
+WAYS = ("chat", "achat", "stream_chat", "astream_chat")
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def greet(name: str, formal: bool = False) -> str:
+    """Greet somebody."""
+    return f"Good day, {name}." if formal else f"Hi {name}!"
+
+
+ADD, GREET = FunctionTool.from_defaults(add), FunctionTool.from_defaults(greet)
+SUM = written_call("add", a=12, b=7)
+HELLO = written_call("greet", name="Zoë", formal=True)
+CALLS = [("add", {"a": 12, "b": 7}), ("greet", {"name": "Zoë", "formal": True})]
+STEP = 'Thought: I have to add.\nAction: add\nAction Input: {"a": 12, "b": 7}'
+MADE_UP = "\nObservation: 42\nThought: I can answer.\nAnswer: It is 42."
+
+
+def clerk(prompt: str) -> str:
+    """Calls tools once, or speaks freely."""
+    if "Action Input:" in prompt:
+        return "Thought: Done.\nAnswer: It is 19." if "tion: 19" in prompt else STEP + MADE_UP
+    if '<tool_response>\n{"name"' in prompt:
+        return "It is 19."
+    if "Do both" in prompt:
+        return f"Let me see.\n{SUM}\n{HELLO}"
+    return SUM if "12 plus 7" in prompt else "I only add."
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with scripted_engine(clerk) as engine:
+        yield AdaFuseLLM(engine=engine)
+
+
+@pytest.fixture(scope="module")
+def free(llm):
+    """The same members; nothing is enforced."""
+    return AdaFuseLLM(engine=llm.engine, enforce=False)
+
+
+@pytest.fixture(scope="module")
+def stubborn():
+    """Members that never do what they are asked to do."""
+    with scripted_engine(lambda _: "I would rather talk about ships.") as engine:
+        ends = {'"': 50}  # strings end, so that no limit cuts them off
+        quick: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 4}
+        yield AdaFuseLLM(engine=engine, max_new_tokens=90, logit_bias=ends, **quick)
+
+
+async def with_tools(llm: Any, way: str, *args: Any, **kwargs: Any) -> list[ChatResponse]:
+    """The response, or the chunks, of one of the four forms of `chat_with_tools`."""
+    given = getattr(llm, f"{way}_with_tools")(*args, **kwargs)
+    if way == "astream_chat":
+        return [each async for each in await given]
+    if way == "stream_chat":
+        return list(given)
+    return [await given if way == "achat" else given]
+
+
+def calls_of(response: ChatResponse) -> list[tuple[str, Any]]:
+    blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+    return [(block.tool_name, block.tool_kwargs) for block in blocks]
+
+
+@pytest.mark.quick
+def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, free, monkeypatch):
+    assert llm.metadata.is_function_calling_model
+    assert not free.metadata.is_function_calling_model
+    monkeypatch.setattr(AdaFuseEngine, "can_enforce", False)
+    assert not llm.metadata.is_function_calling_model
+    assert calls_of(llm.chat_with_tools([ADD], "12 plus 7?")) == CALLS[:1]  # by the prompt
+
+
+# chat_with_tools ---------------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("way", WAYS)
+async def test_text_and_calls(llm, free, way):
+    for asked in (llm, free):
+        *_, last = chunks = await with_tools(
+            asked, way, [ADD, GREET], "Do both!", allow_parallel_tool_calls=True
+        )
+        assert (last.message.content, calls_of(last)) == ("Let me see.\n", CALLS)
+        selected = asked.get_tool_calls_from_response(last)
+        assert [(each.tool_name, each.tool_kwargs) for each in selected] == CALLS
+        assert len({each.tool_id for each in selected}) == 2
+        assert "".join(chunk.delta or "" for chunk in chunks) == last.message.content
+        (plain,) = await with_tools(asked, "chat", [ADD], "What can you do?")
+        assert (plain.message.content, calls_of(plain)) == ("I only add.", [])
+
+
+CHOICES: list[tuple[dict[str, Any], int, set[str]]] = [
+    ({"tool_required": True, "allow_parallel_tool_calls": True}, 9, {"add", "greet"}),
+    ({"tool_choice": "any"}, 1, {"add", "greet"}),
+    ({"tool_choice": "greet", "tool_required": True}, 1, {"greet"}),
+    ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, 1, {"add"}),
+]
+
+
+@pytest.mark.parametrize(("options", "at_most", "allowed"), CHOICES)
+def test_calls_that_must_be_made_are_made_and_fit_their_schemas(
+    stubborn, options, at_most, allowed
+):
+    last = stubborn.chat_with_tools([ADD, GREET], "Hello?", **options)
+    assert not last.message.content
+    assert 1 <= len(calls_of(last)) <= at_most
+    for name, arguments in calls_of(last):
+        assert name in allowed
+        schema: Any = {"add": ADD, "greet": GREET}[name].metadata.fn_schema
+        schema.model_validate(arguments, strict=True)
+
+
+class Sum(BaseModel):
+    """A sum of numbers and of other sums."""
+
+    terms: list[Sum | int]
+
+
+def test_the_arguments_of_a_recursive_class_have_its_form(stubborn):
+    tool = FunctionTool.from_defaults(lambda **kwargs: "", "keep", "Keep it.", fn_schema=Sum)
+    options = {"tool_choice": "keep", "max_new_tokens": 400, "logit_bias": {"]": 80.0}}
+    ((_, arguments),) = calls_of(stubborn.chat_with_tools([tool], "Hello?", **options))
+    assert Sum.model_validate(arguments, strict=True)
+
+
+def test_without_a_choice_of_tools_there_is_text(llm):
+    response = llm.chat_with_tools([ADD], "12 plus 7?", tool_choice="none")
+    assert not calls_of(response)
+    assert llm.chat([ChatMessage("12 plus 7?")]).message.content == SUM  # unchanged without tools
+    assert calls_of(llm.chat_with_tools([ADD, GREET], "Do both!")) == CALLS[:1]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tool_choice": "ad"}, "Did you mean 'add'"),
+        ({"tools": [], "tool_required": True}, "at least one tool"),
+        ({"tool_chioce": "add"}, "unknown option 'tool_chioce'"),
+        ({"json_schema": {"type": "object"}}, "json_schema cannot be combined"),
+        ({"tools": [ADD, ADD]}, "different names"),
+    ],
+)
+async def test_a_request_that_cannot_be_made_is_an_error_before_any_computation(
+    free, options, message
+):
+    options = {"tools": [ADD], **options}
+    with recorded() as record:
+        for way in WAYS:
+            with pytest.raises(InvalidInputError, match=message):
+                await with_tools(free, way, user_msg="12 plus 7?", **options)
+    assert not record.named("AdaFuseRoundEvent")
+
+
+def test_a_reply_is_read_again_as_part_of_the_conversation(llm):
+    asked = ChatMessage("What is 12 plus 7?")
+    first = llm.chat_with_tools([ADD], asked)
+    (selected,) = llm.get_tool_calls_from_response(first)
+    result = ChatMessage("19", role="tool", additional_kwargs={"tool_call_id": selected.tool_id})
+    as_json = ChatMessage.model_validate_json(first.message.model_dump_json())
+    for message in (first.message, as_json):
+        second = llm.chat_with_tools([ADD], chat_history=[asked, message, result])
+        assert (second.message.content, calls_of(second)) == ("It is 19.", [])
+
+
+def test_a_prompt_of_ones_own_describes_the_tools():
+    seen: list[str] = []
+    with AdaFuseEngine([scripted(lambda prompt: seen.append(prompt) or SUM)]) as engine:
+        llm = AdaFuseLLM(
+            engine=engine,
+            messages_to_prompt=lambda messages: "\n".join(str(m) for m in messages) + "\nAnswer:",
+        )
+        response = llm.chat_with_tools([ADD], "12 plus 7?", tool_required=True)
+    assert calls_of(response) == CALLS[:1]
+    assert any('"name": "add", "description"' in text and "12 plus 7?" in text for text in seen)
+
+
+def test_options_of_the_llm_that_constrain_replies_give_way_to_tools(llm):
+    for enforce in ("auto", False):
+        asked = AdaFuseLLM(engine=llm.engine, json_schema={"type": "object"}, enforce=enforce)
+        assert calls_of(asked.chat_with_tools([ADD], "What is 12 plus 7?")) == CALLS[:1]
+
+
+def test_a_stream_shows_calls_that_grow(llm):
+    options: dict[str, Any] = {"allow_parallel_tool_calls": True, "max_words": 1}
+    chunks = llm.stream_chat_with_tools([GREET, ADD], "Do both!", **options)
+    shown = [llm.get_tool_calls_from_response(c, error_on_no_tool_call=False) for c in chunks]
+    sizes = [len(calls) for calls in shown]
+    assert sizes == sorted(sizes)
+    assert {*sizes} == {0, 1, 2}
+    for position in (0, 1):
+        same = [calls[position] for calls in shown if len(calls) > position]
+        assert len({call.tool_id for call in same}) == 1
+        grown = [len(call.tool_kwargs) for call in same]
+        assert grown == sorted(grown)
+        assert grown[0] < grown[-1] == 2
+        assert 1 in grown  # the first argument is shown before the second one
+
+
+def test_reasoning_and_calls_are_blocks_and_no_text():
+    reply = f"<think>Hm.</think>\nSee:\n{SUM}\n{HELLO}"
+    with scripted_engine(lambda _: reply) as engine:
+        llm = AdaFuseLLM(engine=engine, max_words=1)
+        chunks = [*llm.stream_chat_with_tools([ADD, GREET], "?", allow_parallel_tool_calls=True)]
+    message = chunks[-1].message
+    assert "".join(each.delta or "" for each in chunks) == message.content == "See:\n"
+    thought = [block.content for block in message.blocks if isinstance(block, ThinkingBlock)]
+    assert thought == ["Hm."]
+    assert "".join(each.additional_kwargs.get("thinking_delta", "") for each in chunks) == "Hm."
+    for_core = [each["function"] for each in message.additional_kwargs["tool_calls"]]
+    assert [(each["name"], json.loads(each["arguments"])) for each in for_core] == CALLS
+    assert calls_of(chunks[-1]) == CALLS
+
+
+def test_a_malformed_call_stays_in_the_text_with_the_reason():
+    with scripted_engine(lambda _: "<tool_call>\nadd(12, 7)\n</tool_call>") as engine:
+        llm = AdaFuseLLM(engine=engine, enforce=False)
+        response = llm.chat_with_tools([ADD], "12 plus 7?")
+    assert "add(12, 7)" in (response.message.content or "")
+    assert "not JSON" in response.additional_kwargs["adafuse_warnings"][0]
+    with pytest.raises(MalformedReplyError, match="calls no tool"):
+        llm.get_tool_calls_from_response(response)
+
+
+# Agents ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_function_agent(llm, streaming):
+    agent = FunctionAgent(tools=[add, greet], llm=llm, streaming=streaming)
+    handler = agent.run("What is 12 plus 7?")
+    events = [event async for event in handler.stream_events()]
+    assert str(await handler) == "It is 19."
+    (result,) = [event for event in events if isinstance(event, ToolCallResult)]
+    assert (result.tool_kwargs, result.tool_output.content) == ({"a": 12, "b": 7}, "19")
+    shown = [event.delta for event in events if isinstance(event, AgentStream)]
+    assert "".join(shown) == "It is 19." * streaming
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm, streaming):
+    agent = ReActAgent(tools=[add], llm=llm, streaming=streaming)
+    with recorded() as record:
+        handler = agent.run("What is 12 plus 7?")
+        events = [event async for event in handler.stream_events()]
+        response: Any = await handler
+    assert str(response) == "It is 19."
+    (result,) = [event for event in events if isinstance(event, ToolCallResult)]
+    assert (result.tool_kwargs, result.tool_output.content) == ({"a": 12, "b": 7}, "19")
+    assert record.named("AdaFuseGenerationEndEvent")[0].text == STEP
+    assert response.raw["summary"]["rounds"] > 0
+
+
+async def test_the_stop_of_a_react_agent_comes_beside_others_and_only_where_steps_are_asked(llm):
+    asked = ReActChatFormatter.from_defaults().format([ADD], [ChatMessage("12 plus 7?")])
+    for path in PATHS[4:]:
+        assert (await ask(llm, path, asked)).text == STEP
+    assert (await ask(llm, "chat", asked, stop="12")).text == STEP.partition("12")[0]
+    configured = AdaFuseEngine(llm.engine.backends, llm.engine.config.override({"stop": "12"}))
+    assert (await ask(AdaFuseLLM(engine=configured), "chat", asked)).text.endswith(': {"a": ')
+    without = AdaFuseLLM(engine=llm.engine, react_stop=False)
+    assert (await ask(without, "chat", asked)).text == STEP + MADE_UP
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_tool_is_not_called_with_what_the_limit_cuts(streaming):
+    saved: list[str] = []
+
+    def save_note(text: str = "") -> str:
+        """Save a note."""
+        saved.append(text)
+        return "Saved."
+
+    tool = FunctionTool.from_defaults(save_note)
+    story = written_call("save_note", text="A fox. " * 20)
+    with scripted_engine(lambda _: story) as engine:
+        llm = AdaFuseLLM(engine=engine, max_new_tokens=40)
+        agent = FunctionAgent(tools=[tool], llm=llm, streaming=streaming)
+        with pytest.raises(MalformedReplyError, match="max_tokens"):
+            await agent.run("Save a story.")
+        loose = AdaFuseLLM(engine=engine, max_new_tokens=40, enforce=False)
+        with pytest.raises(MalformedReplyError, match="max_tokens"):
+            loose.get_tool_calls_from_response(loose.chat_with_tools([tool], "Save a story."))
+    step = 'Action: save_note\nAction Input: {"text": "A fox.", "more": "{red} ' + "x" * 99
+    with scripted_engine(lambda _: f"Thought: I save it.\n{step}") as engine:
+        react_llm = AdaFuseLLM(engine=engine, max_new_tokens=115, enforce=False)
+        react_agent = ReActAgent(tools=[tool], llm=react_llm, streaming=streaming)
+        with pytest.raises(WorkflowRuntimeError, match="iterations"):
+            await react_agent.run("Save a story.", max_iterations=2)
+    assert not saved
+
+
+# Programs and predict_and_call -------------------------------------------------------------------
+
+
+class Point(BaseModel):
+    """A point."""
+
+    x: int
+    y: int
+
+
+async def test_a_function_calling_program():
+    with scripted_engine(lambda _: written_call("Point", x=3, y=4)) as engine:
+        program: Any = FunctionCallingProgram.from_defaults(
+            output_cls=Point,
+            prompt_template_str="A point: {which}",
+            llm=AdaFuseLLM(engine=engine, max_words=1),
+        )
+        assert await program.acall(which="any") == Point(x=3, y=4)
+        shown = list(program.stream_call(which="any"))
+        assert shown[-1] == Point(x=3, y=4)
+        assert any(getattr(each, "y", None) is None for each in shown[:-1])
+
+
+async def test_tools_are_predicted_and_called(llm):
+    question, tools = "Do both!", [ADD, GREET]
+    response = llm.predict_and_call(tools, question, allow_parallel_tool_calls=True)
+    assert response.response == "19\n\nGood day, Zoë."
+    response = await llm.apredict_and_call(tools, question)
+    assert [source.tool_name for source in response.sources] == ["add"]
+    with pytest.raises(MalformedReplyError, match="calls no tool"):
+        await llm.apredict_and_call([ADD], "What can you do?")
