@@ -47,6 +47,15 @@ class RequestLogits:
         self._cuts = tree.cuts
         self._reported = (0, 0, 0)
 
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that the member can read in pieces, and has not read."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Free what the request has cached outside this object."""
+        return
+
     def follow(self) -> bool:
         """Drop the logits of nodes that the tree has dropped. Return whether it dropped nodes."""
         if self._cuts == self.tree.cuts:

@@ -393,15 +393,13 @@ def test_rows_of_a_request_that_runs_while_the_cache_is_cleared_are_not_kept() -
 def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
     recipe = Recipe("llama", seed=15)
     row = member(recipe).cache_bytes(1) // 2
-    limit = 400 * row
-    kept = member(recipe, prefix_cache_bytes=limit)
+    kept = member(recipe, prefix_cache_bytes=400 * row)
     texts = [f"{word} " * 60 for word in ("bread", "salt", "rope", "oil", "goats", "post", "tea")]
     with AdaFuseEngine([kept]) as engine:
         for text in texts:
             engine.generate(text, max_new_tokens=2)
             with kept._lock:  # the request is released after its answer has come
-                sizes = [each.size for each in kept._finished._kept]
-                assert kept._finished.size == sum(sizes) <= limit
+                assert kept._kept.tokens == sum(rows.count for rows in kept._kept) <= 400
         usage = engine.generate(texts[-1], max_new_tokens=2).usage
         assert usage.cached_tokens[recipe.name] > 0
         usage = engine.generate(texts[0], max_new_tokens=2).usage
@@ -466,7 +464,7 @@ def test_kept_rows_make_room_for_a_pass_that_runs_out_of_memory(
     sizes: list[int] = []
 
     def scarce(*args: Any, **kwargs: Any) -> Any:
-        sizes.append(kept._finished.size)
+        sizes.append(kept._kept.tokens)
         if len(sizes) <= failures:
             raise torch.OutOfMemoryError("in the second layer")
         return forward(*args, **kwargs)

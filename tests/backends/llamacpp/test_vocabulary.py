@@ -18,7 +18,7 @@ import pytest
 from gguf import TokenType
 from transformers import AutoTokenizer
 
-from adafuse_llm.backends.huggingface.text import grammar_tokenizer
+from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
@@ -303,7 +303,7 @@ def test_grammars_allow_the_tokens_that_they_allow_with_the_hugging_face_tokeniz
     size = len(text.tokenizer) + 3  # models often have logits that no token uses
     ours, theirs = (
         text.grammar_tokenizer(size, text.end_ids),
-        grammar_tokenizer(known, size, text.end_ids),
+        HuggingFaceText(known).grammar_tokenizer(size, text.end_ids),
     )
     for pattern in (r"[a-z ]+\.", r'\{"a": -?[0-9]+\}', "(\u4e2d|\U0001f600)+ end"):
         grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
