@@ -31,9 +31,9 @@ class MemberText(ABC):
         return self.codec.token_texts()
 
     @property
-    @abstractmethod
     def follows_grammars(self) -> bool:
         """Whether the bytes of the tokens are known."""
+        return True
 
     @abstractmethod
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:

@@ -11,9 +11,9 @@ import psutil
 import torch
 
 from adafuse_llm.backends.base import Query
+from adafuse_llm.backends.file_facts import context_window
 from adafuse_llm.backends.huggingface.checkpoint import (
     advice,
-    context_window,
     eos_ids,
     ignored_settings,
     own_adjustment,
@@ -97,7 +97,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         end_ids = frozenset(token for token in ends if 0 <= token < self._decoder.vocabulary)
         device = self._decoder.device
         self._set_up(HuggingFaceText(tokenizer), end_ids, self._decoder.vocabulary, device)
-        self.context_window = context_window(model.config.get_text_config(decoder=True))
+        self.context_window = context_window(model.config.get_text_config(decoder=True).to_dict())
         self.own_adjustment = own_adjustment(model, self.end_ids)
         self.ignored_settings = ignored_settings(model)
         self.device = str(device)

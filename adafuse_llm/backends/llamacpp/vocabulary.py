@@ -17,10 +17,8 @@ from adafuse_llm.backends.text import MemberText
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.text.matchers import grammar_tokenizer
 
-SENTENCEPIECE, BPE, WORDPIECE, UNIGRAM = 1, 2, 3, 4
-KINDS = range(1, 7)
-"""The kinds of vocabularies that can encode text, as llama.cpp numbers them (the last two are those
-of RWKV and PLaMo-2)."""
+SENTENCEPIECE, BPE, UNIGRAM, RWKV, PLAMO2 = 1, 2, 4, 5, 6
+"""The kinds of vocabularies that can encode every text, as llama.cpp numbers them."""
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1 << 0, 1 << 3, 1 << 4, 1 << 5
 """Attributes of tokens, as llama.cpp numbers them."""
@@ -60,7 +58,7 @@ class LlamaTokenizer:
     Attributes:
         keeps_settings: whether calls change the tokenizer; always False.
         name_or_path: path of the file.
-        kind: one of `KINDS`.
+        kind: kind of the vocabulary.
         pieces: the bytes of each token, by id.
         added_tokens_decoder: control tokens, and tokens that are found in a text before it is
             split into words, by id.
@@ -82,10 +80,10 @@ class LlamaTokenizer:
         self._vocabulary: int = self._library.llama_model_get_vocab(model.pointer)
         self.name_or_path = str(model.path)
         self.kind = int(self._library.llama_vocab_type(self._vocabulary))
-        if self.kind not in KINDS:
+        if self.kind not in (SENTENCEPIECE, BPE, UNIGRAM, RWKV, PLAMO2):
             raise UnsupportedModelError(
-                f"{self.name_or_path!r} has no vocabulary that llama.cpp can encode text with. "
-                "Pass a GGUF file with a vocabulary, or the transformers model."
+                f"{self.name_or_path!r} has no vocabulary with which llama.cpp can encode every "
+                "text. Pass another GGUF file, or the transformers model."
             )
         self._entries = read_entries(model.path)
         ids = range(model.vocabulary)
@@ -333,10 +331,6 @@ class LlamaText(MemberText):
     def token_texts(self) -> Sequence[str]:
         # as the codec's texts, in a tenth of the time
         return [piece.decode("utf-8", errors="replace") for piece in self.tokenizer.pieces]
-
-    @property
-    def follows_grammars(self) -> bool:
-        return bool(self.tokenizer.kind != WORDPIECE)
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
         tokenizer: LlamaTokenizer = self.tokenizer
