@@ -20,7 +20,6 @@ from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
 from tests.support.inference_servers import APIS, InferenceServer
 from tests.support.models import Recipe, backend, model, reference, tokenizer
 from tests.support.paths import ROOT
-from tests.support.serving import served
 
 VOCABULARY = (*string.ascii_letters, *" .,:\n<>/|_", "the", " and", "er")
 
