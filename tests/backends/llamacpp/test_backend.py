@@ -42,7 +42,9 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize(("prompt", "options"), CASES)
+@pytest.mark.parametrize(
+    ("prompt", "options"), CASES, ids=["plain", "branches", "draws", "grammar", "stop"]
+)
 def test_an_ensemble_of_gguf_members_equals_the_reference(
     prompt: str, options: dict[str, Any]
 ) -> None:
@@ -243,11 +245,10 @@ def test_end_tokens_are_added_to_those_of_the_file() -> None:
     ],
 )
 def test_caches_and_attentions_that_round_change_numbers_little(settings: dict[str, Any]) -> None:
+    trees = [TokenTree(tokenizer("wren").encode(MILL)) for _ in range(2)]
     exact, rounded = (
         member.evaluate([Query(tree, (tree.root,), (), 5)])[0].next[0]
-        for tree in [TokenTree(tokenizer("wren").encode(MILL))]
-        for member in (gguf(), gguf(**settings))
-        if member.release(tree) is None
+        for member, tree in zip((gguf(), gguf(**settings)), trees, strict=True)
     )
     assert rounded.tokens[0] == exact.tokens[0]
     assert rounded.logprobs[0] == pytest.approx(exact.logprobs[0], abs=0.5)
