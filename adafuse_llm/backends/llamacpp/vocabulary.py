@@ -17,8 +17,8 @@ from adafuse_llm.backends.text import MemberText
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.text.matchers import grammar_tokenizer
 
-SENTENCEPIECE, BPE, UNIGRAM, RWKV, PLAMO2 = 1, 2, 4, 5, 6
-"""The kinds of vocabularies that can encode every text, as llama.cpp numbers them."""
+SENTENCEPIECE, BPE, UNIGRAM = 1, 2, 4
+"""The kinds of vocabularies that causal models with attention have, as llama.cpp numbers them."""
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1 << 0, 1 << 3, 1 << 4, 1 << 5
 """Attributes of tokens, as llama.cpp numbers them."""
@@ -80,7 +80,7 @@ class LlamaTokenizer:
         self._vocabulary: int = self._library.llama_model_get_vocab(model.pointer)
         self.name_or_path = str(model.path)
         self.kind = int(self._library.llama_vocab_type(self._vocabulary))
-        if self.kind not in (SENTENCEPIECE, BPE, UNIGRAM, RWKV, PLAMO2):
+        if self.kind not in (SENTENCEPIECE, BPE, UNIGRAM):
             raise UnsupportedModelError(
                 f"{self.name_or_path!r} has no vocabulary with which llama.cpp can encode every "
                 "text. Pass another GGUF file, or the transformers model."

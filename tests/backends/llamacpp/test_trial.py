@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
+from adafuse_llm import AdaFuseEngine, LoadError
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, trial
-from adafuse_llm.backends.llamacpp.declarations import PACKAGE
-from adafuse_llm.backends.llamacpp.library import find_library, load_library
+from adafuse_llm.backends.llamacpp.library import load_library
 from tests.support.gguf_files import embedded_gguf
 
 pytestmark = pytest.mark.gguf
@@ -121,37 +117,3 @@ def test_a_file_is_tried_whatever_the_working_folder_and_other_libraries_do(
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "more"])
     monkeypatch.setattr(trial, "BOOTSTRAP", f"print('Hello'); {trial.BOOTSTRAP}")
     assert member() and len([*cache.iterdir()]) == 1
-
-
-TRAPS = {"x86_64": b"\x0f\x0b", "aarch64": bytes(4)}
-"""Instructions that do not exist, by machine."""
-
-
-def crashing_package(folder: Path) -> None:
-    """Copy the package of llama.cpp, and let its function llama_decode crash."""
-    installed = distribution(PACKAGE.name)
-    for file in installed.files or ():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(str(installed.locate_file(file)), folder / file)
-    path = str(installed.locate_file(PACKAGE.library))
-    place = ctypes.cast(ctypes.CDLL(path).llama_decode, ctypes.c_void_p).value or 0
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, _, offset, *_ = line.split()
-        start, end = (int(address, 16) for address in addresses.split("-"))
-        if start <= place < end:
-            with (folder / PACKAGE.library).open("r+b") as library:
-                library.seek(place - start + int(offset, 16))
-                library.write(TRAPS[os.uname().machine])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the instruction is for Linux")
-def test_a_library_that_crashes_takes_no_application_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if find_library()[0] != PACKAGE.name:
-        pytest.skip(f"{PACKAGE.name} is not installed")
-    crashing_package(tmp_path / "site")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    path = str(embedded_gguf("wren", "q8_0"))
-    with pytest.raises(LoadError, match=r"'m'.* ended a trial process by signal SIGILL"):
-        AdaFuseEngine.from_pretrained([GGUFMember(path, name="m")])

@@ -312,25 +312,6 @@ def test_closing_waits_for_calls_that_run_and_refuses_later_ones(
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-@pytest.mark.parametrize("model", ["rwkv", "plamo2"])
-def test_continuations_are_exact_for_the_vocabularies_of_other_models(model: str) -> None:
-    words = ["the", " the", " light", "a", " "]
-    # the texts of an RWKV vocabulary have escape sequences
-    letters = [f"\\x{byte:02x}" for byte in range(256)] if model == "rwkv" else BYTES
-    kind = TokenType.NORMAL if model == "rwkv" else TokenType.BYTE
-    types = [*[TokenType.CONTROL] * 2, *[kind] * 256, *[TokenType.NORMAL] * len(words)]
-    pieces = ["<s>", "</s>", *letters, *words]
-    path = write_pieces(folder() / f"{model}.gguf", model, pieces, types, eos_token_id=1)
-    text = LlamaText.from_file(path)
-    assert text.end_ids == {1}
-    assert len(encode(text.tokenizer, "the light")) == 2
-    for before, added in zip(random_texts(100, seed=4), random_texts(100, seed=5), strict=True):
-        context = text.codec.encode_prompt(before)
-        tokens, exact = text.codec.encode_continuation(context, added)
-        assert exact
-        assert text.tokenizer.decode([*context, *tokens]) == before + added
-
-
 def test_files_that_cannot_be_read_or_encode_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="no vocabulary"):
         LlamaText.from_file(write_pieces(tmp_path / "none.gguf", "no_vocab", [], [], vocab_size=3))
