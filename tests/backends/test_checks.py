@@ -28,6 +28,7 @@ def with_next(**changes: Any) -> list[QueryResult]:
     return [replace(RESULT, next=(replace(NEXT, **changes),))]
 
 
+NO_NEXT: Any = {}
 FAULTS: dict[str, tuple[Any, str]] = {
     "infinite": (with_next(logprobs=(math.inf, -1.0)), "is inf, but the highest .* is 0"),
     "logits": (with_next(logprobs=(12.5, 1.0)), "a log-probability is 12.5, .* not logits"),
@@ -44,7 +45,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "None": (None, "must return a list; it returned NoneType"),
     "dicts": ([{}], "must be a QueryResult; one is dict"),
     "no distribution": ([replace(RESULT, next=())], "0 distributions for 1 nodes"),
-    "other distribution": ([replace(RESULT, next=({},))], "must be a Next; one is dict"),
+    "other distribution": ([replace(RESULT, next=(NO_NEXT,))], "must be a Next; one is dict"),
     "no score": ([replace(RESULT, logprobs=())], "0 log-probabilities for 1 nodes"),
     "nan score": ([replace(RESULT, logprobs=(math.nan,))], "is NaN"),
     "high score": ([replace(RESULT, logprobs=(0.5,))], "is 0.5, but the highest"),

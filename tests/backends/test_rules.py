@@ -204,7 +204,7 @@ class WritesControlTokens(FakeBackend):
 
 
 class HasNoMethod(FakeBackend):
-    evaluate = property()  # type: ignore[assignment]  # raises AttributeError
+    evaluate = property()  # raises AttributeError
 
 
 FAULTS: dict[str, tuple[type[FakeBackend], str, str]] = {

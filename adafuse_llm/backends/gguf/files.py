@@ -104,8 +104,7 @@ def ollama_files(path: Path) -> dict[str, Path]:
             empty.
     """
     folders = (path / "models", path, *path.parents)
-    parts = ("blobs", "manifests")
-    folder = next((f for f in folders if all(os.path.isdir(f / part) for part in parts)), None)  # noqa: PTH112
+    folder = next((each for each in folders if os.path.isdir(each / "manifests")), None)  # noqa: PTH112
     found: dict[str, Path] = {}
     for manifest in () if folder is None else sorted(folder.glob("manifests/*/*/*/*")):
         host, owner, name, tag = manifest.parts[-4:]

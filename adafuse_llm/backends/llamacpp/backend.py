@@ -71,6 +71,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         MissingDependencyError: llama.cpp is not installed.
     """
 
+    _text: LlamaText
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -103,7 +105,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             )
         ends = text.end_ids | _ids_of(end_tokens, text, label)
         self._set_up(text, ends, self._model.vocabulary)
-        self._close_text = text.close
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
         tokens = self._cache_tokens(facts, context, cache_type)
         self.context_window = min(facts.context_window or tokens, tokens)
@@ -149,7 +150,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             self._running.clear()
             self._kept.clear()
             self._context.close()
-            self._close_text()
+            self._text.close()
             self._model.close()
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[LlamaState] = ()) -> list[bool]:

@@ -158,7 +158,7 @@ def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
     with torch.inference_mode():
         usual = plain(ids).logits
     layer, ours = plain.model.layers[1], threading.current_thread()
-    forward, found = layer.forward, []
+    forward, found = layer.forward, list[Any]()
 
     def use() -> None:
         with torch.inference_mode():

@@ -58,9 +58,9 @@ def test_an_ensemble_of_gguf_members_equals_the_reference(
 def test_messages_are_read_as_by_the_transformers_members_and_kinds_of_members_mix() -> None:
     messages = [{"role": "user", "content": "Who keeps the light?<|end|> [|done|]"}]
     plain = [HuggingFaceBackend(model(n), tokenizer(n), n) for n in NAMES]
+    groups: tuple[Sequence[Backend], ...] = (plain, members(), [plain[0], *members()[1:]])
     expected, *others = (
-        AdaFuseEngine(each).generate(messages=messages, max_new_tokens=16)
-        for each in (plain, members(), [plain[0], *members()[1:]])
+        AdaFuseEngine(each).generate(messages=messages, max_new_tokens=16) for each in groups
     )
     for other in others:
         assert other.text == expected.text

@@ -239,22 +239,6 @@ def test_a_text_of_ten_thousand_words_takes_less_than_two_seconds(kind: str) -> 
     assert len(tokens) > 10_000
 
 
-def test_threads_get_the_same_tokens_as_a_single_thread() -> None:
-    texts = random_texts(200, seed=3)
-    codecs = [llama_of(kind, CHATML).codec for kind in ("llama3", "sentencepiece", "finch")]
-
-    def run(_: int) -> Any:
-        barrier.wait(10)
-        asked = [[codec.encode_messages([turn("user", t)]) for t in texts] for codec in codecs]
-        return asked, [[codec.encode_continuation([70], t) for t in texts] for codec in codecs]
-
-    barrier = threading.Barrier(1)
-    expected = run(0)
-    barrier = threading.Barrier(8)
-    with ThreadPoolExecutor(8) as pool:
-        assert all(result == expected for result in pool.map(run, range(8)))
-
-
 @pytest.mark.parametrize("kind", ["bytelevel", "wren", "heron", "finch"])
 def test_grammars_allow_the_tokens_that_they_allow_with_the_hugging_face_tokenizer(
     kind: str,
