@@ -107,20 +107,29 @@ def test_longrope_positions_change_over_for_all_tokens_at_once(arch, form, monke
         tree.commit(tree.path(tips[1])[0])
 
 
-def test_a_query_that_failed_halfway_can_be_asked_again_and_its_rows_are_not_kept(monkeypatch):
+@pytest.mark.parametrize("is_error", [True, False])
+def test_a_failed_query_and_one_with_nan_can_be_asked_again_and_nothing_of_them_is_kept(
+    is_error, monkeypatch
+):
     ours = member()
     prompt = ours.codec.encode_prompt(PROMPT)
     tree = TokenTree(prompt)
     check(ours, tree, tree.root)
     nodes = tree.path(tree.grow([5, 6]))
 
-    def fail(*args, **kwargs):
-        raise torch.OutOfMemoryError("in the second layer")
+    def fail(hidden, *args, **kwargs):
+        if is_error:
+            raise torch.OutOfMemoryError("in the second layer")
+        return hidden * torch.nan
 
     with monkeypatch.context() as patch:
         patch.setattr(ours.model.model.layers[1], "forward", fail)
-        with pytest.raises(torch.OutOfMemoryError):
-            check(ours, tree, *nodes)
+        if is_error:
+            with pytest.raises(torch.OutOfMemoryError):
+                check(ours, tree, *nodes)
+        else:
+            assert ours.evaluate([Query(tree, tuple(nodes), (), 2)])[0].has_nan
+    ours.release(tree)
     other = TokenTree(prompt)
     assert check(ours, other, other.root) == len(prompt)
     check(ours, tree, *nodes)
