@@ -117,6 +117,21 @@ def test_requests_share_forward_passes() -> None:
     assert sum(calls) == tokens
 
 
+@pytest.mark.quick
+def test_long_prompts_share_a_piece_which_is_short_while_another_request_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "PIECE_TOKENS", (16, 64))
+    ours = member(ENDLESS, prefix_cache_bytes=0)
+    trees, writer = [TokenTree(range(i, i + 100)) for i in (5, 105)], TokenTree([1, 2, 3])
+    with counted_calls(ENDLESS) as calls:
+        assert ours.read_piece(trees) == [False, False]
+        ours.evaluate([Query(writer, (writer.root,), (), 2)])
+        assert ours.read_piece(trees) == [False, False]
+        ours.evaluate([Query(tree, (tree.root,), (), 2) for tree in trees])
+    assert calls == [64, 3, 32, 64, 40]
+
+
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_layers_that_change_their_scores_share_passes(name: str) -> None:
     """A bound of the scores, and sinks; with a sliding window."""
