@@ -57,9 +57,11 @@ def test_a_wrong_mode_form_size_or_token_is_refused():
         member(form="forest")
     with pytest.raises(InvalidOptionError, match="prefix_cache_bytes"):
         member(prefix_cache_bytes=-1)
-    tree = TokenTree([1, 2, 10**6])
-    with pytest.raises(ValueError, match="token 1000000 is outside"):  # before a GPU sees it
-        member().evaluate([Query(tree, (tree.root,), (), 2)])
+    tree = TokenTree([1, 2])
+    unknown = tree.child(tree.root, 10**6)
+    for query in (Query(tree, (unknown,), (), 2), Query(tree, (), (unknown,), 2)):
+        with pytest.raises(ValueError, match="token 1000000 is outside"):  # before a GPU sees it
+            member().evaluate([query])
 
 
 def with_longrope(arch: str) -> Any:
