@@ -156,6 +156,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def _read(self, trees: Sequence[TokenTree], others: Iterable[LlamaState] = ()) -> list[bool]:
         if self._context.closed:
             raise RuntimeError("the member is closed")
+        self._batch = []  # a call that failed leaves something in it
         return super()._read(trees, others)
 
     def _run_parts(self, parts: Sequence[tuple[LlamaState, int]]) -> None:
@@ -187,7 +188,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         the cache has enough cells for any number of nodes.
         """
         states = []
-        self._batch = []
         for query in queries:
             state = self._state_of(query.tree)
             if state in self._planned():

@@ -39,6 +39,7 @@ class LogitsBackend(Backend, Generic[S]):
     `_advance`, `_run_parts`, `_sources` and `_keep`.
 
     Attributes:
+        vocabulary_size: number of the model's logits.
         _text: the member's tokens.
         _running: the states of requests whose cached tokens others may reuse.
         _pieces: number of tokens in a piece of a prompt, while a request writes its response and
