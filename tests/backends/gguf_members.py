@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,11 +62,3 @@ def plain_logits(name: str, ids: Sequence[int]) -> list[float]:
     with torch.no_grad():
         row: list[float] = model(name)(torch.tensor([list(ids)])).logits[0, -1].tolist()
     return row
-
-
-def shortened(folder: Path, name: str) -> Path:
-    """A copy of a member's folder without its tokenizer."""
-    folder.mkdir()
-    for each in ("config.json", "model.safetensors"):
-        (folder / each).write_bytes((PATHS[name] / each).read_bytes())
-    return folder

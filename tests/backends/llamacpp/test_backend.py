@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, RuntimeConfig
 from adafuse_llm.backends import Backend, Query, TokenTree
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
-from adafuse_llm.errors import ContextWindowError, MemberError, UnsupportedModelError
+from adafuse_llm.backends.llamacpp import backend, context
+from adafuse_llm.errors import ContextWindowError, MemberError
 from tests.backends.gguf_members import (
     NAMES,
     TOLERANCE,
@@ -21,12 +20,10 @@ from tests.backends.gguf_members import (
     members,
     model,
     references,
-    shortened,
     tokenizer,
 )
 from tests.reference import Options, decode
 from tests.support.compare import assert_same
-from tests.support.gguf_files import write_gguf
 from tests.support.sizes import sized
 
 pytestmark = pytest.mark.gguf
@@ -263,9 +260,3 @@ def test_memory_is_reckoned() -> None:
     assert gguf(context=1024, cache_type="f16").cache_bytes(1) < 0.6 * rows
     with pytest.raises(LoadError, match=r"'wren'.*MiB.*free"):
         gguf(context=10**12)
-
-
-def test_a_file_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
-    folder = shortened(tmp_path / "wren", "wren")
-    with pytest.raises(UnsupportedModelError, match="vocabulary"):
-        LlamaCppBackend(write_gguf(folder, tmp_path / "wren.gguf"), "wren")
