@@ -26,11 +26,6 @@ class Ship(BaseModel):
 
 
 FERRY: dict[str, Any] = {"name": "Orrin {II}", "kind": "ferry", "length": 31.5, "crew": ["船長"]}
-    "name": "Orrin {II}",
-    "kind": "ferry",
-    "length": 31.5,
-    "crew": ["Anna", "船長"],
-}
 WRITTEN = json.dumps(FERRY, ensure_ascii=False)
 PROMPT = PromptTemplate("Describe the ship {name}.")
 
