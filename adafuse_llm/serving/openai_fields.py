@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
 from adafuse_llm.errors import nearest, short_repr
-from adafuse_llm.serving.errors import invalid
+from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.wire import EXTENSION
 
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -42,6 +42,7 @@ REFUSED: Mapping[str, str] = {
     "audio": "the members write text",
     "background": NO_STORE,
     **dict.fromkeys(("conversation", "previous_response_id"), WHOLE),
+    "echo": "a response has new text only; RemoteEngine scores texts",
     **dict.fromkeys(("format", "guided_json", "guided_regex", "guided_choice"), FORM),
     "structured_outputs": FORM,
     "function_call": "send tool_choice",
@@ -173,7 +174,7 @@ class Body(BaseModel):
 Kind = TypeVar("Kind", bound=Body)
 
 
-def refused(name: str, reason: str, value: object = None) -> Exception:
+def refused(name: str, reason: str, value: object = None) -> ApiError:
     """Return the error for a field that is not supported."""
     got = "" if value is None else f"; got {short_repr(value)}"
     return invalid(
@@ -196,29 +197,23 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
             value; or the server is strict and does not know a field.
     """
     known = OPTIONS | kind.model_fields.keys()
-    for name, value in body.items():
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, value in given.items():
         if name in known:
             continue
-        if name in REFUSED and value and value not in ("none", "auto"):
-            raise refused(name, f": {REFUSED[name]}", value)
-        if value not in (None, False) and name not in REFUSED and name not in QUIET:
+        if name in REFUSED:
+            if value and value not in ("none", "auto"):
+                raise refused(name, f": {REFUSED[name]}", value)
+        elif value is not False and name not in QUIET:
             advice = nearest(name, known, similarity=SIMILARITY).strip()
             ignored.add(name, f"send it in {EXTENSION!r}" if name in OWN else advice)
     try:
-        return kind.model_validate({name: each for name, each in body.items() if each is not None})
+        return kind.model_validate(given)
     except ValidationError as error:
-        raise _invalid_value(error) from None
-
-
-def _invalid_value(error: ValidationError) -> Exception:
-    """Return the error for the first field that pydantic refuses."""
-    problem = error.errors(include_url=False, include_context=False)[0]
-    name = ".".join(str(part) for part in problem["loc"] if not _is_type(part))
+        problem = error.errors(include_url=False, include_context=False)[0]
+    # a text with a bracket, and these, are one of several types of a field, and no field
+    names = [str(part) for part in problem["loc"] if part not in ("str", "bool")]
+    name = ".".join(part for part in names if "[" not in part)
     message = problem["msg"][:1].lower() + problem["msg"][1:]
     shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
-    return invalid(f"{name}: {message}{shown}", name)
-
-
-def _is_type(part: int | str) -> bool:
-    """Return whether a part of a location is one of several types of a field, not a field."""
-    return isinstance(part, str) and (part in ("str", "bool") or "[" in part)
+    raise invalid(f"{name}: {message}{shown}", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +15,7 @@ from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, LATE, ApiError, api_error, invalid, option_of
 from adafuse_llm.serving.openai_fields import LENGTHS, NO_LIMIT, NO_TOOLS, Body, Ignored, parse
-from adafuse_llm.text.conversation import Conversation, Tool, check_tools
+from adafuse_llm.text.conversation import Conversation, check_tools
 
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of content parts that are reasoning of earlier replies, which members do not read there."""
@@ -45,7 +45,17 @@ class StreamOptions(Part):
 
 
 class Common(Body):
-    """The fields that all requests for responses can have."""
+    """The fields that all requests for responses can have.
+
+    Attributes:
+        PROMPT: name of the field with the prompt or the conversation.
+        FORM: name of the field with the form of replies without calls.
+        LENGTH: the API's own name of ``max_new_tokens``.
+    """
+
+    PROMPT: ClassVar[str] = "messages"
+    FORM: ClassVar[str] = "response_format"
+    LENGTH: ClassVar[str] = "max_tokens"
 
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -67,57 +77,60 @@ class _ChatBody(Conversational):
 
 
 class _CompletionBody(Common):
+    PROMPT: ClassVar[str] = "prompt"
+
     prompt: str | list[str]
     logprobs: int | None = None
-    echo: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServedRequest:
     """A request to a model.
 
     Attributes:
         body: the fields of the request.
-        options: options of `AdaFuseConfig`.
         ignored: the parts of the request that were ignored, and other warnings for the client.
+        options: options of `AdaFuseConfig`.
         given: the client's names of the options.
-        prompts: the prompts of a completion.
-        echo: whether each completion begins with its prompt.
-        conversation: the conversation of a chat.
-        form: the form of the reply.
         enforce: whether the form is enforced: True, False, or ``"auto"`` to describe a form that
             cannot be enforced to the members only.
+        open_ended: whether the response may fill the context window.
+        prompts: the prompts of a completion.
+        conversation: the conversation of a chat.
+        form: the form of the reply.
         variables: variables for the chat templates that read them.
         effort: how much the members reason; None for their own default.
-        open_ended: whether the response may fill the context window.
         echoed: the fields that a response of the Responses API repeats; None for the other APIs.
     """
 
     body: Common
-    options: dict[str, Any]
     ignored: Ignored
-    given: Mapping[str, str]
+    options: dict[str, Any] = field(init=False)
+    given: dict[str, str] = field(init=False)
+    enforce: bool | Literal["auto"] = field(init=False)
+    open_ended: bool = field(init=False)
     prompts: Sequence[str] = ()
-    echo: bool = False
     conversation: Conversation | None = None
     form: ReplyForm = field(default_factory=ReplyForm)
-    enforce: bool | Literal["auto"] = "auto"
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
-    open_ended: bool = False
     echoed: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.options, self.given = self.body.options(self.ignored)
+        self.enforce = self.body.adafuse.enforce
+        lengths = [(self.body.model_extra or {}).get(name) for name in LENGTHS]
+        self.open_ended = NO_LIMIT in lengths and "max_new_tokens" not in self.options
 
     @property
     def has_grammar(self) -> bool:
         """Whether a grammar may have to be compiled, which takes time."""
-        grammars = (self.options.get(name) for name in GRAMMARS)
-        return not self.form.is_free or any(each is not None for each in grammars)
+        return not self.form.is_free or any(self.options.get(name) is not None for name in GRAMMARS)
 
     @property
     def length_field(self) -> str:
         """The client's name for ``max_new_tokens``."""
-        name = "max_tokens" if self.echoed is None else "max_output_tokens"
-        return self.given.get("max_new_tokens", name)
+        return self.given.get("max_new_tokens", self.body.LENGTH)
 
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""
@@ -132,8 +145,7 @@ class ServedRequest:
             described.param = name
             described.message = described.message.replace(f"option {option!r}", f"field {name!r}")
         if described.param is None and described.code == CONTEXT_CODE:
-            chat = "messages" if self.echoed is None else "input"
-            described.param = "prompt" if self.conversation is None else chat
+            described.param = self.body.PROMPT
         return described
 
 
@@ -148,11 +160,9 @@ def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
         ApiError: a field is not supported, or has an invalid value.
     """
     chat = parse(_ChatBody, body, ignored)
-    turns = _turns(chat.messages, ignored)
-    return ServedRequest(
-        **conversational(chat, ignored, turns, response_format=chat.response_format),
-        effort=chat.reasoning_effort,
-    )
+    asked = ServedRequest(chat, ignored, effort=chat.reasoning_effort)
+    converse(asked, chat, to_turns(chat.messages, ignored), chat.response_format)
+    return asked
 
 
 def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
@@ -165,104 +175,64 @@ def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
             "prompt",
         )
     completion = parse(_CompletionBody, body, ignored)
-    asked = _shared(completion, ignored)
-    if completion.logprobs is not None:
-        asked["options"] |= {"logprobs": True, "top_logprobs": completion.logprobs}
-        asked["given"]["top_logprobs"] = "logprobs"
-        if completion.echo:
-            raise invalid(
-                "echo cannot be combined with logprobs, because the prompt has no "
-                "log-probabilities; RemoteEngine has the method score",
-                "echo",
-            )
     prompts = [completion.prompt] if isinstance(completion.prompt, str) else completion.prompt
     if not prompts:
         raise invalid("prompt must be a text, or a list of at least one text", "prompt")
-    return ServedRequest(prompts=prompts, echo=completion.echo, **asked)
+    asked = ServedRequest(completion, ignored, prompts=prompts)
+    if completion.logprobs is not None:
+        asked.options |= {"logprobs": True, "top_logprobs": completion.logprobs}
+        asked.given["top_logprobs"] = "logprobs"
+    return asked
 
 
-def conversational(
+def converse(
+    asked: ServedRequest,
     body: Conversational,
-    ignored: Ignored,
     turns: Sequence[Turn],
-    *,
     response_format: Mapping[str, Any] | None,
-    place: str = "messages",
-    format_place: str = "response_format",
-) -> dict[str, Any]:
-    """Return the arguments of `ServedRequest` for a request with a conversation.
-
-    Args:
-        body: the fields of the request.
-        ignored: takes what is ignored.
-        turns: the conversation.
-        response_format: the form of replies without calls.
-        place: name of the field with the conversation.
-        format_place: name of the field with the form of replies.
+) -> None:
+    """Add a conversation and the form of its reply to a request.
 
     Raises:
         ApiError: a field has an invalid value, or two fields contradict each other.
     """
-    asked = _shared(body, ignored)
-    functions = _functions(body.tools, ignored)
-    tools, choice = _tools(body, functions)
-    with naming(format_place):
+    functions = functions_of(body.tools, asked.ignored)
+    with naming("tools"):
+        tools = check_tools(functions)
+    with naming("tool_choice"):
+        choice = to_tool_choice(body.tool_choice, [tool.name for tool in tools])
+    with naming(body.FORM):
         schema = schema_of(response_format)
-    form = ReplyForm(tools, choice, body.parallel_tool_calls, schema)
-    named = (response_format or {}).get("json_schema") or response_format or {}
-    is_strict = any(each.get("strict") is True for each in (*functions, named))
-    constraint = next((name for name in CONSTRAINTS if name in asked["options"]), None)
-    has_form = asked["enforce"] is not False and (form.calls_tools or form.schema is not None)
+    asked.form = form = ReplyForm(tools, choice, body.parallel_tool_calls, schema)
+    constraint = next((name for name in CONSTRAINTS if name in asked.options), None)
+    has_form = asked.enforce is not False and (form.calls_tools or schema is not None)
     if constraint is not None and has_form:
-        name = asked["given"][constraint]
+        name = asked.given[constraint]
         raise invalid(
-            f"{name} cannot be combined with {'tools' if form.calls_tools else format_place}, "
+            f"{name} cannot be combined with {'tools' if form.calls_tools else body.FORM}, "
             "because both determine the form of the reply; send only one of them",
             name,
         )
-    with naming(place):
-        conversation = to_conversation(
+    described = (response_format or {}).get("json_schema") or response_format or {}
+    is_strict = any(each.get("strict") is True for each in (*functions, described))
+    if is_strict and asked.enforce == "auto":
+        asked.enforce = True
+    asked.variables = body.chat_template_kwargs
+    with naming(body.PROMPT):
+        asked.conversation = to_conversation(
             turns,
             tools=tools,
             tool_choice=choice,
             instructions="\n\n".join(filter(None, (form.instructions, body.adafuse.instructions))),
         )
     if any(map(malformed_calls, turns)):
-        ignored.warnings.append(
-            f"{place} has tool calls whose arguments are not a JSON object. Members read them as "
-            "text."
+        asked.ignored.warnings.append(
+            f"{body.PROMPT} has tool calls whose arguments are not a JSON object. Members read "
+            "them as text."
         )
-    if is_strict and asked["enforce"] == "auto":
-        asked["enforce"] = True
-    variables = body.chat_template_kwargs
-    return {**asked, "conversation": conversation, "form": form, "variables": variables}
 
 
-def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
-    """Return the arguments of `ServedRequest` that all requests have in common."""
-    options, given = body.options(ignored)
-    asks_for_all = any((body.model_extra or {}).get(name) == NO_LIMIT for name in LENGTHS)
-    return {
-        "body": body,
-        "options": options,
-        "given": given,
-        "ignored": ignored,
-        "enforce": body.adafuse.enforce,
-        "open_ended": asks_for_all and "max_new_tokens" not in options,
-    }
-
-
-def _tools(
-    body: Conversational, functions: Sequence[Mapping[str, Any]]
-) -> tuple[tuple[Tool, ...], str]:
-    """Return the tools and the tool choice of a request."""
-    with naming("tools"):
-        tools = check_tools(functions)
-    with naming("tool_choice"):
-        return tools, to_tool_choice(body.tool_choice, [tool.name for tool in tools])
-
-
-def _functions(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:
+def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:
     """Return the functions of tools. Tools of other types are ignored.
 
     Raises:
@@ -284,62 +254,45 @@ def _functions(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Map
     return functions
 
 
-def read_conversation(
-    body: Conversational, messages: Sequence[Message], ignored: Ignored
-) -> Conversation:
-    """Return a conversation for its tokens, without the form of a reply.
-
-    Raises:
-        ApiError: a message or a tool has an invalid form.
-    """
-    tools, choice = _tools(body, _functions(body.tools, ignored))
-    turns = _turns(messages, ignored)
-    instructions = body.adafuse.instructions
-    with naming("messages"):
-        return to_conversation(turns, tools=tools, tool_choice=choice, instructions=instructions)
-
-
-def _turns(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
+def to_turns(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
     """Return messages of OpenAI's API as turns."""
     turns: list[Turn] = []
     for number, each in enumerate(messages):
-        content = readable(each.content)
-        if each.role == "tool":
-            content = readable_result(content, f"messages.{number}.content", ignored)
-        turn: Any = {**dict(each), "content": content}
+        place = f"messages.{number}.content" if each.role == "tool" else None
+        turn: Any = {**dict(each), "content": readable(each.content, place, ignored)}
         turns.append(turn)
     return turns
 
 
-def readable(content: Any) -> Any:
-    """Return a message's content without its thoughts; refusals become text.
+def readable(content: Any, result: str | None, ignored: Ignored) -> Any:
+    """Return the content of a message, as members can read it.
 
-    Other parts that are not text, such as images, stay and are refused later.
+    Thoughts are left out, and refusals become text. Agents send the result of a tool again with
+    every later turn, so it must not end their conversation: a note replaces what is not text. In
+    other messages, such as those with an image, it stays and is refused later.
+
+    Args:
+        content: the content.
+        result: name of the field, if it is the result of a tool.
+        ignored: takes what a note replaces.
     """
-    if not isinstance(content, list):
+    if (
+        content is None
+        or isinstance(content, str)
+        or (result is None and type(content) is not list)
+    ):
         return content
-    kept = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "refusal":
-            kept.append({"type": "text", "text": part.get("refusal")})
-        elif kind not in THOUGHTS:
-            kept.append(part)
-    return kept
-
-
-def readable_result(content: Any, place: str, ignored: Ignored) -> Any:
-    """Return the content of a tool's result with a note in place of each part that is not text.
-
-    Agents send a result again with every later turn, so it must not end their conversation.
-    """
-    if content is None or isinstance(content, str):
-        return content
-    parts = []
+    parts: list[Any] = []
     for part in content if isinstance(content, list) else [content]:
         given = part if isinstance(part, Mapping) else {"text": part}
-        is_text = isinstance(given.get("text"), str)
-        parts.append(part if is_text else note_of(given.get("type"), place, ignored))
+        kind = given.get("type")
+        if result is not None:
+            is_text = isinstance(given.get("text"), str)
+            parts.append(part if is_text else note_of(kind, result, ignored))
+        elif kind == "refusal":
+            parts.append({"type": "text", "text": given.get("refusal")})
+        elif kind not in THOUGHTS:
+            parts.append(part)
     return parts
 
 

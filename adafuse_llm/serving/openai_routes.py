@@ -26,7 +26,7 @@ from adafuse_llm.errors import (
 from adafuse_llm.request import Request as EngineRequest
 from adafuse_llm.results import Generation, Scores
 from adafuse_llm.run import Run
-from adafuse_llm.serving.access import request_id
+from adafuse_llm.serving.access import CALL
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import (
     COMMENT,
@@ -41,9 +41,10 @@ from adafuse_llm.serving.openai_requests import (
     Conversational,
     Message,
     ServedRequest,
+    converse,
     read_chat,
     read_completion,
-    read_conversation,
+    to_turns,
 )
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
@@ -91,8 +92,7 @@ async def _models(service: Service, request: Request) -> Response:
 
 async def _model(service: Service, request: Request) -> Response:
     name = request.path_params["name"]
-    if name != service.config.served_model_name:
-        service.check_model(name)
+    service.check_model(name)
     return JSONResponse(_described(service, service.engine, name))
 
 
@@ -126,23 +126,24 @@ async def _complete(
 ) -> Response:
     """Answer a request for a chat completion, a completion or a response."""
     asked = await read_object(request, read, Ignored(strict=service.config.strict))
-    opened = service.admitted(
-        partial(_open, service, asked),
-        has_grammar=asked.has_grammar,
-        limit=service.time_limit(asked.body.adafuse.timeout),
-    )
+    extension, limit = asked.body.adafuse, service.config.request_timeout
+    if extension.timeout is not None:
+        limit = min(extension.timeout, limit or extension.timeout)
     try:
-        if asked.body.adafuse.check:
+        if extension.check:
             work = service.result(partial(_check, service, asked), has_grammar=True)
             await unless_disconnected(request.receive, work)
             return JSONResponse({"object": "check", "choices": []})
-        if not asked.body.stream or asked.body.adafuse.texts is not None:
+        opened = service.admitted(
+            partial(_open, service, asked, limit), has_grammar=asked.has_grammar, limit=limit
+        )
+        if not asked.body.stream or extension.texts is not None:
             return await unless_disconnected(request.receive, _whole(service, asked, opened))
         parts = _parts(service, asked, opened)
         first = await unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    return StreamResponse(parts, first, warnings_header(asked.ignored.warnings))
+    return StreamResponse(first, parts, warnings_header(asked.ignored.warnings))
 
 
 def _check(service: Service, asked: ServedRequest, _: threading.Event) -> None:
@@ -152,7 +153,7 @@ def _check(service: Service, asked: ServedRequest, _: threading.Event) -> None:
 
 
 def _open(
-    service: Service, asked: ServedRequest, cancel: threading.Event
+    service: Service, asked: ServedRequest, timeout: float | None, cancel: threading.Event
 ) -> tuple[Run[Any], Writer]:
     """Check a request against the models, the limits and the grammars of the server, and open it.
 
@@ -160,49 +161,45 @@ def _open(
         ApiError: the request cannot be served.
         InvalidInputError: an option cannot be used.
     """
-    engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
+    body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
+    engine, options = service.resolve(body.model, extension.strategy, asked.options)
     options = _with_variables(engine, options, asked)
-    chat, inputs = asked.conversation, len(asked.prompts) or 1
     has_limit = "max_new_tokens" in options or engine.config.max_new_tokens != DEFAULT_LIMIT
     open_ended = asked.open_ended or (asked.form.calls_tools and not has_limit)
+    conversation = asked.conversation
+    sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
     options = service.check_limits(
         engine,
         options,
         inputs=inputs,
-        characters=sum(map(len, asked.body.adafuse.texts or ()))
-        + (max(map(len, asked.prompts)) if chat is None else chat.characters),
+        characters=max(sizes) + sum(map(len, extension.texts or ())),
         length_option=asked.length_field,
         open_ended=open_ended,
     )
     try:
         options, problem = enforced(engine, asked.form, options, asked.enforce)
     except (InvalidOptionError, MissingDependencyError) as error:
-        named = "response_format" if asked.echoed is None else "text.format"
-        raise invalid(str(error), named if asked.form.schema is not None else "tools") from error
+        raise invalid(str(error), "tools" if asked.form.schema is None else body.FORM) from error
     if problem:
         asked.ignored.warnings.append(
             f"the form of the reply is only described to the members, not enforced: {problem}"
         )
     request = EngineRequest(
-        messages=chat,
+        messages=conversation,
         options=options,
-        texts=asked.body.adafuse.texts,
-        ends=asked.body.adafuse.ends,
-        timeout=service.time_limit(asked.body.adafuse.timeout),
+        texts=extension.texts,
+        ends=extension.ends,
+        timeout=timeout,
         cancel=cancel,
     )
-    requests = [request] if chat else [replace(request, prompt=each) for each in asked.prompts]
+    requests = [replace(request, prompt=each) for each in asked.prompts] or [request]
     run = _opened(engine, requests, open_ended=open_ended)
     config = engine.config.override(options)
-    model = asked.body.model or service.config.served_model_name
+    model = body.model or service.config.served_model_name
     leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
-    if asked.echoed is None or asked.body.adafuse.texts is not None:
+    if asked.echoed is None or extension.texts is not None:
         return run, CompletionWriter(model, asked, run.size // inputs, leader)
-
-    def count_tokens(member: str, text: str) -> int:
-        return len(engine.encode_text(text, use=(member,))[member])
-
-    return run, ResponseWriter(model, asked, config, leader, count_tokens)
+    return run, ResponseWriter(model, asked, engine, config, leader)
 
 
 def _with_variables(
@@ -256,10 +253,8 @@ async def _whole(service: Service, asked: ServedRequest, opened: Opened) -> Resp
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
     results: list[Any] = [done[index] for index in range(run.size)]
-    if isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None:
-        response = writer.scored(results)
-    else:
-        response = writer.response(results)
+    scores = isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None
+    response = writer.scored(results) if scores else writer.response(results)
     return JSONResponse(response, headers=warnings_header(asked.ignored.warnings))
 
 
@@ -290,39 +285,44 @@ async def _parts(
         if writer is None:
             raise
         if not isinstance(error, (ApiError, AdaFuseError)):
-            logger.exception("request %s failed", request_id())
+            logger.exception("request %s failed", CALL.get().id)
         yield writer.failure(asked.error(error))
 
 
 async def _tokenize(service: Service, request: Request) -> Response:
     """Return the tokens of a prompt, of a conversation, or of a text inside a prompt."""
     ignored = Ignored(strict=service.config.strict)
-    asked = await read_object(request, partial(parse, _TokenizeBody), ignored)
-    if (asked.prompt is None) == (asked.messages is None):
+    body = await read_object(request, partial(parse, _TokenizeBody), ignored)
+    if (body.prompt is None) == (body.messages is None):
         raise invalid("send either prompt or messages", "prompt")
-    engine, options = service.resolve(asked.model, None, asked.options(ignored)[0])
-    options.setdefault("chat_template_kwargs", asked.chat_template_kwargs)
 
-    def encode(_: threading.Event) -> dict[str, list[int]]:
-        text, conversation = asked.prompt or "", None
-        if asked.messages is not None:
-            conversation = read_conversation(asked, asked.messages, ignored)
+    def encode(_: threading.Event) -> tuple[dict[str, list[int]], int | None]:
+        asked = ServedRequest(body, ignored)
+        engine, options = service.resolve(body.model, None, asked.options)
+        options.setdefault("chat_template_kwargs", body.chat_template_kwargs)
+        text, conversation = body.prompt or "", None
+        if body.messages is not None:
+            asked.enforce = False
+            converse(asked, body, to_turns(body.messages, ignored), None)
+            conversation = asked.conversation
         characters = len(text) if conversation is None else conversation.characters
         service.check_limits(engine, options, characters=characters)
         if conversation is not None:
-            return engine.encode_prompt(messages=conversation, **options)
-        if not asked.add_special_tokens:
-            return engine.encode_text(text, **options)
-        return engine.encode_prompt(text, **options)
+            tokens = engine.encode_prompt(messages=conversation, **options)
+        elif body.add_special_tokens:
+            tokens = engine.encode_prompt(text, **options)
+        else:
+            tokens = engine.encode_text(text, **options)
+        return tokens, smallest_window(engine, tokens)
 
-    tokens = await unless_disconnected(request.receive, service.result(encode))
+    tokens, window = await unless_disconnected(request.receive, service.result(encode))
     member = max(tokens, key=lambda name: len(tokens[name]))
     extension: dict[str, Any] = {"member": member, "tokens": tokens}
     if ignored.warnings:
         extension["warnings"] = ignored.warnings
     answer: dict[str, Any] = {
         "count": len(tokens[member]),
-        "max_model_len": smallest_window(engine, tokens),
+        "max_model_len": window,
         "tokens": tokens[member],
         EXTENSION: extension,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -16,10 +16,9 @@ from adafuse_llm.serving.openai_requests import (
     Conversational,
     Part,
     ServedRequest,
-    conversational,
+    converse,
     note_of,
     readable,
-    readable_result,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -38,6 +37,10 @@ class _Reasoning(Part):
 
 
 class _ResponseBody(Conversational):
+    PROMPT: ClassVar[str] = "input"
+    FORM: ClassVar[str] = "text.format"
+    LENGTH: ClassVar[str] = "max_output_tokens"
+
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     text: _Text = _Text()
@@ -48,26 +51,20 @@ class _ResponseBody(Conversational):
 def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a response. The arguments and errors are those of `read_chat`."""
     given = parse(_ResponseBody, body, ignored)
-    response_format, metadata = given.text.format, body.get("metadata")
-    asked = conversational(
-        given,
-        ignored,
-        _turns(given, ignored),
-        response_format=response_format,
-        place="input",
-        format_place="text.format",
-    )
+    metadata = body.get("metadata")
+    asked = ServedRequest(given, ignored, effort=given.reasoning.effort)
+    converse(asked, given, _turns(given, ignored), given.text.format)
     if LOGPROBS in given.include:
-        asked["options"]["logprobs"] = True
-    echoed = {
+        asked.options["logprobs"] = True
+    asked.echoed = {
         "instructions": given.instructions,
         "max_output_tokens": body.get("max_output_tokens"),
         "tools": given.tools,
         "tool_choice": given.tool_choice or "auto",
         "metadata": metadata if isinstance(metadata, dict) else {},
-        "text": {"format": response_format or {"type": "text"}},
+        "text": {"format": given.text.format or {"type": "text"}},
     }
-    return ServedRequest(**asked, effort=given.reasoning.effort, echoed=echoed)
+    return asked
 
 
 def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
@@ -93,7 +90,7 @@ def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
         turn: Turn
         if kind == "message":
             role = item.get("role", "")
-            turn = {"role": role, "content": readable(item.get("content"))}
+            turn = {"role": role, "content": readable(item.get("content"), None, ignored)}
         elif kind == "function_call":
             call: Any = {
                 "id": _text(item.get("call_id"), f"{place}.call_id"),
@@ -108,7 +105,7 @@ def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
             turn = {
                 "role": "tool",
                 "tool_call_id": _text(item.get("call_id"), f"{place}.call_id"),
-                "content": readable_result(item.get("output"), f"{place}.output", ignored),
+                "content": readable(item.get("output"), f"{place}.output", ignored),
             }
         if turn["role"] == "assistant" and reasoning:
             turn["reasoning"] = reasoning

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.interface import Engine
 from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.errors import BUSY, ApiError
-from adafuse_llm.serving.http import to_json
-from adafuse_llm.serving.openai_completions import arguments_of, largest_member, total_usage
+from adafuse_llm.serving.http import event as sent_event
+from adafuse_llm.serving.openai_completions import arguments_of, largest_member, openai_usage
 from adafuse_llm.serving.openai_requests import ServedRequest
 from adafuse_llm.wire import EXTENSION
 
-CountTokens = Callable[[str, str], int]
-"""A function from a member's name and a text to the number of its tokens."""
+TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
+"""What events about the text of an item are named after, by its type."""
 
 
 class ResponseWriter:
@@ -28,27 +29,27 @@ class ResponseWriter:
     Args:
         model: the model's name, as the request has it.
         asked: the request.
+        engine: the engine, which counts the tokens of reasoning.
         config: the options of the engine for the request.
         leader: member whose log-probabilities the response has; None for none.
-        count_tokens: counts the tokens of reasoning.
     """
 
     def __init__(
         self,
         model: str,
         asked: ServedRequest,
+        engine: Engine,
         config: AdaFuseConfig,
         leader: str | None,
-        count_tokens: CountTokens,
     ) -> None:
         self._asked = asked
         self._leader = leader
         self._warnings = [*asked.ignored.warnings]
-        self._count_tokens = count_tokens
+        self._engine = engine
         self._reader = asked.form.reader()
         self._sequence = 0
         self._output: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
+        self._open: dict[str, Any] = {}
         self._tokens: list[dict[str, Any]] = []
         self._head = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -84,7 +85,7 @@ class ResponseWriter:
         self._warnings += delta.warnings
         if whole is not None:
             if not self._output:  # clients expect a message
-                yield from self._begin("message")
+                yield from self._begin_text("message")
             yield from self._close("incomplete" if whole.finish_reason in CUT else "completed")
 
     def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
@@ -132,18 +133,17 @@ class ResponseWriter:
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         """Return the usage of the member with the most tokens."""
-        usage = total_usage([generation], 1)
-        member = largest_member(usage)
-        prompt, completion = usage.prompt_tokens[member], usage.completion_tokens[member]
-        thought = generation.reasoning
-        reasoning = min(self._count_tokens(member, thought), completion) if thought else 0
-        cached = {"cached_tokens": usage.cached_tokens[member], "cache_write_tokens": 0}
+        usage, thought = openai_usage(generation.usage), generation.reasoning
+        output, reasoning = usage["completion_tokens"], 0
+        if thought:
+            member = largest_member(generation.usage)
+            reasoning = min(len(self._engine.encode_text(thought, use=(member,))[member]), output)
         return {
-            "input_tokens": prompt,
-            "input_tokens_details": cached,
-            "output_tokens": completion,
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": output,
             "output_tokens_details": {"reasoning_tokens": reasoning},
-            "total_tokens": prompt + completion,
+            "total_tokens": usage["total_tokens"],
         }
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
@@ -163,64 +163,56 @@ class ResponseWriter:
         """Yield the events for a part of the reply."""
         if isinstance(part, (Text, Reasoning)):
             kind = "message" if isinstance(part, Text) else "reasoning"
-            if self._open is None or self._open["type"] != kind:
+            if self._open.get("type") != kind:
                 yield from self._close("completed")
-                yield from self._begin(kind)
-            assert self._open is not None, "an item has begun"
+                yield from self._begin_text(kind)
             self._open["content"][0]["text"] += part.text
             shown = {"logprobs": tokens} if kind == "message" else {}
-            yield self._at(f"{_delta_of(kind)}.delta", content_index=0, delta=part.text, **shown)
+            yield self._at(f"{TEXTS[kind]}.delta", content_index=0, delta=part.text, **shown)
             return
         assert isinstance(part, ToolCall), "malformed calls are text"
         yield from self._close("completed")
-        name, arguments = part.name, arguments_of(part)
-        item = {
-            "id": f"fc_{uuid.uuid4().hex}",
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": f"call_{uuid.uuid4().hex}",
-            "name": name,
-            "arguments": "",
-        }
-        self._open = item
-        self._output.append(item)
-        yield self._item("added")
-        item["arguments"] = arguments
+        arguments = arguments_of(part)
+        ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex}"}
+        yield self._begin({**ids, "type": "function_call", "name": part.name, "arguments": ""})
         yield self._at("function_call_arguments.delta", delta=arguments)
-        yield self._at("function_call_arguments.done", name=name, arguments=arguments)
-        item["status"] = "completed"
-        yield self._item("done")
-        self._open = None
+        yield self._at("function_call_arguments.done", name=part.name, arguments=arguments)
+        self._open["arguments"] = arguments
+        yield self._end("completed")
 
-    def _begin(self, kind: str) -> Iterator[bytes]:
+    def _begin_text(self, kind: str) -> Iterator[bytes]:
         """Begin a message, or reasoning."""
-        item: dict[str, Any] = {"type": kind, "status": "in_progress", "content": []}
         if kind == "message":
-            item |= {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
+            item = {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
-            item |= {"id": f"rs_{uuid.uuid4().hex}", "summary": []}
+            item = {"id": f"rs_{uuid.uuid4().hex}", "summary": []}
             part = {"type": "reasoning_text", "text": ""}
-        self._open = item
-        self._output.append(item)
-        yield self._item("added")
+        yield self._begin({**item, "type": kind, "content": []})
         yield self._at("content_part.added", content_index=0, part=part)
-        item["content"].append(part)
+        self._open["content"].append(part)
 
     def _close(self, status: str) -> Iterator[bytes]:
         """End the message or the reasoning that is open, if any."""
-        if (item := self._open) is None:
+        if not self._open:
             return
-        part = item["content"][0]
-        if item["type"] == "message":
-            part["logprobs"] = self._tokens
-        shown = {"logprobs": self._tokens} if item["type"] == "message" else {}
-        kind = _delta_of(item["type"])
-        yield self._at(f"{kind}.done", content_index=0, text=part["text"], **shown)
+        (part,) = self._open["content"]
+        kind, shown = self._open["type"], {}
+        if kind == "message":
+            part["logprobs"] = shown["logprobs"] = self._tokens
+        yield self._at(f"{TEXTS[kind]}.done", content_index=0, text=part["text"], **shown)
         yield self._at("content_part.done", content_index=0, part=part)
-        item["status"] = status
-        yield self._item("done")
-        self._open = None
+        yield self._end(status)
+
+    def _begin(self, item: dict[str, Any]) -> bytes:
+        self._open = {**item, "status": "in_progress"}
+        self._output.append(self._open)
+        return self._item("added")
+
+    def _end(self, status: str) -> bytes:
+        self._open["status"] = status
+        ended, self._open = self._item("done"), {}
+        return ended
 
     # Events ------------------------------------------------------------------------------------
 
@@ -230,15 +222,10 @@ class ResponseWriter:
 
     def _at(self, kind: str, **fields: Any) -> bytes:
         """Return an event about the item that is open."""
-        assert self._open is not None, "an item is open"
         place = {"item_id": self._open["id"], "output_index": len(self._output) - 1}
         return self._sent(f"response.{kind}", **place, **fields)
 
     def _sent(self, kind: str, **fields: Any) -> bytes:
-        data = to_json({"type": kind, "sequence_number": self._sequence, **fields})
+        data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
-
-
-def _delta_of(kind: str) -> str:
-    return "output_text" if kind == "message" else "reasoning_text"
+        return sent_event(data, kind)

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.access import middlewares, note_outcome, request_id
+from adafuse_llm.serving.access import CALL, middlewares
 
 pytestmark = pytest.mark.quick
 
@@ -30,7 +30,7 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 async def echo(request: Request) -> Response:
     body = await request.body()
-    return JSONResponse({"size": len(body), "id": request_id()})
+    return JSONResponse({"size": len(body), "id": CALL.get().id})
 
 
 async def fail(_: Request) -> Response:
@@ -38,7 +38,7 @@ async def fail(_: Request) -> Response:
 
 
 async def late(_: Request) -> Response:
-    note_outcome("timeout")
+    CALL.get().outcome = "timeout"
     return Response(status_code=200)
 
 

@@ -253,24 +253,6 @@ def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, 
     assert choice["finish_reason"] == reason
 
 
-def test_echo_is_obeyed_except_with_log_probabilities(address):
-    prompts = ["The old mill", "A ticket"]
-    body = {"prompt": prompts, "max_tokens": 3, "echo": True}
-    plain = httpx.post(address + COMPLETE, json={**body, "echo": False}).json()["choices"]
-    echoed = httpx.post(address + COMPLETE, json=body).json()["choices"]
-    texts = [prompt + choice["text"] for prompt, choice in zip(prompts, plain, strict=True)]
-    assert [choice["text"] for choice in echoed] == texts
-    streamed = ["", ""]
-    with httpx.stream("POST", address + COMPLETE, json={**body, "stream": True}) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                streamed[choice["index"]] += choice["text"]
-    assert streamed == texts
-    both = httpx.post(address + COMPLETE, json={**body, "logprobs": 1})
-    assert error(both)["param"] == "echo"
-
-
 def test_effort_and_variables_reach_the_templates_that_read_them():
     def script(prompt):
         return "Four." if "</think>" in prompt else "<think>\nThree is few.\n</think>\n\nFour."
