@@ -53,13 +53,7 @@ Count = Callable[[str, str, float], object]
 
 @dataclass
 class Call:
-    """A request, for the log and the metrics.
-
-    Attributes:
-        id: its id.
-        started: when it arrived, by `time.perf_counter`.
-        outcome: what became of it; None if the status of the response shows it.
-    """
+    """A request for the log and the metrics. Without an outcome, the status shows it."""
 
     id: str = "-"
     started: float = field(default_factory=time.perf_counter)

@@ -31,49 +31,48 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         api_keys: keys of which every request needs one. Empty: no request needs a key.
     """
     work = routes(service)
-    counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
+    counted = {route.path for route in work if "POST" in (route.methods or ())}
 
     def count(path: str, outcome: str, seconds: float) -> None:
         if path in counted:
             service.metrics.request(path, outcome, seconds)
 
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(_: Request) -> Response:
+        if service.is_ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready"}, 503)
+
+    async def metrics(_: Request) -> Response:
+        body, kind = service.metrics.exposition()
+        return Response(body, media_type=kind)
+
     app = Starlette(
         middleware=middlewares(service.config, api_keys, count=count),
         routes=[
-            Route("/health", _health, methods=["GET"]),
-            Route("/ready", partial(_ready, service), methods=["GET"]),
+            Route("/health", health, methods=["GET"]),
+            Route("/ready", ready, methods=["GET"]),
             *work,
-            Route("/metrics", partial(_metrics, service)),
+            Route("/metrics", metrics),
             *([page_route()] if service.config.page else []),
         ],
-        exception_handlers={
-            **dict.fromkeys((ApiError, AdaFuseError), _failed),
-            HTTPException: partial(_no_route, [route.path for route in work]),
-            ClientDisconnect: _left,
-        },
+        exception_handlers=dict.fromkeys(
+            (ApiError, AdaFuseError, HTTPException, ClientDisconnect),
+            partial(_failed, [route.path for route in work]),
+        ),
     )
     app.state.service = service
     return app
 
 
-async def _health(_: Request) -> Response:
-    return JSONResponse({"status": "ok"})
-
-
-async def _ready(service: Service, _: Request) -> Response:
-    if service.is_ready:
-        return JSONResponse({"status": "ready"})
-    return JSONResponse({"status": "not ready"}, 503)
-
-
-async def _metrics(service: Service, _: Request) -> Response:
-    body, kind = service.metrics.exposition()
-    return Response(body, media_type=kind)
-
-
-async def _no_route(paths: Sequence[str], request: Request, error: Exception) -> Response:
-    """Return the response for an address or a method that the server does not have."""
-    assert isinstance(error, HTTPException), "the application registers it for these"
+async def _failed(paths: Sequence[str], request: Request, error: Exception) -> Response:
+    """Return the response for an error; also for an address or a method that does not exist."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_CLOSED)
+    if not isinstance(error, HTTPException):
+        return error_response(api_error(error))
     path, code = request.url.path[:200], "not_found"
     message = (
         f"there is no address {path!r} here. The server has {', '.join(paths)}. OpenAI's clients "
@@ -82,11 +81,3 @@ async def _no_route(paths: Sequence[str], request: Request, error: Exception) ->
     if error.status_code == 405:
         message, code = f"{path} does not take the method {request.method}", "method_not_allowed"
     return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return error_response(api_error(error))
-
-
-async def _left(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED)

@@ -6,33 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from adafuse_llm.errors import (
-    AdaFuseError,
-    CacheMemoryError,
-    ContextWindowError,
-    EngineClosedError,
-    InvalidInputError,
-    InvalidOptionError,
-    MemberError,
-    MemberOutOfMemoryError,
-    MemberUnavailableError,
-    MissingDependencyError,
-    QueueFullError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    ServerError,
-    ServerNotReadyError,
-)
+from adafuse_llm import errors
+from adafuse_llm.errors import AdaFuseError, InvalidInputError, InvalidOptionError
 from adafuse_llm.wire import EXTENSION, error_fields
 
-INVALID, FAILED, BUSY, LATE = (
-    "invalid_request_error",
-    "server_error",
-    "rate_limit_error",
-    "timeout_error",
-)
-TYPES = {408: LATE, 429: BUSY, 500: FAILED, 503: FAILED, 504: LATE}
-"""Types of errors by status. All others are `INVALID`."""
+TYPES = {
+    **dict.fromkeys((408, 504), "timeout_error"),
+    429: "rate_limit_error",
+    **dict.fromkeys((500, 503), "server_error"),
+}
+"""Types of errors by status. All others are ``invalid_request_error``."""
 
 CONTEXT_CODE = "context_length_exceeded"
 """Code of a prompt that is too long. Frameworks recognize it."""
@@ -50,22 +33,22 @@ MAX_MESSAGE, MAX_PARAM = 2000, 100
 
 KINDS: Mapping[int, type[AdaFuseError]] = {
     **dict.fromkeys((400, 413, 415), InvalidInputError),
-    **dict.fromkeys((408, 504), RequestTimeoutError),
-    429: QueueFullError,
-    503: ServerNotReadyError,
+    **dict.fromkeys((408, 504), errors.RequestTimeoutError),
+    429: errors.QueueFullError,
+    503: errors.ServerNotReadyError,
 }
 """Classes of errors that do not come from the engine, by status. All others are `ServerError`."""
 
 ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
-    QueueFullError: (429, "rate_limit_exceeded"),
-    RequestTimeoutError: (504, "timeout"),
-    ContextWindowError: (400, CONTEXT_CODE),
-    CacheMemoryError: (400, CONTEXT_CODE),
+    errors.QueueFullError: (429, "rate_limit_exceeded"),
+    errors.RequestTimeoutError: (504, "timeout"),
+    errors.ContextWindowError: (400, CONTEXT_CODE),
+    errors.CacheMemoryError: (400, CONTEXT_CODE),
     InvalidInputError: (400, None),
-    MissingDependencyError: (400, "not_installed"),
-    MemberOutOfMemoryError: (500, "member_out_of_memory"),
-    MemberUnavailableError: (500, "member_unavailable"),
-    MemberError: (500, "member_failed"),
+    errors.MissingDependencyError: (400, "not_installed"),
+    errors.MemberOutOfMemoryError: (500, "member_out_of_memory"),
+    errors.MemberUnavailableError: (500, "member_unavailable"),
+    errors.MemberError: (500, "member_failed"),
     AdaFuseError: (500, None),
 }
 """Status and code of the engine's errors. The first class that fits applies."""
@@ -99,15 +82,15 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message = status, message
-        self.type = TYPES.get(status, INVALID)
+        self.type = TYPES.get(status, "invalid_request_error")
         self.param, self.code = param, code
         self.headers = RETRY if headers is None and status in (429, 503) else headers
         if cause is not None:
             self._fields = error_fields(cause)
             return
-        kind = KINDS.get(status, ServerError)
+        kind = KINDS.get(status, errors.ServerError)
         if kind is InvalidInputError and code == CONTEXT_CODE:
-            kind = ContextWindowError
+            kind = errors.ContextWindowError
         elif kind is InvalidInputError and param:
             kind = InvalidOptionError
         self._fields = {"error": kind.__name__}
@@ -140,7 +123,7 @@ def api_error(error: BaseException) -> ApiError:
     """Return the error that a client receives for any error."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, (EngineClosedError, RequestCancelledError)):  # not without a client
+    if isinstance(error, (errors.EngineClosedError, errors.RequestCancelledError)):
         return not_ready("the server stops")
     if not isinstance(error, AdaFuseError):
         return ApiError(500, UNEXPECTED, code="internal_error")

@@ -13,7 +13,7 @@ from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversa
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.errors import InvalidInputError, short_repr
-from adafuse_llm.serving.errors import CONTEXT_CODE, LATE, ApiError, api_error, invalid, option_of
+from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.serving.openai_fields import LENGTHS, NO_LIMIT, NO_TOOLS, Body, Ignored, parse
 from adafuse_llm.text.conversation import Conversation, check_tools
 
@@ -135,7 +135,7 @@ class ServedRequest:
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""
         described = api_error(error)
-        is_limit = described.type == LATE or described.code == CONTEXT_CODE
+        is_limit = described.status == 504 or described.code == CONTEXT_CODE
         if is_limit and not self.body.adafuse.rounds:  # else the client is a RemoteEngine
             described.message = described.message.replace("timeout=", "").replace(
                 "max_new_tokens", self.length_field

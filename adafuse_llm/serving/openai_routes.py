@@ -79,46 +79,42 @@ def routes(service: Service) -> list[Route]:
         Route(RESPONSE, partial(_complete, service, read_response), methods=["POST"]),
         Route("/tokenize", partial(_tokenize, service), methods=["POST"]),
         Route("/v1/models", partial(_models, service), methods=["GET"]),
-        Route("/v1/models/{name:path}", partial(_model, service), methods=["GET"]),
+        Route("/v1/models/{name:path}", partial(_models, service), methods=["GET"]),
     ]
 
 
 async def _models(service: Service, request: Request) -> Response:
     """Return the models: the ensemble, with the strategy that the query names, and the members."""
-    names = (service.config.served_model_name, *service.engine.members)
-    engine = service.view(request.query_params.get("strategy"))
-    return JSONResponse({"object": "list", "data": [_described(service, engine, n) for n in names]})
+    engine, own = (
+        service.view(request.query_params.get("strategy")),
+        service.config.served_model_name,
+    )
 
-
-async def _model(service: Service, request: Request) -> Response:
-    name = request.path_params["name"]
-    service.check_model(name)
-    return JSONResponse(_described(service, service.engine, name))
-
-
-def _described(service: Service, engine: AdaFuseEngine, name: str) -> dict[str, Any]:
-    """Return a model, with its context window in tokens."""
-    if name == service.config.served_model_name:
-        config = engine.config.override(service.check_limits(engine, {}))
-        window = engine.context_window
-        extension = {
-            "members": list(engine.members),
-            "strategy": engine.strategy.name,
-            "member_info": [each.model_dump() for each in engine.member_info],
-            "config": config.model_dump(mode="json", exclude_defaults=True),
-            "can_enforce": engine.can_enforce,
+    def described(name: str) -> dict[str, Any]:
+        extension: dict[str, Any] = {"members": [name], "strategy": SINGLE}
+        if name == own:
+            config = engine.config.override(service.check_limits(engine, {}))
+            extension = {
+                "members": list(engine.members),
+                "strategy": engine.strategy.name,
+                "member_info": [each.model_dump() for each in engine.member_info],
+                "config": config.model_dump(mode="json", exclude_defaults=True),
+                "can_enforce": engine.can_enforce,
+            }
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "adafuse-llm",
+            "max_model_len": smallest_window(engine, extension["members"]),
+            EXTENSION: extension,
         }
-    else:
-        window = smallest_window(engine, [name])
-        extension = {"members": [name], "strategy": SINGLE}
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "adafuse-llm",
-        "max_model_len": window,
-        EXTENSION: extension,
-    }
+
+    if (name := request.path_params.get("name")) is not None:
+        service.check_model(name)
+        return JSONResponse(described(name))
+    models = [described(name) for name in (own, *engine.members)]
+    return JSONResponse({"object": "list", "data": models})
 
 
 async def _complete(

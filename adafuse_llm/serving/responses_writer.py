@@ -13,7 +13,7 @@ from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.interface import Engine
 from adafuse_llm.results import Generation, StreamEvent
-from adafuse_llm.serving.errors import BUSY, ApiError
+from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.http import event as sent_event
 from adafuse_llm.serving.openai_completions import arguments_of, largest_member, openai_usage
 from adafuse_llm.serving.openai_requests import ServedRequest
@@ -96,7 +96,7 @@ class ResponseWriter:
     def failure(self, error: ApiError) -> bytes:
         """Return the end of a stream that fails."""
         described = error.body["error"]
-        code = "rate_limit_exceeded" if error.type == BUSY else "server_error"
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         failed = {"code": code, "message": described["message"]}
         begun = b""
         if not self._sequence:  # clients expect this event before all others

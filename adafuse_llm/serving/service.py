@@ -13,15 +13,9 @@ from typing import Any, TypeVar
 import anyio.to_thread
 from starlette.requests import ClientDisconnect
 
+from adafuse_llm import errors
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import (
-    AdaFuseError,
-    InvalidOptionError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    nearest,
-    short_repr,
-)
+from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import Scores, StreamEvent
 from adafuse_llm.run import Run
 from adafuse_llm.serving.access import CALL, outcome_of
@@ -76,11 +70,7 @@ class Service:
         self._stops = self._cancelled = False
 
     def open(self, engine: AdaFuseEngine) -> None:
-        """Serve an engine from now on. The caller closes it.
-
-        Raises:
-            InvalidOptionError: a member has the name of the ensemble.
-        """
+        """Serve an engine from now on. The caller closes it."""
         if self.config.served_model_name in engine.members:
             raise InvalidOptionError(
                 f"option 'served_model_name': a member has the name "
@@ -95,11 +85,7 @@ class Service:
 
     @property
     def engine(self) -> AdaFuseEngine:
-        """The engine.
-
-        Raises:
-            ApiError: the members are not loaded, or the server stops.
-        """
+        """The engine. While members load, and when the server stops, this raises an `ApiError`."""
         if self._stops:
             raise not_ready("the server stops")
         if self._engine is None:
@@ -107,12 +93,7 @@ class Service:
         return self._engine
 
     def view(self, strategy: str | None) -> AdaFuseEngine:
-        """Return the engine with a strategy; None for its own.
-
-        Raises:
-            ApiError: the members are not loaded, the server stops, or requests may not name the
-                strategy.
-        """
+        """Return the engine with a strategy that requests may name; None for its own."""
         engine = self.engine
         if strategy is None or strategy == engine.strategy.name:
             return engine
@@ -136,20 +117,10 @@ class Service:
         member alone `SINGLE`.
 
         Raises:
-            ApiError: there is no such model or strategy, or the model contradicts the option
-                ``use``.
-            InvalidOptionError: an option is unknown or out of range.
+            ApiError: there is no such model or strategy, or it contradicts the option ``use``.
         """
         if model is None or model == self.config.served_model_name:
-            engine = self.view(strategy)
-            members = engine.config.override(options).use or engine.members
-            if strategy == SINGLE and len(members) > 1:
-                raise invalid(
-                    f"the strategy {SINGLE!r} decodes with one member. Ask the model "
-                    f"{members[0]!r}, for example, or name one member in adafuse.use.",
-                    "adafuse.strategy",
-                )
-            return engine, {**options}
+            return self.view(strategy), {**options}
         self.check_model(model)
         engine = self.view(strategy or SINGLE)
         used = options.get("use")
@@ -162,11 +133,7 @@ class Service:
         return engine, {**options, "use": (model,)}
 
     def check_model(self, model: str) -> None:
-        """Check that a model exists.
-
-        Raises:
-            ApiError: it does not exist.
-        """
+        """Check that a model exists."""
         names = (self.config.served_model_name, *self.engine.members)
         if model not in names:
             raise ApiError(
@@ -199,10 +166,6 @@ class Service:
 
         Returns:
             The options, with the server's limit of tokens if they have none.
-
-        Raises:
-            ApiError: a limit is exceeded.
-            InvalidOptionError: an option is unknown or out of range.
         """
         config, limits = engine.config.override(options), self.config
         most, active = limits.max_prompt_characters, config.use or engine.members
@@ -275,14 +238,19 @@ class Service:
                 )
             if scope.cancelled_caught:
                 assert limit is not None
-                raise RequestTimeoutError(
+                raise errors.RequestTimeoutError(
                     f"the request was stopped after {limit:g} seconds, before it could start. "
                     "Shorten the prompt, or try again later."
                 )
             yield done
             if self._cancelled and cancel.is_set():
                 outcome = "stopped"
-        except (asyncio.CancelledError, GeneratorExit, ClientDisconnect, RequestCancelledError):
+        except (
+            asyncio.CancelledError,
+            GeneratorExit,
+            ClientDisconnect,
+            errors.RequestCancelledError,
+        ):
             outcome = "cancelled"
             raise
         except BaseException as error:
@@ -297,16 +265,12 @@ class Service:
             CALL.get().outcome = outcome
 
     async def result(self, work: Callable[[threading.Event], T], *, has_grammar: bool = False) -> T:
-        """Return the result of some work, which is all of a request. The errors are as above."""
+        """Return the result of some work, which is all of a request."""
         async with self.admitted(work, has_grammar=has_grammar) as result:
             return result
 
     async def events(self, run: Run[E]) -> AsyncGenerator[tuple[int, E], None]:
-        """Yield the events of a run, and count its rounds.
-
-        Raises:
-            ApiError: the server stops before there is any text.
-        """
+        """Yield the events of a run, and count its rounds."""
         has_text = False
         with closing(run):
             async for index, event in run:
