@@ -26,9 +26,9 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.serving.bodies import HEADER
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
-from adafuse_llm.serving.openai_fields import HEADER
 from adafuse_llm.serving.settings import KEY
 from adafuse_llm.serving_config import ServingConfig
 

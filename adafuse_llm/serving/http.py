@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from adafuse_llm.adapters.reply import HALF, read_json
+from adafuse_llm.serving.bodies import Ignored
 from adafuse_llm.serving.errors import ApiError, invalid
-from adafuse_llm.serving.openai_fields import Ignored
 
 T = TypeVar("T")
 

@@ -12,7 +12,8 @@ from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.adapters.reply_form import schema_of
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.openai_fields import (
+from adafuse_llm.serving.app import _TokenizeBody
+from adafuse_llm.serving.bodies import (
     HEADER,
     LENGTHS,
     MAX_HEADER,
@@ -20,10 +21,10 @@ from adafuse_llm.serving.openai_fields import (
     OPTIONS,
     QUIET,
     REFUSED,
+    _ChatBody,
+    _CompletionBody,
 )
-from adafuse_llm.serving.openai_requests import _ChatBody, _CompletionBody
-from adafuse_llm.serving.openai_routes import _TokenizeBody
-from adafuse_llm.serving.responses_requests import _ResponseBody
+from adafuse_llm.serving.responses import _ResponseBody
 from tests.support.paths import ROOT
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.serving import served

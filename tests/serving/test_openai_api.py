@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, Round, Usage
 from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.openai_completions import total_usage
+from adafuse_llm.serving.completions import total_usage
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
 from tests.support.thinkers import thinkers

@@ -14,8 +14,8 @@ from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.errors import ApiError
-from adafuse_llm.serving.openai_fields import HEADER, Ignored
-from adafuse_llm.serving.responses_requests import read_response
+from adafuse_llm.serving.bodies import HEADER, Ignored
+from adafuse_llm.serving.responses import read_response
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
 from tests.support.thinkers import thinkers

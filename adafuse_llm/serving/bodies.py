@@ -1,33 +1,166 @@
-"""Read requests in the form of OpenAI's API."""
+"""The bodies of requests in the form of OpenAI's API: what each field becomes.
+
+Clients send fields of OpenAI's own service and of other servers. They are ignored with a warning,
+or refused by a strict server. The few that determine the form of an answer, or what it answers, are
+always refused, because the client could not read the answer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
-from adafuse_llm.config import CONSTRAINTS, GRAMMARS
-from adafuse_llm.errors import InvalidInputError, short_repr
+from adafuse_llm.config import CONSTRAINTS, GRAMMARS, AdaFuseConfig
+from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
-from adafuse_llm.serving.openai_fields import LENGTHS, NO_LIMIT, NO_TOOLS, Body, Ignored, parse
 from adafuse_llm.text.conversation import Conversation, check_tools
+from adafuse_llm.wire import EXTENSION
+
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Fields for the option ``max_new_tokens``."""
+
+NO_LIMIT = -1
+"""The value of these fields that asks for the rest of the context window."""
+
+ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_tokens"}
+"""Fields that are options of the engine with another name."""
+
+QUIET = frozenset(
+    ("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "prompt_cache_key")
+) | {"add_generation_prompt"}
+"""Fields that promise nothing about the answer, and that clients send without being asked."""
+
+NO_TOOLS = "this server has no tools of its own"
+NO_STORE = "this server stores nothing"
+NO_IDS = "token ids differ between members"
+WHOLE = f"{NO_STORE}. Send the whole conversation in 'input'"
+LARK = f"its dialect differs from Lark. Send {{{EXTENSION!r}: {{'grammar': ...}}}}"
+FORM = "send response_format, json_schema, regex or choices"
+
+REFUSED: Mapping[str, str] = {
+    "audio": "the members write text",
+    "background": NO_STORE,
+    **dict.fromkeys(("conversation", "previous_response_id"), WHOLE),
+    "echo": "a response has new text only; RemoteEngine scores texts",
+    **dict.fromkeys(("format", "guided_json", "guided_regex", "guided_choice"), FORM),
+    "structured_outputs": FORM,
+    "function_call": "send tool_choice",
+    "functions": "send tools",
+    **dict.fromkeys(("grammar", "guided_grammar"), LARK),
+    "prompt": f"{NO_STORE}. Send messages or 'input'",
+    "stop_token_ids": f"{NO_IDS}; send texts in stop",
+    "suffix": "the members continue a text at its end only",
+}
+"""Fields that determine the form of an answer or what it answers, and what to do instead. Values
+such as false or an empty list ask for nothing."""
+
+OWN = frozenset(
+    ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
+) | {"weights", "use"}
+"""Options that only an ensemble has. They count in the extension only, because a field of OpenAI's
+API could have such a name tomorrow."""
+
+OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - OWN
+"""Fields that are options of the engine."""
+
+SIMILARITY = 0.8
+"""Lowest similarity of a suggested field. With less, ``stream`` is suggested for ``store``."""
+
+HEADER = "X-AdaFuse-Warnings"
+"""The header with the warnings that are known before the response begins."""
+
+MAX_HEADER, MAX_WARNINGS = 2000, 32
+"""Maximum characters of this header, and maximum number of ignored fields that are named."""
+
+
+class Ignored:
+    """The fields of a request that were ignored, with a warning for each.
+
+    Args:
+        strict: whether to refuse the request instead.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.warnings: list[str] = []
+        self._strict = strict
+
+    def add(self, name: str, reason: str = "") -> None:
+        """Note that a field, such as ``a.b``, was ignored, and why or what to send instead.
+
+        Raises:
+            ApiError: the server is strict.
+        """
+        reason = f": {reason}" if reason else ""
+        if self._strict:
+            raise refused(name, reason)
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
+
+
+def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
+    """Return warnings as a header, in ASCII; nothing if there are none."""
+    text = " ".join("; ".join(warnings).split())
+    shown = text.encode("ascii", "backslashreplace").decode()[:MAX_HEADER].rstrip()
+    return {HEADER: shown} if shown else {}
+
+
+def refused(name: str, reason: str, value: object = None) -> ApiError:
+    """Return the error for a field that is not supported."""
+    got = "" if value is None else f"; got {short_repr(value)}"
+    return invalid(
+        f"the field {short_repr(name)} is not supported{reason}{got}. Leave it out.",
+        name[:100],
+        "unsupported_parameter",
+    )
+
+
+def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
+    """Check the fields of a body. It can have `OPTIONS` beside those of its kind.
+
+    Raises:
+        ApiError: a field determines the form of the answer and is not supported, or has an invalid
+            value; or the server is strict and does not know a field.
+    """
+    known = OPTIONS | kind.model_fields.keys()
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, value in given.items():
+        if name in known:
+            continue
+        if name in REFUSED:
+            if value and value not in ("none", "auto"):
+                raise refused(name, f": {REFUSED[name]}", value)
+        elif value is not False and name not in QUIET:
+            advice = nearest(name, known, similarity=SIMILARITY).strip()
+            ignored.add(name, f"send it in {EXTENSION!r}" if name in OWN else advice)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+    # a text with a bracket, and these, are one of several types of a field, and no field
+    names = [str(part) for part in problem["loc"] if part not in ("str", "bool")]
+    name = ".".join(part for part in names if "[" not in part)
+    message = problem["msg"][:1].lower() + problem["msg"][1:]
+    shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
+    raise invalid(f"{name}: {message}{shown}", name)
+
 
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of content parts that are reasoning of earlier replies, which members do not read there."""
 
 
-class Part(BaseModel):
+class Nested(BaseModel):
     """A part of a body. Keys that it does not have are ignored."""
 
     model_config = ConfigDict(strict=True)
 
 
-class Message(Part):
+class Message(Nested):
     """A message, with the fields of `Turn`. Clients send many others, which no member reads."""
 
     role: str
@@ -38,30 +171,50 @@ class Message(Part):
     reasoning: str | None = Field(default=None, alias="reasoning_content")
 
 
-class StreamOptions(Part):
+class StreamOptions(Nested):
     """What a stream has beside the text."""
 
     include_usage: bool | None = None
 
 
-class Common(Body):
-    """The fields that all requests for responses can have.
+class Extension(BaseModel):
+    """The field with the options of the ensemble, which are the fields beyond these."""
 
-    Attributes:
-        PROMPT: name of the field with the prompt or the conversation.
-        FORM: name of the field with the form of replies without calls.
-        LENGTH: the API's own name of ``max_new_tokens``.
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    strategy: str | None = None
+    rounds: bool = False
+    enforce: bool | Literal["auto"] = "auto"
+    instructions: str = ""
+    texts: list[str] | None = None
+    ends: bool = False
+    check: bool = False
+    timeout: float | None = Field(default=None, gt=0)
+
+
+class Body(BaseModel):
+    """The body of a request. It can also have all `OPTIONS`.
+
+    The constants are the API's names for the prompt or the conversation, for the form of replies
+    without calls, and for ``max_new_tokens``.
     """
 
     PROMPT: ClassVar[str] = "messages"
     FORM: ClassVar[str] = "response_format"
     LENGTH: ClassVar[str] = "max_tokens"
 
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    adafuse: Extension = Field(default_factory=Extension)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
 
-class Conversational(Common):
+Kind = TypeVar("Kind", bound=Body)
+
+
+class Conversational(Body):
     """The fields of requests with a conversation."""
 
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -76,7 +229,7 @@ class _ChatBody(Conversational):
     reasoning_effort: str | None = None
 
 
-class _CompletionBody(Common):
+class _CompletionBody(Body):
     PROMPT: ClassVar[str] = "prompt"
 
     prompt: str | list[str]
@@ -88,27 +241,23 @@ class ServedRequest:
     """A request to a model.
 
     Attributes:
-        body: the fields of the request.
         ignored: the parts of the request that were ignored, and other warnings for the client.
         options: options of `AdaFuseConfig`.
         given: the client's names of the options.
         enforce: whether the form is enforced: True, False, or ``"auto"`` to describe a form that
             cannot be enforced to the members only.
         open_ended: whether the response may fill the context window.
-        prompts: the prompts of a completion.
-        conversation: the conversation of a chat.
-        form: the form of the reply.
         variables: variables for the chat templates that read them.
         effort: how much the members reason; None for their own default.
         echoed: the fields that a response of the Responses API repeats; None for the other APIs.
     """
 
-    body: Common
+    body: Body
     ignored: Ignored
-    options: dict[str, Any] = field(init=False)
-    given: dict[str, str] = field(init=False)
-    enforce: bool | Literal["auto"] = field(init=False)
-    open_ended: bool = field(init=False)
+    options: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+    enforce: bool | Literal["auto"] = "auto"
+    open_ended: bool = False
     prompts: Sequence[str] = ()
     conversation: Conversation | None = None
     form: ReplyForm = field(default_factory=ReplyForm)
@@ -117,10 +266,38 @@ class ServedRequest:
     echoed: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self.options, self.given = self.body.options(self.ignored)
-        self.enforce = self.body.adafuse.enforce
-        lengths = [(self.body.model_extra or {}).get(name) for name in LENGTHS]
-        self.open_ended = NO_LIMIT in lengths and "max_new_tokens" not in self.options
+        extension, fields = self.body.adafuse, self.body.model_extra or {}
+        self.enforce = extension.enforce
+        for name, value in (extension.model_extra or {}).items():
+            if name not in AdaFuseConfig.model_fields:
+                names = (*Extension.model_fields, *AdaFuseConfig.model_fields)
+                raise invalid(
+                    f"unknown option {EXTENSION}.{name[:100]}.{nearest(name, names)} The options "
+                    f"are: {', '.join(names)}.",
+                    f"{EXTENSION}.{name[:100]}",
+                    "unknown_parameter",
+                )
+            if value is not None or name not in CONSTRAINTS:
+                self.options[name], self.given[name] = value, f"{EXTENSION}.{name}"
+        for name, value in fields.items():
+            option = ALIASES.get(name, name)
+            if name not in OPTIONS:
+                continue
+            if name in LENGTHS and value == NO_LIMIT:
+                self.open_ended = True
+                continue
+            if name == "logit_bias" and isinstance(value, dict):
+                texts = {text: bias for text, bias in value.items() if not text.isdigit()}
+                if len(texts) < len(value):
+                    self.ignored.add(name, f"{NO_IDS}; send texts")
+                value = texts  # noqa: PLW2901
+            if self.options.get(option, value) != value:
+                raise invalid(
+                    f"{self.given[option]} and {name} are the same option; send only one of them",
+                    name,
+                )
+            self.options[option], self.given[option] = value, name
+        self.open_ended &= "max_new_tokens" not in self.options
 
     @property
     def has_grammar(self) -> bool:
@@ -152,10 +329,6 @@ class ServedRequest:
 def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     """Read a request for a chat completion.
 
-    Args:
-        body: the body of the request.
-        ignored: takes what is ignored.
-
     Raises:
         ApiError: a field is not supported, or has an invalid value.
     """
@@ -166,7 +339,7 @@ def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
 
 
 def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
-    """Read a request for a completion. The arguments and errors are those of `read_chat`."""
+    """Read a request for a completion."""
     prompts = body.get("prompt")
     if isinstance(prompts, list) and any(not isinstance(each, str) for each in prompts):
         raise invalid(
@@ -191,11 +364,7 @@ def converse(
     turns: Sequence[Turn],
     response_format: Mapping[str, Any] | None,
 ) -> None:
-    """Add a conversation and the form of its reply to a request.
-
-    Raises:
-        ApiError: a field has an invalid value, or two fields contradict each other.
-    """
+    """Add a conversation and the form of its reply to a request."""
     functions = functions_of(body.tools, asked.ignored)
     with naming("tools"):
         tools = check_tools(functions)
@@ -233,11 +402,7 @@ def converse(
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:
-    """Return the functions of tools. Tools of other types are ignored.
-
-    Raises:
-        ApiError: a function has its schema under another name.
-    """
+    """Return the functions of tools. Tools of other types are ignored."""
     functions = []
     for number, tool in enumerate(tools):
         place, kind = f"tools.{number}", tool.get("type", "function")
@@ -269,12 +434,8 @@ def readable(content: Any, result: str | None, ignored: Ignored) -> Any:
 
     Thoughts are left out, and refusals become text. Agents send the result of a tool again with
     every later turn, so it must not end their conversation: a note replaces what is not text. In
-    other messages, such as those with an image, it stays and is refused later.
-
-    Args:
-        content: the content.
-        result: name of the field, if it is the result of a tool.
-        ignored: takes what a note replaces.
+    other messages, such as those with an image, it stays and is refused later. `result` is the name
+    of the field, if it is the result of a tool.
     """
     if (
         content is None

@@ -13,10 +13,10 @@ from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply import ReplyDelta, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
+from adafuse_llm.serving.bodies import ServedRequest
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.http import DONE
 from adafuse_llm.serving.http import event as sent_event
-from adafuse_llm.serving.openai_requests import ServedRequest
 from adafuse_llm.wire import EXTENSION
 
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
