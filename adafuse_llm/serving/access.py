@@ -47,9 +47,6 @@ OUTCOMES: Final = {408: "timeout", 429: "busy", 499: "cancelled", 504: "timeout"
 CLOSE: Final = {"Connection": "close"}
 """The header of an answer after which the rest of the request would be read as another one."""
 
-Count = Callable[[str, str, float], object]
-"""A function that counts a request: its path, its outcome, and its seconds."""
-
 
 @dataclass
 class Call:
@@ -75,14 +72,14 @@ def middlewares(
     config: ServingConfig,
     api_keys: Sequence[str] = (),
     *,
-    count: Count = lambda *_: None,
+    count: Callable[[str, str, float], object] = lambda *_: None,
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
     Args:
         config: options of the server.
         api_keys: keys that clients may use. If there are none, clients need no key.
-        count: function that counts requests when they end.
+        count: function that counts a request when it ends: its path, its outcome, its seconds.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -117,7 +114,7 @@ class AccessLog:
     Paths with the prefix are those without it, too.
     """
 
-    def __init__(self, app: ASGIApp, prefix: str, count: Count) -> None:
+    def __init__(self, app: ASGIApp, prefix: str, count: Callable[..., object]) -> None:
         self.app = app
         self._prefix = prefix
         self._count = count

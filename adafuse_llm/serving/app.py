@@ -269,8 +269,10 @@ async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) 
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
     results: list[Any] = [done[index] for index in range(run.size)]
-    scores = isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None
-    response = writer.scored(results) if scores else writer.response(results)
+    if isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None:
+        response = writer.scored(results)
+    else:
+        response = writer.response(results)
     return JSONResponse(response, headers=bodies.warnings_header(asked.ignored.warnings))
 
 

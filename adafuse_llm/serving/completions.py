@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from adafuse_llm import wire
@@ -62,7 +62,8 @@ class CompletionWriter:
         if whole is not None:
             warnings = [*self._warnings, *choice.warnings]
             extension = wire.chunk(None, event, warnings, rounds=rounds)
-            yield self._chunk(index, choice.end(whole), extension)
+            reason = _finish_reason(whole, choice.calls)
+            yield self._chunk(index, {**choice.nothing, "finish_reason": reason}, extension)
 
     def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
         """Yield the usage of all responses, if the client wants it, and the last event."""
@@ -80,11 +81,13 @@ class CompletionWriter:
         """Return a response that is not streamed."""
         total, warnings, written = total_usage(generations, self._prompts), [*self._warnings], []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
+            fields = {"index": index, **choice.whole(generation)}
+            fields["finish_reason"] = _finish_reason(generation, choice.calls)
             extension = wire.whole(generation, rounds=self._body.adafuse.rounds)
-            written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
+            written.append({**fields, EXTENSION: extension})
             warnings += choice.warnings
-        fields = {"usage": total.model_dump(), **({"warnings": warnings} if warnings else {})}
-        return {**self._frame(written, fields), "usage": openai_usage(total)}
+        extension = {"usage": total.model_dump(), **({"warnings": warnings} if warnings else {})}
+        return {**self._frame(written, extension), "usage": openai_usage(total)}
 
     def scored(self, scores: Sequence[Scores]) -> dict[str, Any]:
         """Return the response to a request that scores texts, with the scores of each prompt."""
@@ -112,14 +115,18 @@ class ChatChoice:
     """One reply to a conversation. Its log-probabilities are those of `leader`, if any.
 
     Attributes:
+        nothing: a part without text.
         opening: what comes before the first text.
-        warnings: what is wrong with the calls of the reply.
+        calls: number of the calls so far.
+        warnings: what is wrong with them.
     """
+
+    nothing: Mapping[str, Any] = {"delta": {}}
 
     def __init__(self, leader: str | None, form: ReplyForm) -> None:
         self._leader = leader
         self._reader = form.reader()
-        self._calls = 0
+        self.calls = 0
         self.opening: list[dict[str, Any]] = [{"delta": {"role": "assistant", "content": ""}}]
         self.warnings: list[str] = []
 
@@ -130,10 +137,6 @@ class ChatChoice:
             return None
         logprobs = self._logprobs([] if event.round is None else [event.round])
         return {"delta": {"content": "", **fields}, "logprobs": logprobs}
-
-    def end(self, generation: Generation) -> dict[str, Any]:
-        """Return the last part."""
-        return {"delta": {}, "finish_reason": _finish_reason(generation, self._calls)}
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
@@ -146,7 +149,6 @@ class ChatChoice:
         return {
             "message": {"role": "assistant", **fields, "content": content, "refusal": None},
             "logprobs": self._logprobs(generation.rounds),
-            "finish_reason": _finish_reason(generation, self._calls),
         }
 
     def _fields(self, delta: ReplyDelta) -> dict[str, Any]:
@@ -155,9 +157,9 @@ class ChatChoice:
         for call in delta.calls:
             if isinstance(call, ToolCall):
                 function = {"name": call.name, "arguments": arguments_of(call)}
-                identity = {"index": self._calls, "id": f"call_{uuid.uuid4().hex}"}
+                identity = {"index": self.calls, "id": f"call_{uuid.uuid4().hex}"}
                 calls.append({**identity, "type": "function", "function": function})
-                self._calls += 1
+                self.calls += 1
         fields = {
             "content": delta.content,
             "reasoning_content": delta.reasoning,
@@ -174,6 +176,9 @@ class ChatChoice:
 class TextChoice:
     """One completion of a prompt. It is used like a `ChatChoice`."""
 
+    nothing: Mapping[str, Any] = {"text": ""}
+    calls = 0
+
     def __init__(self, leader: str | None) -> None:
         self._leader = leader
         self._offset = 0
@@ -187,18 +192,9 @@ class TextChoice:
         rounds = [] if event.round is None else [event.round]
         return {"text": event.text, "logprobs": self._logprobs(rounds)}
 
-    def end(self, generation: Generation) -> dict[str, Any]:
-        """Return the last part."""
-        return {"text": "", "finish_reason": _finish_reason(generation)}
-
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        logprobs = self._logprobs(generation.rounds)
-        return {
-            "text": generation.text,
-            "logprobs": logprobs,
-            "finish_reason": _finish_reason(generation),
-        }
+        return {"text": generation.text, "logprobs": self._logprobs(generation.rounds)}
 
     def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
         """Return log-probabilities in the form of completions."""
@@ -257,7 +253,7 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _finish_reason(generation: Generation, calls: int = 0) -> str:
+def _finish_reason(generation: Generation, calls: int) -> str:
     """Return why a response with a number of tool calls ended."""
     reason: str = generation.finish_reason
     reason = FINISH_REASONS.get(reason, reason)

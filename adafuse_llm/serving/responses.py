@@ -330,13 +330,14 @@ class ResponseWriter:
 
     def _begin_text(self, kind: str) -> Iterator[bytes]:
         """Begin a message, or reasoning."""
+        item: dict[str, Any] = {"type": kind, "content": []}
         if kind == "message":
-            item = {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
+            item |= {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
-            item = {"id": f"rs_{uuid.uuid4().hex}", "summary": []}
+            item |= {"id": f"rs_{uuid.uuid4().hex}", "summary": []}
             part = {"type": "reasoning_text", "text": ""}
-        yield self._begin({**item, "type": kind, "content": []})
+        yield self._begin(item)
         yield self._at("content_part.added", content_index=0, part=part)
         self._open["content"].append(part)
 

@@ -78,14 +78,6 @@ def run(
     second signal ends the process at once. If a member hangs, this function ends the process
     instead of returning.
 
-    Args:
-        app: the application.
-        service: the service of the application, without an engine.
-        listener: a socket that accepts connections.
-        load: loads the members.
-        config: options of the server.
-        on_ready: is called when the members are loaded.
-
     Returns:
         0 after SIGTERM, and 130 after SIGINT.
 

@@ -43,24 +43,6 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": NAME}}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"name": "mill"}}\n</tool_call>'
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with AdaFuseEngine.from_embedded() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def address(engine):
-    with served(create_app(engine)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def strict(engine):
-    with served(create_app(engine, ServingConfig(strict=True))) as url:
-        yield url
-
-
 def chat(address, **fields):
     body = {"messages": QUESTION, "max_tokens": 12, **fields}
     return httpx.post(address + CHAT, json=body, timeout=60)
