@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import logging
@@ -16,9 +17,9 @@ from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import ServingConfig, create_app, http
 from adafuse_llm.serving.app import build_app
-from adafuse_llm.serving.service import Service
+from adafuse_llm.serving.service import THREADS, Service
 from tests.support.serving import served
-from tests.support.waiting import wait_until
+from tests.support.waiting import background, wait_until
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 JSON = "application/json"
@@ -114,8 +115,7 @@ def test_a_pause_within_a_stream_has_comments(monkeypatch):
     monkeypatch.setattr(http, "SILENT_SECONDS", 0.05)
     with serve(Member(lambda call: time.sleep(0.2 if call == 4 else 0))) as url:
         silent = httpx.post(url + COMPLETE, json={**ENDLESS, "max_tokens": 9}).text
-    assert silent.startswith("data: ")
-    assert ": waiting\n\n" in silent
+    assert "}\n\n: waiting\n\n" in silent
     assert silent.endswith("[DONE]\n\n")
 
 
@@ -166,37 +166,62 @@ def test_a_full_queue_is_an_error_that_says_when_to_try_again():
     assert {each.headers["retry-after"] for each in refused} == {"1"}
 
 
-def test_the_end_of_the_server_completes_streams():
+def test_the_end_of_the_server_completes_all_streams():
     service = Service(ServingConfig(drain_seconds=0.0))
     service.open(AdaFuseEngine([Member(slowly)]))
+    body = {**ENDLESS, "max_tokens": 400}
     with served(build_app(service)) as url, httpx.Client() as client:
         with (
-            client.stream("POST", url + COMPLETE, json=ENDLESS) as response,
-            client.stream("POST", url + COMPLETE, json=ENDLESS) as other,
+            client.stream("POST", url + COMPLETE, json=body) as one,
+            client.stream("POST", url + COMPLETE, json=body) as two,
         ):
-            lines, others = response.iter_lines(), other.iter_lines()
-            next(lines), next(others)
+            streams = [one.iter_lines(), two.iter_lines()]
+            for lines in streams:
+                next(lines)
             service.begin_drain()
-            events = events_of(lines)
-            assert events_of(others)[-1] == "[DONE]"
-        refused = client.post(url + COMPLETE, json=ENDLESS)
+            for lines in streams:
+                *_, last, done = events_of(lines)
+                assert done == "[DONE]"
+                (choice,) = json.loads(last)["choices"]
+                assert choice["finish_reason"] == "length"
+                assert json.loads(last)["adafuse"]["finish_reason"] == "cancelled"
+        refused = client.post(url + COMPLETE, json=body)
         ready = client.get(url + "/ready")
         health = client.get(url + "/health")
-    last = json.loads(events[-2])
-    assert events[-1] == "[DONE]"
-    assert last["choices"][0]["finish_reason"] == "length"
-    assert last["adafuse"]["finish_reason"] == "cancelled"
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert (ready.status_code, health.status_code) == (503, 200)
 
 
+def test_a_request_without_text_at_the_end_of_the_server_can_be_sent_again():
+    service, free = Service(ServingConfig(drain_seconds=0.0)), threading.Event()
+    member = Member(lambda _: free.wait(20))
+    service.open(AdaFuseEngine([member]))
+    with served(build_app(service)) as url:
+        answer = background(httpx.post, url + COMPLETE, json={"prompt": "x"})
+        wait_until(lambda: member.calls)
+        service.cancel_all()
+        free.set()
+        assert answer.result().status_code == 503
+
+
 async def test_work_whose_request_has_ended_is_cancelled():
     service = Service(ServingConfig())
-    service.open(AdaFuseEngine([Member()]))
     cancels: list[threading.Event] = []
     async with service.admitted(cancels.append):
         assert not cancels[0].is_set()
     assert cancels[0].is_set()
+
+
+async def test_requests_without_a_grammar_do_not_wait_for_those_with_one():
+    service, free = Service(ServingConfig()), threading.Event()
+    slow = [
+        asyncio.ensure_future(service.result(lambda _: free.wait(20), has_grammar=True))
+        for _ in range(2 * THREADS)
+    ]
+    await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(service.result(lambda _: "quick"), 10) == "quick"
+    free.set()
+    assert all(await asyncio.gather(*slow))
 
 
 def test_requests_wait_for_the_members():
