@@ -62,7 +62,7 @@ class _ResponseBody(Conversational):
 
 
 def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
-    """Read a request for a response. The arguments and errors are those of `read_chat`."""
+    """Read a request for a response."""
     given = parse(_ResponseBody, body, ignored)
     metadata = body.get("metadata")
     asked = ServedRequest(given, ignored, effort=given.reasoning.effort)
@@ -95,7 +95,10 @@ def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
     for number, sent in enumerate(given.input):
         place = f"input.{number}"
         item = _known(sent, place, ignored)
-        kind = item["type"]
+        kind, call_id = item["type"], item.get("call_id")
+        if not isinstance(call_id, (str, type(None))):
+            name = f"{place}.call_id"
+            raise invalid(f"{name} must be a text; got {short_repr(call_id)}", name)
         if kind == "reasoning":
             reasoning = _reasoning(item)
             continue
@@ -105,11 +108,8 @@ def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
             role = item.get("role", "")
             turn = {"role": role, "content": readable(item.get("content"), None, ignored)}
         elif kind == "function_call":
-            call: Any = {
-                "id": _text(item.get("call_id"), f"{place}.call_id"),
-                "name": item.get("name"),
-                "arguments": item.get("arguments"),
-            }
+            call: Any = {name: item.get(name) for name in ("name", "arguments")}
+            call["id"] = call_id
             if last.get("role") == "assistant" and not reasoning:
                 last["tool_calls"] = [*(last.get("tool_calls") or ()), call]
                 continue
@@ -117,7 +117,7 @@ def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
         else:
             turn = {
                 "role": "tool",
-                "tool_call_id": _text(item.get("call_id"), f"{place}.call_id"),
+                "tool_call_id": call_id,
                 "content": readable(item.get("output"), f"{place}.output", ignored),
             }
         if turn["role"] == "assistant" and reasoning:
@@ -159,12 +159,6 @@ def _reasoning(item: Mapping[str, Any]) -> str:
             if joined := "\n\n".join(text for text in texts if isinstance(text, str)):
                 return joined
     return ""
-
-
-def _text(value: Any, name: str) -> str | None:
-    if not isinstance(value, (str, type(None))):
-        raise invalid(f"{name} must be a text; got {short_repr(value)}", name)
-    return value
 
 
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}

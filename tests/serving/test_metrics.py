@@ -47,7 +47,7 @@ def test_rounds_count_for_the_members_that_proposed_their_text(other: str) -> No
     members = [FakeBackend("wren", writer(" a", " b")), FakeBackend("heron", writer(other, " b"))]
     with AdaFuseEngine(members) as engine:
         metrics = Metrics(lambda: engine)
-        done = [engine.generate("x:", max_words=1, **more) for more in ({}, {"use": "wren"})]
+        done = [engine.generate("x:", max_words=1, use=use) for use in (None, "wren")]
         for generation in done:
             for each in generation.rounds:
                 metrics.round(each)
