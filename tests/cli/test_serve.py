@@ -129,7 +129,7 @@ def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
     ("flags", "says"),
     [
         (["--port", 70000], "option 'port': input should be less than or equal to 65535"),
-        (["--host", "192.0.2.1"], "this machine does not have the address"),
+        (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
         (["-o", "cors_origins=b"], "option 'cors_origins': each origin must have a scheme"),
         (["-o", "n=2", "--temperature", 1], "option 'n': a client asks"),
         (["--served-model-name", "wren"], "a member has the name 'wren', too"),
