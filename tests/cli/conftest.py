@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm.cli import create_app
-from tests.support.commands import fakes, interrupted_while_loading, runner
+from tests.support.commands import adafuse as run_here
+from tests.support.commands import fakes
 from tests.support.paths import ROOT
 
-__all__ = ["fakes", "interrupted_while_loading"]  # fixtures
+__all__ = ["fakes"]  # a fixture
 
 WORDS = (
     "the mill was founded by Ada Brook in the year 1874 and stands at the river; "
@@ -100,7 +100,7 @@ def members(models):
 @pytest.fixture
 def adafuse():
     """Run `adafuse` in this process."""
-    return runner(create_app())
+    return run_here
 
 
 def _heed_interrupts():

@@ -3,12 +3,9 @@
 import json
 
 import pytest
-from rich.console import Console
 
-from adafuse_llm import Candidate, Round, StreamEvent
-from adafuse_llm.cli.ask import FAMILIAR, _Progress
+from adafuse_llm.cli.ask import FAMILIAR
 from adafuse_llm.embedded import handbook_path, member_paths
-from adafuse_llm.report.terminal import Display
 
 
 @pytest.fixture
@@ -95,23 +92,6 @@ def test_too_many_passages_are_named_as_the_remedy(adafuse, members, tmp_path):
     result = adafuse("ask", "mill?", "--docs", tmp_path, *members, "--passages", 50)
     assert result.exit_code == 2
     assert "Lower --passages" in result.stderr
-
-
-@pytest.mark.parametrize("rounds", [1, 40])
-def test_what_grows_fits_the_screen(rounds):
-    console = Console(width=40, height=12, force_terminal=True)
-    progress = _Progress(Display(["wren"], console), "reading")
-    for index in range(rounds):
-        text = f" word {index}, again"
-        candidate = Candidate(text=text, ends=False, proposers=("wren",), nll={}, score=None)
-        decided = Round(
-            index=index, candidates=(candidate,), winner=0, text=text, margins={}, elapsed=0
-        )
-        progress.add(StreamEvent(text=text, round=decided))
-    lines = ["".join(part.text for part in line) for line in console.render_lines(progress)]
-    assert len(lines) < 12
-    assert f"word {rounds - 1}, again" in lines[-1]
-    assert any(f"word {rounds - 1}, again" in line for line in lines[:-1])
 
 
 def test_embedded_members_with_other_documents_are_a_warning(adafuse, fakes, docs):

@@ -24,18 +24,18 @@ def test_the_text_is_what_the_engine_says(adafuse, members, models):
     assert result.exit_code == 0, result.output
     with AdaFuseEngine.from_pretrained(models) as engine:
         whole = engine.generate("the mill", max_new_tokens=12, branching_factor=2)
-    assert result.stdout_bytes.decode() == f"{whole.text}\n"
+    assert result.stdout == f"{whole.text}\n"
 
 
 def test_a_response_that_was_closed_is_said(adafuse, members):
     pytest.importorskip("llguidance")
     result = adafuse(
-        "generate", "the mill", *members, "--max-new-tokens", 4, "--regex", "[a-z]{2,}"
+        "generate", "the mill", *members, "--max-new-tokens", 4, "-o", "regex=[a-z]{2,}"
     )
     assert result.exit_code == 0, result.output
     assert re.fullmatch("[a-z]{2,}\n", result.stdout)
     assert "reached the length limit, so it was completed" in result.stderr
-    result = adafuse("generate", "the mill", *members, "--regex", "[a-z]")
+    result = adafuse("generate", "the mill", *members, "-o", "regex=[a-z]")
     assert result.stderr == ""
 
 
@@ -129,7 +129,7 @@ def test_a_page_shows_the_text_and_its_rounds(adafuse, fakes, tmp_path):
             assert part in shown
     missing = adafuse("generate", "x", "--html", tmp_path / "no" / "x.html")
     assert missing.exit_code == 2
-    assert f"the folder {tmp_path / 'no'} does not exist" in missing.stderr
+    assert "--html" in missing.stderr
 
 
 def test_a_choice_shows_the_probability_of_every_text(adafuse, fakes, tmp_path):
