@@ -12,7 +12,7 @@ from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError, Generation, StreamEvent
 from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup
-from adafuse_llm.cli.passages import add_documents, search_in, show_sources
+from adafuse_llm.cli.passages import EMBEDDED, add_documents, search_in, show_sources
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     check_page,
@@ -27,19 +27,6 @@ from adafuse_llm.embedded import handbook_path
 from adafuse_llm.report.page import page
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
-
-UNFAMILIAR = (
-    "warning: the embedded members know only the fictional town of the handbook. About other "
-    "documents they often answer wrongly, or 'not stated' although the answer is there. Use your "
-    "own models: --model PATH_OR_ID"
-)
-"""What `ask` prints if the embedded members read other documents than the handbook."""
-
-FAMILIAR = (
-    "These models know only the fictional town of this handbook. For your own documents, use your "
-    "own models: --docs PATH --model PATH_OR_ID --model PATH_OR_ID"
-)
-"""What `ask` prints below an answer of the embedded members about the handbook."""
 
 
 def add_flags(parser: Parser) -> None:
@@ -58,15 +45,15 @@ def ask(setup: Setup, flags: Namespace) -> int:
     """
     question: str = flags.question
     check_page(flags.html)
-    retriever = search_in(flags.docs or [handbook_path()], flags)
+    retriever = search_in(flags.docs or [handbook_path()])
     sources = retriever.search(question, k=flags.passages)
     handbook = handbook_path().resolve()
     familiar = all(path.resolve().is_relative_to(handbook) for path in flags.docs)
     if setup.is_embedded and not familiar:
-        tell(UNFAMILIAR)
+        tell(f"warning: {EMBEDDED}")
     messages = question_messages(question, sources)
     started = time.perf_counter()
-    with setup.engine() as engine, cancel_on_interrupt() as cancel:
+    with setup.load() as engine, cancel_on_interrupt() as cancel:
         loaded = time.perf_counter()
         try:
             events = engine.stream(messages=messages, cancel=cancel)
@@ -102,7 +89,7 @@ def ask(setup: Setup, flags: Namespace) -> int:
     else:
         console.print(display.summary(generation, seconds))
         if setup.is_embedded and familiar:
-            console.print(Text(FAMILIAR, "dim"))
+            console.print(Text(EMBEDDED, "dim"))
     if cancel.is_set():
         tell(STOPPED)
         return INTERRUPTED

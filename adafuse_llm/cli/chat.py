@@ -13,7 +13,7 @@ from rich.text import Text
 from adafuse_llm import AdaFuseEngine, AdaFuseError, Generation, InvalidInputError
 from adafuse_llm.cli.ask import answers_alone
 from adafuse_llm.cli.common import Command, Parser, Setup
-from adafuse_llm.cli.passages import add_documents, search_in, show_sources
+from adafuse_llm.cli.passages import EMBEDDED, add_documents, search_in, show_sources
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
@@ -35,12 +35,6 @@ COMMANDS: Final = {
 
 HINT = "A \\ at the end of a line continues it on the next one. Ctrl-C stops an answer. /help"
 
-EMBEDDED = (
-    "These models answer from passages about a fictional town, so here they say little. Use your "
-    "own models: --model PATH_OR_ID --model PATH_OR_ID"
-)
-"""What `chat` prints on stderr before a conversation with the embedded members."""
-
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
@@ -55,10 +49,10 @@ def chat(setup: Setup, flags: Namespace) -> int:
     question, and the output is only the answers. With --docs, every question comes with the
     passages that fit it and the question before.
     """
-    retriever = search_in(flags.docs, flags) if flags.docs else None
+    retriever = search_in(flags.docs) if flags.docs else None
     if setup.is_embedded:
         tell(EMBEDDED)
-    with setup.engine() as engine:
+    with setup.load() as engine:
         display = setup.display(engine)
         talk = _Conversation(engine, display, flags.system, retriever, flags.passages)
         for line in _lines(talk.greet):

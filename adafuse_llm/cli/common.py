@@ -6,12 +6,12 @@ import argparse
 import errno
 import gc
 import inspect
+import logging
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -31,7 +31,7 @@ from adafuse_llm.cli.terminal import (
     discard_stdout,
     drop_unwritten,
     one_line,
-    quiet,
+    silence_libraries,
     stderr_console,
     stdout_console,
     tell,
@@ -126,16 +126,6 @@ class Setup:
         embedded = {path.resolve() for path in member_paths()}
         return all(Path(spec.path).resolve() in embedded for spec in self.file.members)
 
-    @contextmanager
-    def engine(self, config: AdaFuseConfig | None = None) -> Iterator[AdaFuseEngine]:
-        """Load the ensemble without a word of the libraries, and close it at the end.
-
-        Args:
-            config: options of decoding. Default: those of `file`.
-        """
-        with quiet(self.debug), self.load(config) as engine:
-            yield engine
-
     def identity(self, config: AdaFuseConfig) -> dict[str, Any]:
         """Return what the answers of a run depend on, as JSON data."""
         file = self.file
@@ -152,7 +142,11 @@ class Setup:
         return Display(members, stdout_console(), strategy, forced=self.has_grammar)
 
     def load(self, config: AdaFuseConfig | None = None) -> AdaFuseEngine:
-        """Load the ensemble. The caller closes it."""
+        """Load the ensemble, without a word of the libraries. The caller closes it.
+
+        Args:
+            config: options of decoding. Default: those of `file`.
+        """
         cores = os.cpu_count() or 1
         if self.threads is not None and self.threads > cores:
             raise InvalidInputError(
@@ -168,6 +162,10 @@ class Setup:
             progress.add_task(escape(f"loading {names}"), total=None)
             import torch
 
+            if self.debug:
+                logging.basicConfig(level=logging.INFO)
+            else:
+                silence_libraries()
             default = torch.get_num_threads()
             if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(self.threads or 1)

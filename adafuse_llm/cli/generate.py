@@ -60,7 +60,7 @@ def generate(setup: Setup, flags: Namespace) -> int:
         raise InvalidOptionError(
             "--json includes everything that --trace shows: pass only one of them"
         )
-    with setup.engine() as engine, cancel_on_interrupt() as cancel:
+    with setup.load() as engine, cancel_on_interrupt() as cancel:
         started = time.perf_counter()
         display = setup.display(engine)
         if setup.file.n > 1:

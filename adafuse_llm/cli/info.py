@@ -118,7 +118,7 @@ def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Findi
         return [facts], [Finding("warning", name, text)]
     try:
         file = setup.file.model_copy(update={"models": (model,)})
-        with replace(setup, file=file).engine() as engine:
+        with replace(setup, file=file).load() as engine:
             return [_described(model, engine.backends[0])], [*_examined(engine)]
     except LoadError as error:
         return [], [Finding("problem", model, one_line(str(error)))]

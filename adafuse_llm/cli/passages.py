@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,18 +13,23 @@ from adafuse_llm.cli.terminal import tell
 from adafuse_llm.documents import Passage, Retriever, read_documents
 from adafuse_llm.report.styles import printable
 
+EMBEDDED = (
+    "The embedded members know only the fictional town of the handbook. For anything else, use "
+    "your own models: --model PATH_OR_ID --model PATH_OR_ID"
+)
+"""What `ask` and `chat` print if the embedded members answer."""
+
 
 def add_documents(parser: Parser, default: str = "") -> None:
     """Add the flags that `search_in` reads."""
     text = "Text, Markdown or PDF file, or a folder of such files, from which the members answer."
     parser.flag("--docs PATH", f"{text} Repeatable.{default}")
-    parser.flag("--follow-links", "Also read files outside a folder that links in it point to.")
     parser.flag("--passages N", "Number of passages that the members read.", default=3)
 
 
-def search_in(docs: Sequence[Path], flags: Namespace) -> Retriever:
+def search_in(docs: Sequence[Path]) -> Retriever:
     """Return a search over the passages of documents. Skipped files are named on stderr."""
-    return Retriever(read_documents(docs, follow_links=flags.follow_links, on_skip=tell))
+    return Retriever(read_documents(docs, on_skip=tell))
 
 
 def show_sources(

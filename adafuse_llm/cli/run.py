@@ -80,20 +80,17 @@ def run(setup: Setup, flags: Namespace) -> int:
         **({"chat": True} if chat else {}),
         **setup.identity(config),
     }
-    numbers = {line.number for line in lines}
-    done = [] if flags.overwrite else results.done(identity, numbers)
-    answered, todo = _divide(lines, done)
     with ExitStack() as stack:
-        if todo:
-            stack.enter_context(results.lock())
-            # another process may have written results before this one had the lock
-            done = [] if flags.overwrite else results.done(identity, numbers)
-            answered, todo = _divide(lines, done)
+        stack.enter_context(results.lock())
+        numbers = {line.number for line in lines}
+        done = [] if flags.overwrite else results.done(identity, numbers)
+        answered, todo = _divide(lines, done)
         failed = sum(error is not None for error in answered.values())
+        ran = ""
         if done:
             tell(f"resuming: {len(answered)} of {len(lines)} lines are done")
         if todo:
-            engine = stack.enter_context(setup.engine(config))
+            engine = stack.enter_context(setup.load(config))
             cancel = stack.enter_context(cancel_on_interrupt())
             progress = stack.enter_context(progress_bar())
             results.begin(identity, afresh=not done)
@@ -110,12 +107,11 @@ def run(setup: Setup, flags: Namespace) -> int:
                     progress.console.print(f"line {record['line']}: {problem}", soft_wrap=True)
                 progress.advance(task)
             results.tidy()
+            ran = f"; strategy {engine.strategy.name}"
             if len(answered) < len(lines):
                 progress.console.print(RESUMABLE)
                 return INTERRUPTED
-    ran = f"; strategy {engine.strategy.name}" if todo else ""
-    counts = f"{len(lines) - failed} answered, {failed} failed{ran}"
-    tell(f"{len(lines)} lines: {counts}")
+    tell(f"{len(lines)} lines: {len(lines) - failed} answered, {failed} failed{ran}")
     return FAILED if failed else 0
 
 
@@ -156,17 +152,13 @@ def _check(config: AdaFuseConfig, lines: Sequence[Line], flags: Namespace) -> No
             )
 
 
-def _request(line: Line, form: str, *, chat: bool) -> dict[str, Any]:
-    """Return the engine's arguments for a line. `form` is the prompt, with ``{question}``."""
-    if line.messages is not None:
-        return {"messages": line.messages}
-    return put(form.replace("{question}", line.question or ""), chat=chat)
-
-
 def _answer(
     engine: AdaFuseEngine, form: str, line: Line, *, chat: bool, rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
-    """Return the result of a line, or None if the run was interrupted."""
+    """Return the result of a line, or None if the run was interrupted.
+
+    `form` is the prompt of a question, with ``{question}``.
+    """
     record: dict[str, Any] = {
         "line": line.number,
         "question": line.question,
@@ -176,14 +168,14 @@ def _answer(
     }
     if line.problem is not None:
         return {**record, "error": one_line(line.problem)}
-    seed = engine.config.seed
-    # with one seed for all lines, the answers would depend on each other
-    options: dict[str, Any] = {}
-    if seed is not None:
-        options["seed"] = derived_seed(seed, f"question {line.number}")
-    request = _request(line, form, chat=chat)
+    request: dict[str, Any] = {"messages": line.messages}
+    if line.messages is None:
+        request = put(form.replace("{question}", line.question or ""), chat=chat)
+    if (seed := engine.config.seed) is not None:
+        # with one seed for all lines, the answers would depend on each other
+        request["seed"] = derived_seed(seed, f"question {line.number}")
     try:
-        generation = engine.generate(**request, cancel=cancel, **options)
+        generation = engine.generate(**request, cancel=cancel)
     except Exception as error:  # an error in one line must not stop the others
         return {**record, "error": one_line(f"{type(error).__name__}: {error}")}
     responses = [generation, *generation.alternatives]

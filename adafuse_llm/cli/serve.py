@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from argparse import Namespace
-from contextlib import ExitStack, closing
+from contextlib import closing
 from ipaddress import ip_address
 
 from adafuse_llm import AdaFuseEngine, MissingDependencyError
 from adafuse_llm.cli.common import OPTIONS, Command, Parser, Setup
-from adafuse_llm.cli.terminal import quiet, tell
+from adafuse_llm.cli.terminal import tell
 from adafuse_llm.errors import install_command
 from adafuse_llm.serving import settings
 from adafuse_llm.serving_config import ServerConfig
@@ -73,14 +73,10 @@ def serve(setup: Setup, _flags: Namespace) -> int:
     listener = listen(config.host, config.port)
     url = url_of(config.host, listener)
     _log_to_stderr(config.log_level)
-    with closing(listener), ExitStack() as stack:
+    with closing(listener):
         if not keys and not _is_loopback(config.host):
             tell(OPEN)
         logger.info("listening at %s; the members are loading", url)
-
-        def load() -> AdaFuseEngine:
-            stack.enter_context(quiet(setup.debug))
-            return setup.load()
 
         def announce(engine: AdaFuseEngine) -> None:
             page = "page /, " if config.page else ""
@@ -92,7 +88,7 @@ def serve(setup: Setup, _flags: Namespace) -> int:
             if not engine.can_enforce:
                 tell(NOT_ENFORCED.format(command=install_command("grammar")))
 
-        return run(app, service, listener, load, config=config, on_ready=announce)
+        return run(app, service, listener, setup.load, config=config, on_ready=announce)
 
 
 def _is_loopback(host: str) -> bool:

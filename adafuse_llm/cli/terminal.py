@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import select
@@ -197,23 +196,12 @@ def progress_bar() -> Progress:
     )
 
 
-@contextmanager
-def quiet(debug: bool) -> Iterator[None]:
-    """Silence the logs and warnings of libraries while models load and run."""
-    if debug:
-        logging.basicConfig(level=logging.INFO)
-        yield
-        return
+def silence_libraries() -> None:
+    """Silence the logs and warnings of libraries in this process."""
     from transformers.utils import logging as chatter
 
-    verbosity = chatter.get_verbosity()
     chatter.set_verbosity(chatter.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        chatter.set_verbosity(verbosity)
+    warnings.simplefilter("ignore")
 
 
 def drop_unwritten() -> None:

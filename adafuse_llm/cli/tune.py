@@ -124,7 +124,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
     with ExitStack() as stack:
         stack.enter_context(results.lock())
         known = [] if flags.overwrite else results.done(identity, numbers)
-        engine = stack.enter_context(setup.engine(config))
+        engine = stack.enter_context(setup.load(config))
         cancel = stack.enter_context(cancel_on_interrupt())
         progress = stack.enter_context(progress_bar())
         results.begin(identity, afresh=not known)
@@ -180,7 +180,7 @@ def _questions(setup: Setup, file: Path | None, form: str, *, chat: bool) -> lis
 
 def _with_passages(questions: Sequence[Question], flags: Namespace) -> list[Question]:
     """Return the questions with the passages of documents before them, as `adafuse ask` sends."""
-    retriever = search_in(flags.docs, flags)
+    retriever = search_in(flags.docs)
     found = [(each, retriever.search(each.text, k=flags.passages)) for each in questions]
     return [
         replace(each, request={"messages": question_messages(each.text, passages)})

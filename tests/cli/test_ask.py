@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from adafuse_llm.cli.ask import FAMILIAR
+from adafuse_llm.cli.passages import EMBEDDED
 from adafuse_llm.embedded import handbook_path, member_paths
 
 
@@ -84,7 +84,7 @@ def test_the_embedded_members_and_the_handbook_are_the_default(adafuse):
     assert all(path.name in result.stdout for path in member_paths())
     assert "Poris Wentano" in result.stdout
     assert "[1] silesse-mill.md" in result.stdout
-    assert FAMILIAR in " ".join(result.stdout.split())
+    assert EMBEDDED in " ".join(result.stdout.split())
 
 
 def test_too_many_passages_are_named_as_the_remedy(adafuse, members, tmp_path):
@@ -102,12 +102,3 @@ def test_embedded_members_with_other_documents_are_a_warning(adafuse, fakes, doc
     assert adafuse("ask", "Who?", "--docs", docs, *spelled_out).stderr == result.stderr
     for flags in (["--docs", handbook_path()], ["--docs", docs, "--model", "org/one"]):
         assert adafuse("ask", "Who?", *flags).stderr == ""
-
-
-def test_links_out_of_the_folder_are_followed_on_request(adafuse, fakes, docs, tmp_path_factory):
-    secret = tmp_path_factory.mktemp("elsewhere") / "secret.txt"
-    secret.write_text("The password of the mill is swordfish.")
-    (docs / "link.txt").symlink_to(secret)
-    ask = ["ask", "What is the password of the mill?", "--docs", docs, "--json"]
-    assert "swordfish" not in adafuse(*ask).stdout
-    assert "swordfish" in adafuse(*ask, "--follow-links").stdout
