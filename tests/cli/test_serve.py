@@ -1,6 +1,7 @@
 """`adafuse serve`: flags and files, keys, and the server as a process with its signals."""
 
 import json
+import logging
 import re
 import signal
 import sys
@@ -19,8 +20,19 @@ from adafuse_llm.serving.settings import VARIABLE, read_keys
 pytest.importorskip("starlette", reason="needs the extra [serve]")
 
 from adafuse_llm.serving import server
+from tests.support.serving import COMMAND
 
 STREAM = {"model": "adafuse", "prompt": "the mill", "max_tokens": 8000, "stream": True}
+
+
+@pytest.fixture(autouse=True)
+def log_levels():
+    """The command sets levels of its process, which other tests share here."""
+    loggers = [logging.getLogger(name) for name in ("adafuse_llm", "uvicorn")]
+    levels = [each.level for each in loggers]
+    yield
+    for each, level in zip(loggers, levels, strict=True):
+        each.setLevel(level)
 
 
 @pytest.fixture
@@ -75,18 +87,17 @@ def test_flags_override_the_file_which_overrides_the_defaults(adafuse, runs, fak
     )  # these members cannot follow a grammar
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("host", "keys", "warns"),
     [
-        ("0.0.0.0", None, True),
+        ("0.0.0.0", "", True),
         ("0.0.0.0", "k1,k2", False),
-        ("127.0.0.2", None, False),
-        ("localhost", None, False),
+        ("127.0.0.2", "", False),
+        ("localhost", "", False),
     ],
 )
 def test_an_open_server_is_a_warning(adafuse, runs, monkeypatch, host, keys, warns):
-    if keys is not None:
+    if keys:
         monkeypatch.setenv(VARIABLE, keys)
     result = adafuse("serve", "--host", host, "--port", 0, "--log-level", "error")
     assert result.exit_code == 0, result.output
@@ -95,7 +106,6 @@ def test_an_open_server_is_a_warning(adafuse, runs, monkeypatch, host, keys, war
     assert hosts == (() if host == "0.0.0.0" else (*dict.fromkeys((*serve.LOOPBACK, host)),))
 
 
-@pytest.mark.quick
 def test_keys_come_from_a_file_and_the_environment(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# for the wiki\nk1\n\n  k2\n")
@@ -103,14 +113,13 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path):
     assert read_keys(None, {}) == []
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("content", "variable", "says"),
     [
-        (b"# none\n", None, "keys has no keys. Write at least one"),
-        (b"k1\nsecret two\n", None, "keys: key 2 is not usable"),
-        (b"k1", "s\u00e9cret", "ADAFUSE_SERVER_KEYS: key 1 is not usable"),
-        (None, None, "keys: No such file or directory"),
+        ("# none\n", "k1", "keys has no keys"),
+        ("k1\nsecret two\n", "k1", "keys: key 2"),
+        ("k1", "s\u00e9cret", "ADAFUSE_SERVER_KEYS: key 1"),
+        (None, "k1", "No such file"),
     ],
 )
 def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
@@ -118,21 +127,20 @@ def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
 ):
     file = tmp_path / "keys"
     if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(InvalidInputError, match=re.escape(says)) as caught:
-        read_keys(str(file), {} if variable is None else {VARIABLE: variable})
+        file.write_text(content)
+    with pytest.raises(InvalidInputError, match=says) as caught:
+        read_keys(str(file), {VARIABLE: variable})
     assert "cret" not in str(caught.value)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--port", 70000], "option 'port': input should be less than or equal to 65535"),
-        (["--host", "192.0.2.1"], "this machine does not have the address"),
-        (["-o", "cors_origins=b"], "option 'cors_origins': each origin must have a scheme"),
-        (["-o", "n=2", "--temperature", 1], "option 'n': a client asks"),
-        (["--served-model-name", "wren"], "a member has the name 'wren', too"),
+        (["--port", 70000], "'port'"),
+        (["--host", "192.0.2.1"], "address"),
+        (["-o", "cors_origins=b"], "'cors_origins'"),
+        (["-o", "n=2", "--temperature", 1], "'n'"),
+        (["--served-model-name", "wren"], "'wren'"),
     ],
 )
 def test_what_cannot_be_served_is_one_error(adafuse, fakes, flags, says):
@@ -142,7 +150,6 @@ def test_what_cannot_be_served_is_one_error(adafuse, fakes, flags, says):
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.quick
 def test_a_missing_extra_is_named(adafuse, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("adafuse_llm.serving.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -150,14 +157,6 @@ def test_a_missing_extra_is_named(adafuse, monkeypatch):
     result = adafuse("serve")
     assert result.exit_code == 2
     assert install_command("cli,serve") in result.stderr
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-    return value
 
 
 def listening(process):
@@ -171,7 +170,7 @@ def test_a_server_from_its_start_to_its_end(start, members, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k1\nk2\n")
     flags = ["--port", 0, "--api-key-file", keys, "-o", "drain_seconds=0.2"]
-    process = start("serve", *members, *flags)
+    process = start(COMMAND, "serve", *members, *flags)
     url = listening(process)
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer k2"}, timeout=60) as http:
         assert http.get("/health").status_code == 200
@@ -211,22 +210,6 @@ def test_a_server_from_its_start_to_its_end(start, members, tmp_path):
         assert secret not in log, log
 
 
-def test_a_second_signal_ends_the_server_at_once(start, members):
-    process = start("serve", *members, "--port", 0, "-o", "drain_seconds=300")
-    url = listening(process)
-    assert process.stdout.readline()
-    with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        process.send_signal(signal.SIGINT)
-        wait_for(lambda: is_refused(url))
-        assert next(line for line in lines if line).startswith("data: {")  # it goes on
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
-        with pytest.raises(httpx.TransportError):
-            list(lines)
-
-
 def is_refused(url):
     try:
         httpx.get(f"{url}/health")
@@ -236,7 +219,7 @@ def is_refused(url):
 
 
 HANGING = """
-import sys, threading, time
+import sys, time
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import server
@@ -252,7 +235,7 @@ def load():
     return AdaFuseEngine([FakeBackend("wren", hang)])
 
 server.CLOSE_SECONDS = 0.5
-config = ServerConfig(port=0, drain_seconds=0)
+config = ServerConfig(port=0, drain_seconds=float(sys.argv[1]))
 service = Service(config)
 listener = server.listen(config.host, config.port)
 print(server.url_of(config.host, listener), flush=True)
@@ -262,16 +245,41 @@ sys.exit(server.run(build_app(service), service, listener, load, config=config, 
 """A server whose member hangs in its first pass."""
 
 
-def test_a_member_that_hangs_does_not_keep_the_server_alive(start):
-    process = start(code=HANGING)
-    url = process.stdout.readline().decode().strip()
-    assert process.stdout.readline() == b"ready\n"
-    asked = {"model": "adafuse", "prompt": "x"}
-    with ThreadPoolExecutor() as pool:
+@pytest.fixture
+def hanging(start):
+    """Start a server in whose member a request hangs; yield its process, its URL and the call."""
+
+    def call(drain_seconds):
+        process = start(HANGING, drain_seconds)
+        url = process.stdout.readline().decode().strip()
+        assert process.stdout.readline() == b"ready\n"
+        asked = {"model": "adafuse", "prompt": "x"}
         call = pool.submit(httpx.post, f"{url}/v1/completions", json=asked, timeout=30)
         assert process.stdout.readline() == b"hangs\n"
-        process.send_signal(signal.SIGTERM)
-        assert call.result().status_code == 503
+        return process, url, call
+
+    with ThreadPoolExecutor() as pool:
+        yield call
+
+
+def test_a_member_that_hangs_does_not_keep_the_server_alive(hanging):
+    process, _, call = hanging(0)
+    process.send_signal(signal.SIGTERM)
+    assert call.result().status_code == 503
     _, log = process.communicate(timeout=20)
     assert process.returncode == 0
     assert b"a forward pass still runs: 'wren'" in log
+
+
+def test_a_second_signal_ends_the_server_at_once(hanging):
+    process, url, call = hanging(300)
+    process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + 30
+    while not is_refused(url):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not call.done()  # the running request may end
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    with pytest.raises(httpx.TransportError):
+        call.result()

@@ -12,16 +12,11 @@ from adafuse_llm.loading.config_file import read_config
 
 
 @pytest.fixture
-def data(tmp_path):
+def job(questions, tmp_path, fakes):
     """Twenty questions; wren alone says "Ada Brook", heron alone "Ada Stone"."""
-    path = tmp_path / "set.jsonl"
-    items = [{"question": f"Who founded mill {n}?", "answer": "Ada Brook did"} for n in range(20)]
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    return path
-
-
-@pytest.fixture
-def job(data, tmp_path, fakes):
+    data = questions(
+        *({"question": f"Who founded mill {n}?", "answer": "Ada Brook did"} for n in range(20))
+    )
     return ["tune", data, "--output", tmp_path / "tuned.yaml", "--trials", 3]
 
 
@@ -124,10 +119,10 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--held-out", "0.1"], "needs 95 different questions"),
-        (["--use", "wren"], "at least two members; got wren"),
-        (["--docs", ".", "--template", "{question}?"], "leave out --prompts and --template"),
-        (["--strategy", "single"], "strategy 'single' has no options to tune"),
+        (["--held-out", "0.1"], "needs 95"),
+        (["--use", "wren"], "at least two members"),
+        (["--docs", ".", "--template", "{question}?"], "--template"),
+        (["--strategy", "single"], "'single'"),
         (["--metric", "number_"], "Did you mean 'number'"),
     ],
 )
