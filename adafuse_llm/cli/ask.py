@@ -11,11 +11,10 @@ from dataclasses import asdict
 from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError, Generation, StreamEvent
-from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup
+from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup, new_file
 from adafuse_llm.cli.passages import EMBEDDED, add_documents, search_in, show_sources
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
-    check_page,
     last,
     print_json,
     show_stream,
@@ -33,7 +32,7 @@ def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
     parser.add_argument("question", metavar="QUESTION", help="Question to answer.")
     add_documents(parser, " Default: the handbook of a fictional town.")
-    parser.flag("--html FILE", "Also write answer, rounds and sources to this HTML file.")
+    parser.flag("--html FILE", "Also write it all to this HTML file.", type=new_file)
     parser.flag("--compare", "Also show what each member answers alone.")
     parser.flag("--json", "Print one JSON object.")
 
@@ -44,7 +43,6 @@ def ask(setup: Setup, flags: Namespace) -> int:
     An offline search (BM25) finds the best passages, and the members answer from them together.
     """
     question: str = flags.question
-    check_page(flags.html)
     retriever = search_in(flags.docs or [handbook_path()])
     sources = retriever.search(question, k=flags.passages)
     handbook = handbook_path().resolve()

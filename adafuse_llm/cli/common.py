@@ -23,7 +23,6 @@ from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     AdaFuseError,
-    InvalidInputError,
     InvalidOptionError,
     RuntimeConfig,
 )
@@ -101,8 +100,8 @@ class Setup:
     """What the shared flags set.
 
     Attributes:
-        file: models, loading settings and options: those of the flags, else those of the file of
-            --config, else those of the command. Options that the command refuses are absent.
+        file: models, loading settings and options: of the flags, else of the file of --config, else
+            of the command. Options that the command refuses are absent.
         threads: number of CPU threads for the members. None for one thread if all members are
             small (`SMALL`), and otherwise for PyTorch's default. Members always load with one
             thread then. The variable OMP_NUM_THREADS has precedence over None.
@@ -129,17 +128,15 @@ class Setup:
     def identity(self, config: AdaFuseConfig) -> dict[str, Any]:
         """Return what the answers of a run depend on, as JSON data."""
         file = self.file
-        return {
-            "models": list(file.models) or "embedded",
-            **{name: getattr(file, name) for name in LOADING},
-            **config.model_dump(mode="json"),
-        }
+        loading = {name: getattr(file, name) for name in LOADING}
+        models = list(file.models) or "embedded"
+        return {"models": models, **loading, **config.model_dump(mode="json")}
 
     def display(self, engine: AdaFuseEngine) -> Display:
         """Return the display of the members that decode, on stdout."""
-        members = tuple(engine.config.member_weights(engine.members))
-        strategy = engine.strategy.name
-        return Display(members, stdout_console(), strategy, forced=self.has_grammar)
+        members = [*engine.config.member_weights(engine.members)]
+        console = stdout_console()
+        return Display(members, console, engine.strategy.name, forced=self.has_grammar)
 
     def load(self, config: AdaFuseConfig | None = None) -> AdaFuseEngine:
         """Load the ensemble, without a word of the libraries. The caller closes it.
@@ -147,11 +144,6 @@ class Setup:
         Args:
             config: options of decoding. Default: those of `file`.
         """
-        cores = os.cpu_count() or 1
-        if self.threads is not None and self.threads > cores:
-            raise InvalidInputError(
-                f"--threads must be at most {cores}, the number of CPU cores; got {self.threads}"
-            )
         members = [_with_threads(each, self.threads) for each in self.file.members]
         console = stderr_console()
         # downloads show their own progress bars
@@ -390,6 +382,14 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more; got {number}")
     return number
+
+
+def new_file(text: str) -> Path:
+    """Parse the value of a flag that is a file to write, so that nothing is computed in vain."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not the name of a file in an existing folder")
+    return path
 
 
 def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:

@@ -12,10 +12,9 @@ from typing import Any
 from rich.text import Text
 
 from adafuse_llm import Generation, InvalidInputError, InvalidOptionError, StreamEvent
-from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup
+from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup, new_file
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
-    check_page,
     last,
     print_json,
     show_stream,
@@ -43,7 +42,7 @@ def add_flags(parser: Parser) -> None:
     parser.flag("--prefill TEXT", "Beginning of the reply to complete. Needs --chat.")
     parser.flag("--n NUMBER", "Number of responses to draw.")
     parser.flag("--trace", "Print the candidates and scores of every round.")
-    parser.flag("--html FILE", "Also write the text and its rounds to this HTML file.")
+    parser.flag("--html FILE", "Also write it all to this HTML file.", type=new_file)
     parser.flag("--json", "Print a JSON line per round, and one with the whole response.")
 
 
@@ -54,7 +53,6 @@ def generate(setup: Setup, flags: Namespace) -> int:
     newline. With --n, the responses are shown when all are complete, each below a heading with its
     seed.
     """
-    check_page(flags.html)
     request = _request(flags)
     if flags.trace and flags.json:
         raise InvalidOptionError(

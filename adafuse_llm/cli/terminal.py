@@ -27,7 +27,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from adafuse_llm import Generation, InvalidInputError, StreamEvent
+from adafuse_llm import Generation, StreamEvent
 from adafuse_llm.evaluation.files import naming
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display, Growing
@@ -156,16 +156,6 @@ def print_json(value: object) -> None:
     text = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
-
-
-def check_page(path: Path | None) -> None:
-    """Check the value of --html before the command computes anything.
-
-    Raises:
-        InvalidInputError: the folder of the file does not exist, or the path is a folder.
-    """
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise InvalidInputError(f"--html: {path} must be the name of a file in an existing folder")
 
 
 def write_page(path: Path, html: str) -> None:

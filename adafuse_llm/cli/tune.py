@@ -84,18 +84,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
     again.
     """
     file, output, seed, held_out = flags.file, flags.output, flags.search_seed, flags.held_out
-    form = prompt_form(flags.prompts, flags.template)
-    questions = _questions(setup, file, form, chat=flags.chat)[: flags.limit]
-    digest = {}
-    if flags.docs:
-        if flags.prompts or flags.template:
-            raise InvalidInputError(
-                "--docs has a prompt of its own, as in adafuse ask: leave out --prompts and "
-                "--template"
-            )
-        questions = _with_passages(questions, flags)
-        sent = repr([each.request for each in questions])
-        digest["docs"] = hashlib.sha256(sent.encode()).hexdigest()
+    questions = _questions(setup, flags)
     metric = flags.metric or ("verbatim" if file is None else "exact_match")
     load_metric(metric)
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
@@ -108,15 +97,12 @@ def tune(setup: Setup, flags: Namespace) -> int:
     candidates(names, config.use, find_strategy(setup.file.strategy))
     optimizer(seed)
     searched, tested = map(len, divide(questions, held_out, seed))
+    asked = repr([(each.request, each.accepted) for each in questions])
     identity = {
-        "test set": "embedded" if file is None else hashlib.sha256(file.read_bytes()).hexdigest(),
-        "prompts": form,
-        "chat": flags.chat,
-        **digest,
+        "questions": hashlib.sha256(asked.encode()).hexdigest(),
         "metric": metric,
         "max_requests": setup.file.runtime.max_requests,
         **setup.identity(config),
-        "questions": len(questions),
         "held-out": held_out,
         "seed": seed,
     }
@@ -166,20 +152,28 @@ def tune(setup: Setup, flags: Namespace) -> int:
     return 0
 
 
-def _questions(setup: Setup, file: Path | None, form: str, *, chat: bool) -> list[Question]:
-    """Return the questions of the file, or those that come with the embedded members."""
-    if file is not None:
-        return read_questions(file.read_bytes(), form, chat=chat)
-    if not setup.is_embedded:
+def _questions(setup: Setup, flags: Namespace) -> list[Question]:
+    """Return the questions of the file, or those that come with the embedded members.
+
+    With --docs, each has the passages that fit it before it, as `adafuse ask` sends them.
+    """
+    form = prompt_form(flags.prompts, flags.template)
+    if flags.docs and (flags.prompts or flags.template):
+        raise InvalidInputError(
+            "--docs has a prompt of its own, as in adafuse ask: leave out --prompts and --template"
+        )
+    if flags.file is not None:
+        questions = read_questions(flags.file.read_bytes(), form, chat=flags.chat)
+    elif setup.is_embedded:
+        questions = embedded_questions()
+    else:
         raise InvalidInputError(
             "pass a FILE with questions and answers; only the embedded members have questions of "
             "their own"
         )
-    return embedded_questions()
-
-
-def _with_passages(questions: Sequence[Question], flags: Namespace) -> list[Question]:
-    """Return the questions with the passages of documents before them, as `adafuse ask` sends."""
+    questions = questions[: flags.limit]
+    if not flags.docs:
+        return questions
     retriever = search_in(flags.docs)
     found = [(each, retriever.search(each.text, k=flags.passages)) for each in questions]
     return [
