@@ -66,7 +66,7 @@ DECODING: Final = {
     "seed": ("--seed NUMBER", "Seed of what is drawn. Default: a random one, which is reported."),
     "stop": (
         "--stop TEXT",
-        r"End the response before this text. Repeatable. \n is a line break. '': none.",
+        r"End the response before this text. Repeatable. \n is a line break, '' no such text.",
     ),
     "use": ("--use NAME", "Name of a member that decodes. Repeatable. Default: all members."),
     "json_schema": ("--json-schema FILE", "JSON schema that the response fits."),

@@ -47,33 +47,29 @@ def test_the_value_of_an_option_is_yaml_unless_it_must_be_text(adafuse, fakes):
     )
 
 
-@pytest.fixture
-def config(tmp_path):
+def test_what_is_typed_comes_before_the_file(adafuse, tmp_path, fakes):
     path = tmp_path / "config.yaml"
     path.write_text(
         'models: [org/wren, org/heron]\ndtype: float64\nmax_words: 2\nstop: ["\\n"]\n'
-        "weights: {wren: 1, heron: 3}\n"
+        "weights: {wren: 1, heron: 3}\nruntime: {max_requests: 3, drafting: false}\n"
     )
-    return path
-
-
-def test_a_configuration_file_says_what_flags_say(adafuse, config, fakes):
-    result = adafuse("generate", "x:", "--config", config)
-    assert result.exit_code == 0, result.output
-    call = fakes[0]
-    assert [spec.path for spec in call["paths"]] == ["org/wren", "org/heron"]
-    assert (call["dtype"], call["strategy"]) == ("float64", "auto")
-    assert (call["config"].max_words, call["config"].stop) == (2, ("\n",))
-    assert call["config"].weights == {"wren": 1.0, "heron": 3.0}
-
-
-def test_what_is_typed_comes_before_the_file(adafuse, config, fakes):
-    flags = ["-o", "max_words=3", "--dtype", "auto", "--model", "a", "--model", "b"]
-    adafuse("generate", "x:", "--config", config, *flags, "--stop", "!", "-o", "weights=[1, 1]")
-    call = fakes[0]
-    assert (call["config"].max_words, call["config"].stop) == (3, ("!",))
-    assert (call["dtype"], [spec.path for spec in call["paths"]]) == ("auto", ["a", "b"])
-    assert call["config"].weights == (1.0, 1.0)
+    flags = ["-o", "max_words=3", "--dtype", "auto", "--stop", "!", "-o", "max_requests=4"]
+    for each in ([], [*flags, "--model", "a", "--model", "b", "-o", "weights=[1, 1]"]):
+        result = adafuse("generate", "x:", "--config", path, *each)
+        assert result.exit_code == 0, result.output
+    found = [
+        (
+            [spec.path for spec in call["paths"]],
+            call["dtype"],
+            (call["config"].max_words, call["config"].stop, call["config"].weights),
+            (call["runtime"].max_requests, call["runtime"].drafting),
+        )
+        for call in fakes
+    ]
+    assert found == [
+        (["org/wren", "org/heron"], "float64", (2, ("\n",), {"wren": 1, "heron": 3}), (3, False)),
+        (["a", "b"], "auto", (3, ("!",), (1, 1)), (4, False)),
+    ]
 
 
 @pytest.mark.parametrize("text", ["max_words: 0", "trust_remote_code: true", None])

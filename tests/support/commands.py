@@ -36,7 +36,7 @@ def adafuse(*arguments, input="", env=None):  # noqa: A002
         try:
             code = run([*map(str, arguments)])
         except SystemExit as end:
-            code = end.code
+            code = end.code  # type: ignore[assignment]
         for stream in streams:
             stream.flush()
     return Result(code or 0, *(stream.buffer.getvalue().decode() for stream in streams))
