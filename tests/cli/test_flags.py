@@ -18,7 +18,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
     result = adafuse(
         "generate", "x:", "-o", "margin_threshold=0.5", "-o", "max-words=2", "--stop", r"\nQ\\n",
         "--stop", "end", "-o", "weights={wren: 2, heron: 0.5}", "--use", "heron", "--use", "wren",
-        "--strategy", "adafuse", "--max-new-tokens", 7,
+        "--strategy", "adafuse", "--max-new-tokens", 7, "-o", """logit_bias={" a=b": -2.5, c: 1}""",
         "--dtype", "float64", "-o", "revision=v1", "-o", "max_requests=3",
         "--device-map", "auto", "--trust-remote-code", "--model", "a", "--model", "b",
     )  # fmt: skip
@@ -28,6 +28,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
         margin_threshold=0.5,
         max_words=2,
         max_new_tokens=7,
+        logit_bias={" a=b": -2.5, "c": 1.0},
         stop=("\nQ\\n", "end"),
         weights={"wren": 2.0, "heron": 0.5},
         use=("heron", "wren"),
@@ -37,14 +38,6 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
     assert [spec.path for spec in call["paths"]] == ["a", "b"]
     assert (call["dtype"], call["revision"], call["device_map"]) == ("float64", "v1", "auto")
     assert call["trust_remote_code"] is True
-
-
-def test_the_value_of_an_option_is_yaml_unless_it_must_be_text(adafuse, fakes):
-    given = """-o|logit_bias={" a=b": -2.5, c: 1}|-o|stop=[]|-o|regex=[a]"""
-    adafuse("generate", "x:", *given.split("|"))
-    assert fakes[0]["config"] == AdaFuseConfig(
-        logit_bias={" a=b": -2.5, "c": 1.0}, stop=(), regex="[a]"
-    )
 
 
 def test_what_is_typed_comes_before_the_file(adafuse, tmp_path, fakes):
@@ -152,13 +145,6 @@ def test_the_form_of_the_response_replaces_that_of_the_file(
         assert fakes[-1]["config"] == AdaFuseConfig(**form, max_words=2)
 
 
-def test_a_strategy_reaches_the_engine(adafuse, fakes):
-    own = "benchmarks.peers.sweetspan:SweetSpan"
-    for strategy in ("fixed-2", own):
-        assert adafuse("generate", "x:", "--strategy", strategy).exit_code == 0
-        assert fakes[-1]["strategy"] == strategy
-
-
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
@@ -233,34 +219,6 @@ def test_help_and_version(adafuse):
         assert "-o NAME=VALUE" in shown.stdout
         assert ("--model PATH_OR_ID" in shown.stdout) == (name != "info")
         assert (" --n NUMBER" in shown.stdout) == (name in ("generate", "run"))
-
-
-def test_ctrl_c_prints_the_same_in_all_commands(adafuse, fakes, tmp_path, monkeypatch):
-    from contextlib import contextmanager
-    from threading import Event
-
-    cancel = Event()
-    cancel.set()
-
-    @contextmanager
-    def interrupted():
-        yield cancel
-
-    for name in ("ask", "generate", "run"):
-        monkeypatch.setattr(f"adafuse_llm.cli.{name}.cancel_on_interrupt", interrupted)
-    data = tmp_path / "set.jsonl"
-    data.write_text('{"question": "Who?", "answer": "Ada"}\n')
-    calls = [
-        ["generate", "x:"],
-        ["generate", "x:", "--json"],
-        ["ask", "Who?"],
-        ["run", "--test-set", data, "--output", tmp_path / "run.jsonl"],
-    ]
-    for call in calls:
-        result = adafuse(*call)
-        assert result.exit_code == 130
-        again = ": run the same command again to resume" if "--output" in call else ""
-        assert result.stderr.strip("\n") == f"interrupted{again}"
 
 
 @pytest.mark.parametrize(
