@@ -47,15 +47,6 @@ def test_the_text_alone_goes_into_a_pipe(adafuse, fakes):
     assert (result.exit_code, result.stdout, result.stderr) == (0, "Ada Brook did\n", "")
 
 
-def test_the_text_is_what_the_engine_says(adafuse, members, models):
-    flags = ["--max-new-tokens", 12, "-o", "branching_factor=2"]
-    result = adafuse("generate", "the mill", *members, *flags)
-    assert result.exit_code == 0, result.output
-    with AdaFuseEngine.from_pretrained(models) as engine:
-        whole = engine.generate("the mill", max_new_tokens=12, branching_factor=2)
-    assert result.stdout == f"{whole.text}\n"
-
-
 def test_a_response_that_was_closed_is_said(adafuse):
     pytest.importorskip("llguidance")
     short = adafuse("generate", "the", "--max-new-tokens", 4, "-o", "regex=[a-z]{2,}")
