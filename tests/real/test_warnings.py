@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseEngine
-from adafuse_llm.cli import create_app
-from tests.support.commands import runner
+from tests.support.commands import adafuse
 
 pytestmark = pytest.mark.real
 
@@ -107,7 +106,7 @@ def test_info_names_what_real_tokenizers_change(
     real_folders: dict[str, Path],
 ) -> None:
     paths = [str(path) for path in real_folders.values()]
-    result = runner(create_app())("info", *paths, "--json")
+    result = adafuse("info", *paths, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["is_chat_model"] is True
