@@ -250,7 +250,7 @@ def flattened(name: str, conversation: Conversation) -> str:
     return rendered(name, check_conversation(conversation.flat()))
 
 
-@pytest.mark.parametrize("name", ["llama3", "mistral-1", "gemma", "phi3", "deepseek", "idefics"])
+@pytest.mark.parametrize("name", ["llama3", "mistral-3", "gemma", "phi3", "deepseek", "idefics"])
 def test_members_whose_template_reads_no_tools_read_text(name: str) -> None:
     conversation = check_conversation([*HISTORY, *AFTER], [ADD, LOOK])
     assert rendered(name, conversation) == flattened(name, conversation)
