@@ -45,10 +45,7 @@ def test_the_tables_have_the_scores_of_the_answers_and_a_resumed_run_decodes_not
     assert line.score.value == 50 * sum(right)
     assert f"| {line.name} | {line.score.shown()} |" in printed
     assert {test.theirs for test in first.tests} >= {"majority vote", "likelihood reranker"}
-    assert {(test.ours, test.theirs) for test in more.tests} == {
-        ("two words", "AdaFuse, B = 3"),
-        ("counts twice", "AdaFuse, B = 3"),
-    }
+    assert {test.ours for test in more.tests} == {"two words", "counts twice"}
     before = {path: path.read_bytes() for path in (out / "embedded").glob("*.jsonl")}
     assert len(before) == 9
     monkeypatch.setattr(AdaFuseEngine, "generate", None)
@@ -82,9 +79,6 @@ def test_every_suite_has_parts_and_known_tasks(name):
     parts = parts_of(suite, suite.real or ("wren", "heron", "finch"))
     assert all(part.rows for part in parts)
     assert all(load_task(task).metrics for task in suite.tasks)
-    if suite.real:
-        pair = next(part for part in parts if part.name == "gemma+qwen")
-        assert {row.use for row in pair.rows} == {("gemma",), ("qwen",), ("gemma", "qwen")}
 
 
 def test_test_sets_are_read_with_their_prompts(tmp_path):
