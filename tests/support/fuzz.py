@@ -17,11 +17,10 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 from unittest import mock
 
 from adafuse_llm import AdaFuseEngine, Generation, MemberError, RuntimeConfig
-from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.fake import END, FakeCodec, Rule
 from adafuse_llm.strategies.registry import find_strategy
 from tests.support.compare import as_data
@@ -35,8 +34,8 @@ from tests.support.recorded import (
     counted_tokens,
     forget,
     recorded,
-    the_record,
     trailing_spaces,
+    used,
 )
 
 PIECES = (
@@ -382,10 +381,9 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
     cut = engine.generate(prompt, **options, max_new_tokens=cap)
     most = max(cut.usage.completion_tokens.values())
     assert most <= cap, f"{cut.usage.completion_tokens} tokens of at most {cap}: {cut.text!r}"
-    for member in engine.backends:
-        if _is_used(member) and member.reader.is_lossless:
-            written = counted_tokens(the_record(member), member.reader, trailing_spaces(prompt))
-            assert written <= cap, f"{member.name} wrote {written} tokens of at most {cap}"
+    for member in used(engine.backends):
+        written = counted_tokens(member, trailing_spaces(prompt)) if member.is_lossless else 0
+        assert written <= cap, f"{member.name} wrote {written} tokens of at most {cap}"
     no_windows = all(
         isinstance(each, RecordedModel) or not each.context_window for each in engine.backends
     )
@@ -398,10 +396,6 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
     shown = "".join(event.text for event in engine.stream(prompt, **options, max_new_tokens=cap))
     assert shown == cut.text, f"the stream shows {shown!r}, not {cut.text!r}"
     return cut
-
-
-def _is_used(member: Backend) -> TypeGuard[RecordedFake | RecordedModel]:
-    return isinstance(member, RecordedFake | RecordedModel) and bool(member.records)
 
 
 def _check_stops(case: Case) -> None:
