@@ -113,17 +113,14 @@ def _products(dice: random.Random) -> Options:
 
 
 def _wide(dice: random.Random) -> Options:
-    size = dice.choice((300, 3_000, 30_000))
-    match dice.randrange(4):
-        case 0:
-            return {"grammar": "start: " + " | ".join(f'"x{n}"' for n in range(size)) + "\n"}
-        case 1:
-            return {"regex": "|".join(f"x{n}y" for n in range(size))}
-        case 2:
-            names = [f"p{number}" for number in range(size // 10)]
-            properties = {name: {"type": "string"} for name in names}
-            return {"json_schema": {"type": "object", "properties": properties}}
-    return {"json_schema": {"enum": [f"value {number}" for number in range(size)]}}
+    names = [f"x{number}" for number in range(dice.choice((300, 3_000, 30_000)))]
+    forms: list[Options] = [
+        {"grammar": "start: " + " | ".join(f'"{name}"' for name in names) + "\n"},
+        {"regex": "|".join(names)},
+        {"json_schema": {"properties": {name: {"type": "string"} for name in names[::10]}}},
+        {"json_schema": {"enum": names}},
+    ]
+    return dice.choice(forms)
 
 
 def _ambiguous(dice: random.Random) -> Options:
