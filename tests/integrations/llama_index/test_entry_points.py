@@ -65,7 +65,7 @@ async def test_every_path_returns_the_engines_text_and_counts_it_once(engine, pa
             engine=engine, callback_manager=CallbackManager([counter, debug]), **fields
         )
         with recorded() as record:
-            said = await ask(llm, path, question, **options)
+            said: Any = await ask(llm, path, question, **options)
         system = fields.get("system_prompt")
         turns = [{"role": "system", "content": system}] if system else []
         own = engine.generate(messages=[*turns, {"role": "user", "content": question}], **options)
@@ -86,7 +86,7 @@ async def test_every_path_returns_the_engines_text_and_counts_it_once(engine, pa
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_chunk_has_its_round_and_the_last_one_the_whole(engine, path):
-    said = await ask(AdaFuseLLM(engine=engine), path, prompt_of(path, "Where is it?"))
+    said: Any = await ask(AdaFuseLLM(engine=engine), path, prompt_of(path, "Where is it?"))
     rounds = [each.index for raw in said.raws for each in raw.rounds]
     assert rounds == list(range(said.raw.summary.rounds))
     for raw in said.raws[:-1]:
@@ -283,7 +283,7 @@ async def test_no_option_of_a_call_is_ignored(engine, path):
     llm = AdaFuseLLM(engine=engine)
     with pytest.raises(InvalidOptionError, match="max_new_token"):
         await ask(llm, path, "Where?", max_new_token=3)
-    said = await ask(llm, path, "Where is it?", use=["ink"])
+    said: Any = await ask(llm, path, "Where is it?", use=["ink"])
     assert {*said.raw.usage.members.prompt_tokens} == {"ink"}
 
 

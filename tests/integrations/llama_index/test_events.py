@@ -126,7 +126,8 @@ async def test_opentelemetry_receives_every_round_under_a_child_span(llm, monkey
     events = OTelCompatibleEventHandler(span_handler=spans)
     monkeypatch.setattr(root, "event_handlers", [*root.event_handlers, events])
     await asyncio.gather(*(ask(llm, path, prompt_of(path, f"{n}!")) for n in range(3)))
-    exported = {span.context.span_id: span for span in exporter.get_finished_spans()}
+    finished: Any = exporter.get_finished_spans()
+    exported = {span.context.span_id: span for span in finished}
     decodes = [span for span in exported.values() if span.name.startswith("AdaFuse.decode")]
     assert len(decodes) == 3
     for span in decodes:

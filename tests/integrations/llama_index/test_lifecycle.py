@@ -62,8 +62,10 @@ async def test_members_are_loaded_once_in_a_thread_and_let_go(monkeypatch):
     monkeypatch.setattr(AdaFuseEngine, "from_pretrained", classmethod(watched))
     wren = [str(member_paths()[0])]
     llm, same = AdaFuseLLM(wren, max_new_tokens=3), AdaFuseLLM(wren, max_words=1)
-    assert (await llm.acomplete("The mill")).text
-    assert len(threads) == 1
+    for path in ("achat", "acomplete"):
+        llm.unload()
+        assert (await ask(llm, path, "The mill")).text
+    assert len(threads) == 2
     assert threading.main_thread() not in threads
     first = llm.engine
     assert first is same.engine is pickle.loads(pickle.dumps(llm)).engine

@@ -86,7 +86,7 @@ def test_where_one_response_is_used_one_is_drawn():
         total: int
 
     with scripted_engine(lambda prompt: '{"total": 3}') as engine:
-        llm = AdaFuseLLM(engine=engine, n=3, temperature=0.1, enforce=False)
+        llm: Any = AdaFuseLLM(engine=engine, n=3, temperature=0.1, enforce=False)
         with recorded() as record:
             assert llm.structured_predict(Sum, PromptTemplate("1 + 2?")).total == 3
             assert [*llm.stream_structured_predict(Sum, PromptTemplate("1 + 2?"))][-1].total == 3
@@ -112,11 +112,8 @@ def test_options_can_be_assigned_also_under_other_names(engine):
 
 @pytest.mark.parametrize("path", ["complete", "astream_chat"])
 async def test_log_probabilities_are_those_of_the_leading_member(engine, path):
-    for options, red, other in (
-        ({}, -0.916, -1.204),
-        ({"weights": {"oak": 1, "elm": 2}}, -0.693, -1.386),
-    ):
-        llm: Any = AdaFuseLLM(engine=engine, top_logprobs=2, **options)
+    for weights, red, other in ((None, -0.916, -1.204), ({"oak": 1.0, "elm": 2.0}, -0.693, -1.386)):
+        llm: Any = AdaFuseLLM(engine=engine, top_logprobs=2, weights=weights)
         if path == "complete":
             responses = [llm.complete("Paint!")]
         else:

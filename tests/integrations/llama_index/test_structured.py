@@ -25,7 +25,7 @@ class Ship(BaseModel):
     crew: tuple[str, ...] = ()
 
 
-FERRY = {"name": "Orrin {II}", "kind": "ferry", "length": 31.5, "crew": ["Anna", "船長"]}
+FERRY: dict[str, Any] = {"name": "Orrin {II}", "kind": "ferry", "length": 31.5, "crew": ["船長"]}
 WRITTEN = json.dumps(FERRY, ensure_ascii=False)
 PROMPT = PromptTemplate("Describe the ship {name}.")
 

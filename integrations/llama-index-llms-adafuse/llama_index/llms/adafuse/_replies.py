@@ -137,16 +137,12 @@ class Reply:
         return ToolCallBlock(tool_call_id=self._next_id, tool_name=name, tool_kwargs=arguments)
 
     def _message(self, calls: list[ToolCallBlock]) -> ChatMessage:
-        blocks: list[ContentBlock] = []
+        blocks: list[ContentBlock] = [TextBlock(text=self._text), *calls]
         if self._thinking:
-            blocks.append(ThinkingBlock(content=self._thinking))
-        if self._text or not calls:
-            blocks.append(TextBlock(text=self._text))
+            blocks = [ThinkingBlock(content=self._thinking), *blocks]
         # programs of core recognize calls by this entry
         extras = {"tool_calls": [_openai_call(call) for call in calls]} if calls else {}
-        return ChatMessage(
-            role=MessageRole.ASSISTANT, blocks=[*blocks, *calls], additional_kwargs=extras
-        )
+        return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=extras)
 
 
 class Continuation:
