@@ -26,8 +26,7 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
 from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
-from tests.support.models import CHATML
-from tests.support.scripted import WINDOW, save_scripted, scripted, scripted_engine
+from tests.support.scripted import scripted, scripted_engine
 
 
 @pytest.fixture
@@ -62,8 +61,10 @@ async def test_members_are_loaded_once_in_a_thread_and_let_go(monkeypatch):
     monkeypatch.setattr(AdaFuseEngine, "from_pretrained", classmethod(watched))
     wren = [str(member_paths()[0])]
     llm, same = AdaFuseLLM(wren, max_new_tokens=3), AdaFuseLLM(wren, max_words=1)
-    assert (await llm.acomplete("The mill")).text
-    assert len(threads) == 1
+    for path in ("achat", "acomplete"):
+        llm.unload()
+        assert (await ask(llm, path, "The mill")).text
+    assert len(threads) == 2
     assert threading.main_thread() not in threads
     first = llm.engine
     assert first is same.engine is pickle.loads(pickle.dumps(llm)).engine
@@ -154,17 +155,6 @@ def test_metadata_is_true_and_can_be_overridden():
             AdaFuseLLM(engine=engine, use=["ash"]).metadata  # noqa: B018
         llm.context_window, llm.is_chat_model = 500, False
         assert (llm.metadata.context_window, llm.metadata.is_chat_model) == (500, False)
-
-
-@pytest.mark.parametrize("template", [CHATML, None])
-def test_metadata_is_the_same_before_and_after_loading(tmp_path, monkeypatch, template):
-    llm = AdaFuseLLM([save_scripted(tmp_path / "ink", lambda _: "Yes.", "bytelevel", template)])
-    with monkeypatch.context() as patch:
-        patch.setattr("adafuse_llm.loading.members.load_members", None)
-        before = llm.metadata
-    assert llm.warmup().metadata == before
-    assert (before.is_chat_model, before.context_window) == (template is not None, WINDOW)
-    llm.unload()
 
 
 # Ends -------------------------------------------------------------------------------------------

@@ -113,6 +113,17 @@ async def test_a_reply_that_is_no_object_of_the_class_is_an_error(llm, free, way
         assert len(record.named("LLMChatEndEvent")) == 1  # no other reply is requested
 
 
+def test_a_stream_never_shows_an_object_that_the_engine_completed(llm):
+    objects = llm.stream_structured_predict(
+        Names, PROMPT, name="endless", llm_kwargs={"max_new_tokens": 40}
+    )
+    partial = []
+    with pytest.raises(MalformedReplyError, match="max_tokens"):
+        partial.extend(objects)
+    assert partial
+    assert not [each for each in partial if isinstance(each, Names)]
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_members_can_write_nothing_but_the_object(llm, way):
     quick: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 4}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -252,6 +253,20 @@ def test_a_malformed_call_stays_in_the_text_with_the_reason():
     assert "not JSON" in response.additional_kwargs["adafuse_warnings"][0]
     with pytest.raises(MalformedReplyError, match="calls no tool"):
         llm.get_tool_calls_from_response(response)
+
+
+async def test_grammars_are_compiled_in_a_thread(llm, monkeypatch):
+    threads = []
+    check = AdaFuseEngine.check_grammar
+
+    def watched(self: Any, **options: Any) -> None:
+        threads.append(threading.current_thread())
+        check(self, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "check_grammar", watched)
+    await llm.achat_with_tools([ADD], "12 plus 7?")
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 # Agents ------------------------------------------------------------------------------------------
