@@ -33,7 +33,7 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     assert "10 questions to search on, 10 held out, seed 1" in text
     assert "10 questions show no difference between the ensemble and its best member, wren" in text
     assert read_config(tmp_path / "tuned.yaml").options == {"use": ("wren",)}
-    assert len(fakes) == 1
+    assert [call["config"].stop for call in fakes] == [("\nQuestion:",)]
 
 
 def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes, monkeypatch):
@@ -53,7 +53,8 @@ def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes
 
 def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path, monkeypatch):
     (tmp_path / "wren").mkdir()
-    models = ["--model", tmp_path / "wren", "--model", "org/heron", "--dtype", "float64"]
+    monkeypatch.chdir(tmp_path)
+    models = ["--model", "wren", "--model", "org/heron", "--dtype", "float64"]
     result = adafuse(*job, *models, "-o", "max_words=2")
     assert result.exit_code == 0, result.output
     said = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
