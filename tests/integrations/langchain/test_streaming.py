@@ -76,8 +76,8 @@ async def test_all_ways_give_the_text_of_the_engine(engine, kind, reply, stop):
 
 
 async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path, monkeypatch):
-    load = Ensemble._load
-    monkeypatch.setattr(Ensemble, "_load", lambda self: time.sleep(0.3) or load(self))
+    engine = Ensemble.engine
+    monkeypatch.setattr(Ensemble, "engine", lambda self: time.sleep(0.3) or engine(self))
     model = kind(members=[save_scripted(tmp_path / name, answer) for name in ("ink", "quill")])
 
     async def beat(gaps):
