@@ -234,7 +234,8 @@ def test_the_beginning_of_a_marker_is_no_text_if_a_reply_is_cut_or_calls_are_for
         forbidden = "" if begun == "<tool_call" else shown
         parts, _ = read(f"1 {begun}", reason=reason, tools=(), calls_forbidden=True)
         assert parts == [Text(f"1 {forbidden}")]
-    assert read(f"1 {begun}", reason="length", tools=())[0] == [Text(f"1 {begun}")]
+    for text in (f"1 {begun}", "<"):
+        assert read(text, reason="length", tools=())[0] == [Text(text)]
 
 
 @pytest.mark.parametrize(
