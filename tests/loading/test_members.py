@@ -157,6 +157,15 @@ def test_errors_of_the_hub_say_what_to_do(
     assert "\n" not in str(caught.value)
 
 
+def test_servers_are_asked_before_weights_are_loaded(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = transformers.AutoModelForCausalLM
+    monkeypatch.setattr(weights, "from_pretrained", raises(AssertionError("weights")))
+    with pytest.raises(LoadError, match=r"127\.0\.0\.1"):
+        load(saved, "http://127.0.0.1:9/v1/some")
+
+
 # Folders --------------------------------------------------------------------------------------
 
 
