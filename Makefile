@@ -32,7 +32,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real serve real quick test test-real test-cookbooks test-gguf test-clients test-docker test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist release-check cookbooks bench soak clean
+.PHONY: help demo demo-real serve real quick test test-real test-cookbooks test-gguf test-clients test-docker test-vllm test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -79,9 +79,6 @@ test-vllm: $(SETUP) $(VLLM)/.set-up ## the tests of members on a real vLLM, on t
 	-@$(BIN)/python -m benchmarks.real.members
 	ADAFUSE_VLLM=$(VLLM) $(BIN)/python -m pytest -q --real --vllm -m vllm tests/real/test_vllm.py
 
-test-packages: dist ## try the built packages as make build does, and run the tests of the integrations with them
-	$(BIN)/python .ci/try_wheels.py dist --tests
-
 test-slow: $(SETUP) ## the slow tests: a soak, benchmarks, training, and all cases of sweeps
 	$(BIN)/python -m pytest -m "slow or sweep" --sweeps
 
@@ -105,14 +102,13 @@ format: $(SETUP) ## apply ruff's fixes and formatting
 docs: $(SETUP) ## the documentation site, in site/; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q docs site
 
-build: dist ## sdists and wheels of the three distributions, in dist/; check them and try them in an empty environment
+build: dist ## build the three distributions in dist/, and try them with their tests in an empty environment
 	$(BIN)/python .ci/try_wheels.py dist
 
 dist: $(SETUP)
-	$(BIN)/python .ci/release.py build dist
-
-release-check: $(SETUP) ## rehearse a release in a clone, and publish nothing (PYTHONS="python3.10 python3.13" to try these)
-	$(BIN)/python .ci/release.py rehearse $(PYTHONS)
+	rm -rf dist
+	for project in . $(INTEGRATIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$project > /dev/null || exit 1; done
+	$(BIN)/python -m twine check --strict dist/*
 
 cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks

@@ -1,8 +1,10 @@
-"""Check the wheels and sdists of `make build`, then use the wheels in an empty environment."""
+"""Check the wheels and sdists in a folder, then use and test the wheels in an empty environment.
+
+Usage: python .ci/try_wheels.py DIST
+"""
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -41,19 +43,14 @@ print(llm.chat([ChatMessage(role="user", content="What is 12 + 7?")]).message.co
 
 def main() -> None:
     """Check the three distributions, then install their wheels outside the clone and use them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("dist", type=Path, help="folder of the wheels and sdists")
-    parser.add_argument("--tests", action="store_true", help="run the integrations' tests, too")
-    parser.add_argument("--python", default=sys.executable, help="Python of the environment")
-    given = parser.parse_args()
-    dist: Path = given.dist
+    dist = Path(sys.argv[1])
     wheels = {name: _only(dist, f"{name}-*.whl") for name in PACKAGES}
     for name, wheel in wheels.items():
         check_wheel(wheel, PACKAGES[name])
         check_sdist(_only(dist, f"{name}-*.tar.gz"), PACKAGES[name])
     with tempfile.TemporaryDirectory(prefix="adafuse-wheels-") as folder:
-        try_wheels(wheels, Path(folder), given.python)
-        for name in CALLS if given.tests else ():
+        try_wheels(wheels, Path(folder))
+        for name in CALLS:
             run_tests(_only(dist, f"{name}-*.tar.gz"), Path(folder))
 
 
@@ -90,9 +87,9 @@ def check_sdist(sdist: Path, package: str) -> None:
         sys.exit(f"{sdist.name} must hold the folders {sorted(wanted)}; got {sorted(folders)}")
 
 
-def try_wheels(wheels: dict[str, Path], folder: Path, python: str) -> None:
+def try_wheels(wheels: dict[str, Path], folder: Path) -> None:
     """Install the wheels into an empty environment in `folder`; run the demo and the calls."""
-    subprocess.run([python, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
     (folder / "work").mkdir()
     version = run(folder, "python", "--version").strip()
     print(f"installing the wheels into an empty environment of {version}", flush=True)

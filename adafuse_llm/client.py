@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 READY_SECONDS, CANCEL_SECONDS = 0.25, 0.05
 """Seconds between two questions whether the server is ready, and whether a request is cancelled."""
 
-SEND_SECONDS = 60.0
-"""Maximum seconds for the server to take a part of a request."""
+CONNECT_SECONDS, SEND_SECONDS = 10.0, 60.0
+"""Maximum seconds to connect, and for the server to take a part of a request."""
 
 KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 """Socket options that detect within half a minute that the machine of the server is gone."""
@@ -57,13 +57,10 @@ class RemoteEngine(Engine):
     It is used like an `AdaFuseEngine` and gives the same results and errors. The default options
     are those of the server. It needs the extra ``client``.
 
-    Creating it asks the server for its members. After that, each prompt is one request to the
-    server, so every method can raise `ServerError`. The engine stays usable after an error, and
-    connects again. Closing a stream and setting ``cancel`` close the connection of the request,
-    which stops it on the server. The usage of a cancelled response is 0.
-
-    This engine checks options and inputs at once. What only the server can check, such as the size
-    of a prompt in tokens, is an error of the first event.
+    Each prompt is one request to the server, so every method can raise `ServerError`. The engine
+    stays usable after an error. What only the server can check, such as the size of a prompt in
+    tokens, is an error of the first event. Closing a stream and setting ``cancel`` close the
+    connection, which stops the request on the server. The usage of a cancelled response is 0.
 
     A pickled engine has no key; the process that loads it reads the key from the environment.
 
@@ -71,9 +68,7 @@ class RemoteEngine(Engine):
         url: address of the server, such as ``http://127.0.0.1:8000``.
         api_key: key for the server. Default: the environment variable ``ADAFUSE_API_KEY``.
         strategy: name of the strategy that decodes. Default: that of the server.
-        on_round: function that the engine calls with every round of every request, as for
-            `AdaFuseEngine`.
-        connect_timeout: maximum seconds to connect to the server.
+        on_round: as for `Engine`.
         ready_timeout: seconds to wait here until the server is ready; 0 to raise an error at once.
 
     Raises:
@@ -93,13 +88,12 @@ class RemoteEngine(Engine):
         *,
         strategy: str | None = None,
         on_round: RoundObserver | None = None,
-        connect_timeout: float = 10.0,
         ready_timeout: float = 0.0,
     ) -> None:
         super().__init__(on_round)
         self.url = _check_url(url)
         self._strategy = {} if strategy is None else {"strategy": strategy}
-        self._times = {"connect_timeout": connect_timeout, "ready_timeout": ready_timeout}
+        self._ready_timeout = ready_timeout
         self._key = (os.environ.get("ADAFUSE_API_KEY", "") if api_key is None else api_key).strip()
         if not (self._key.isascii() and self._key.isprintable()):
             raise InvalidInputError("api_key must consist of printable ASCII characters")
@@ -165,11 +159,7 @@ class RemoteEngine(Engine):
         return Run(sum(size for size, _ in works), start, stop, (self._on_round, on_round))
 
     def _work(self, request: Request) -> tuple[int, Work]:
-        """Return the number of the responses to a request, and what sends the request.
-
-        Raises:
-            InvalidInputError: the request cannot be used.
-        """
+        """Return the number of the responses to a request, and what sends the request."""
         checked, texts = request.checked(self.config), request.texts
         more: dict[str, Any] = {"rounds": True, "enforce": False, "timeout": request.timeout}
         if texts is not None:
@@ -213,7 +203,7 @@ class RemoteEngine(Engine):
         self._client = httpx.AsyncClient(
             base_url=self.url,
             headers=headers,
-            timeout=httpx.Timeout(None, connect=self._times["connect_timeout"], write=SEND_SECONDS),
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS, write=SEND_SECONDS),
             transport=httpx.AsyncHTTPTransport(
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
                 socket_options=KEEP_ALIVE,
@@ -238,16 +228,11 @@ class RemoteEngine(Engine):
                 thread.join(timeout)
 
     def _ask(self, path: str, body: object = None, **query: str) -> Any:
-        """Return the JSON that answers a request.
-
-        Raises:
-            AdaFuseError: the server cannot be used, or refuses the request.
-        """
+        """Return the JSON that answers a request."""
         if body is not None:
             sent = self._client.build_request("POST", path, content=_json(body))
         else:
-            seconds = self._times["connect_timeout"]
-            sent = self._client.build_request("GET", path, params=query, timeout=seconds)
+            sent = self._client.build_request("GET", path, params=query, timeout=CONNECT_SECONDS)
         with self._naming_server():
             answer = self._start(self._client.send(sent)).result()
             return self._answer(answer.status_code, answer.content)
@@ -318,11 +303,7 @@ class RemoteEngine(Engine):
             deliver(0, numbered(error, number, size))
 
     def _answer(self, status: int, content: bytes) -> Any:
-        """Return the JSON of an answer.
-
-        Raises:
-            AdaFuseError: the answer is an error.
-        """
+        """Return the JSON of an answer. Raise the error that it describes."""
         if status == 200:
             return json.loads(content)
         try:
@@ -363,8 +344,8 @@ class RemoteEngine(Engine):
             raise self._error("answers in an unknown form. It must be 'adafuse serve'") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given: Any = {**self._strategy, **self._times, "on_round": self._on_round}
-        return partial(type(self), **given), (self.url,)
+        given: Any = {"ready_timeout": self._ready_timeout, "on_round": self._on_round}
+        return partial(type(self), **{**given, **self._strategy}), (self.url,)
 
 
 async def _live(client: httpx.AsyncClient, begun: Future[Any]) -> None:
@@ -408,11 +389,7 @@ def _json(body: object) -> bytes:
 
 
 def _check_url(url: str) -> str:
-    """Return the address of a server without the path of the API.
-
-    Raises:
-        InvalidInputError: it is no such address.
-    """
+    """Return the address of a server without the path of the API."""
     parts = urlsplit(url) if isinstance(url, str) and url.isascii() else urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise InvalidInputError(

@@ -62,7 +62,6 @@ def read_documents(
     paths: Iterable[str | os.PathLike[str]],
     *,
     max_chars: int = MAX_CHARS,
-    follow_links: bool = False,
     on_skip: Callable[[str], object] = logger.warning,
 ) -> list[Passage]:
     """Read text, Markdown and PDF files, and folders of such files, as passages.
@@ -70,15 +69,13 @@ def read_documents(
     A section, from its heading to the next heading, becomes one passage if it has at most
     ``max_chars`` characters. A longer section is split between paragraphs, lines, sentences or
     words. Passages follow the order of the paths, and files in a folder are sorted by name. Hidden
-    files are skipped, and so are linked folders. Other files of a folder that cannot be read are
-    skipped with a message. A PDF file needs the package pypdf, and must contain text, not only
-    images.
+    files are skipped, and so are linked folders, and links to files outside the folder. Other files
+    of a folder that cannot be read are skipped with a message. A PDF file needs the package pypdf,
+    and must contain text, not only images.
 
     Args:
         paths: the files and folders.
         max_chars: maximum number of characters of a passage.
-        follow_links: whether to read a link in a folder if it points to a file outside that
-            folder. A path in ``paths`` may always be a link.
         on_skip: function that is called with each message about skipped files and pages. By
             default, they are logged.
 
@@ -95,7 +92,7 @@ def read_documents(
         )
     passages: list[Passage] = []
     for root in roots:
-        for file, source in _files(root, follow_links, on_skip):
+        for file, source in _files(root, on_skip):
             try:
                 text = _read(file, on_skip)
             except (InvalidInputError, MissingDependencyError) as error:
@@ -111,9 +108,7 @@ def read_documents(
     return passages
 
 
-def _files(
-    root: Path, follow_links: bool, on_skip: Callable[[str], object]
-) -> Iterator[tuple[Path, str]]:
+def _files(root: Path, on_skip: Callable[[str], object]) -> Iterator[tuple[Path, str]]:
     """Yield each file under ``root`` with the name of its source, its path below ``root``."""
     if root.is_file():
         if root.suffix.lower() not in SUFFIXES:
@@ -132,15 +127,15 @@ def _files(
     ]
     found = [path for path in every if path.suffix.lower() in SUFFIXES]
     inside = root.resolve()
-    files = [path for path in found if follow_links or path.resolve().is_relative_to(inside)]
+    files = [path for path in found if path.resolve().is_relative_to(inside)]
     if not found:
         raise InvalidInputError(
             f"no documents in {root}: no file name ends in {', '.join(SUFFIXES)}"
         )
     if not files:
         raise InvalidInputError(
-            f"no documents in {root}: it has only links to files outside the folder. Pass "
-            "follow_links=True (--follow-links) to read them."
+            f"no documents in {root}: it has only links to files outside the folder. Pass the "
+            "paths of these files."
         )
     others = Counter(path.suffix.lower() for path in every if path.suffix.lower() in OTHERS)
     if others:

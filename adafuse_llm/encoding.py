@@ -102,7 +102,11 @@ class Encoder:
             start = starts.get(backend.name)
             ids = _encode(backend, checked, start, bare=bool(space_tokens))
             if conversation is None:
-                self._warn_of_token(backend, text)
+                if self._warns_of_tokens and (
+                    warning := spelled_token(backend.name, backend.codec, text)
+                ):
+                    self._warns_of_tokens = False
+                    logger.warning("%s", warning)
                 ids = ids or (sorted(backend.end_ids)[:1] if not text else [])
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
@@ -137,14 +141,6 @@ class Encoder:
         responses = [members_of(seed) for seed in seeds]
         _check_windows(responses[0])
         return responses
-
-    def _warn_of_token(self, backend: Backend, prompt: str) -> None:
-        """Warn once of a prompt that spells out a control token."""
-        if self._warns_of_tokens and (
-            warning := spelled_token(backend.name, backend.codec, prompt)
-        ):
-            self._warns_of_tokens = False
-            logger.warning("%s", warning)
 
     def prompt_tokens(self, checked: Checked, active: Active) -> dict[str, list[int]]:
         """Return the tokens of a whole prompt, by active member."""
@@ -278,11 +274,7 @@ def _encode(
 ) -> list[int]:
     """Encode a prompt with a member's tokenizer. Name the member in every error.
 
-    Args:
-        backend: the member.
-        checked: the request.
-        start: how the member's chat template begins the reply to the conversation.
-        bare: whether to leave out the spaces at the end of the text that the response continues.
+    If it is `bare`, it lacks the spaces at the end of the text that the response continues.
     """
     conversation = checked.conversation
     with naming_member(backend.name):

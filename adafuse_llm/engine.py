@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from typing_extensions import Unpack, override
 
@@ -18,7 +17,7 @@ from adafuse_llm.decoding.draft import Drafting, Drafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import (
     PlayRound,
-    cancelled,
+    Response,
     choose,
     decode,
     pool_texts,
@@ -32,11 +31,11 @@ from adafuse_llm.encoding import (
     prepare_draws,
     text_tokens,
 )
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, RequestCancelledError
+from adafuse_llm.errors import InvalidInputError, RequestCancelledError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.request import Checked, Request, converted
-from adafuse_llm.results import MemberInfo, Round, RoundObserver
+from adafuse_llm.results import MemberInfo, RoundObserver
 from adafuse_llm.run import Deliver, Run
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
@@ -61,6 +60,15 @@ logger = logging.getLogger(__name__)
 CROWD = 2
 """Number of running requests per member above which all members propose at the same time. With so
 many requests, sharing forward passes saves more than proposing one after another."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """Types of the keyword arguments that `AdaFuseEngine` and what loads one have in common."""
+
+    config: AdaFuseConfig | None
+    strategy: Strategy | str
+    runtime: RuntimeConfig | None
+    on_round: RoundObserver | None
 
 
 class AdaFuseEngine(Engine):
@@ -127,14 +135,11 @@ class AdaFuseEngine(Engine):
         cls,
         members: Sequence[str | MemberSpec | Mapping[str, Any]],
         *,
-        config: AdaFuseConfig | None = None,
-        strategy: Strategy | str = AUTO,
-        runtime: RuntimeConfig | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
-        on_round: RoundObserver | None = None,
+        **options: Unpack[EngineOptions],
     ) -> AdaFuseEngine:
         """Load transformers and GGUF models as an ensemble.
 
@@ -144,15 +149,13 @@ class AdaFuseEngine(Engine):
             members: at least one folder, GGUF file, hub id or address of a server. A
                 `TransformersMember`, `GGUFMember` or `ServerMember`, or a mapping of its settings,
                 also sets options of the member.
-            config: default options.
-            strategy: as for the constructor.
-            runtime: as for the constructor.
             dtype: dtype of the weights, or ``"auto"`` for the dtype of the checkpoint.
             device_map: one device, ``"auto"``, or another device map for accelerate. It goes to
                 ``from_pretrained`` of transformers.
             trust_remote_code: whether code that comes with a model may run.
             revision: revision of models from the hub.
-            on_round: as for the constructor.
+            **options: ``config``, ``strategy``, ``runtime`` and ``on_round``, as for the
+                constructor.
 
         Raises:
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
@@ -168,10 +171,10 @@ class AdaFuseEngine(Engine):
             revision=revision,
         )
         try:
-            config = config or AdaFuseConfig()
+            config = options.get("config") or AdaFuseConfig()
             if config.weights is None and weights is not None:
-                config = config.override({"weights": weights})
-            engine = cls(loaded, config, strategy=strategy, runtime=runtime, on_round=on_round)
+                options["config"] = config.override({"weights": weights})
+            engine = cls(loaded, **options)
         except BaseException:
             _close_members(loaded)
             raise
@@ -179,21 +182,14 @@ class AdaFuseEngine(Engine):
         return engine
 
     @classmethod
-    def from_embedded(
-        cls,
-        *,
-        config: AdaFuseConfig | None = None,
-        strategy: Strategy | str = AUTO,
-        runtime: RuntimeConfig | None = None,
-        on_round: RoundObserver | None = None,
-    ) -> AdaFuseEngine:
-        """Load the three small models that ship with this package, for experiments and tests."""
+    def from_embedded(cls, **options: Unpack[EngineOptions]) -> AdaFuseEngine:
+        """Load the three small models that ship with this package, for experiments and tests.
+
+        The options are those of `from_pretrained`.
+        """
         from adafuse_llm.embedded import member_paths
 
-        paths = [str(path) for path in member_paths()]
-        return cls.from_pretrained(
-            paths, config=config, strategy=strategy, runtime=runtime, on_round=on_round
-        )
+        return cls.from_pretrained([str(path) for path in member_paths()], **options)
 
     @classmethod
     def from_config(
@@ -301,16 +297,7 @@ class AdaFuseEngine(Engine):
         Args:
             timeout: maximum seconds to wait for passes in this process. If a pass takes longer,
                 this method logs a warning that names its member.
-
-        Raises:
-            InvalidOptionError: `timeout` is not a number of at least 0.
         """
-        if timeout is not None and not (
-            isinstance(timeout, (int, float)) and 0 <= timeout <= threading.TIMEOUT_MAX
-        ):
-            raise InvalidOptionError(
-                f"close(timeout=...) must be a number of seconds, or None; got {timeout!r}"
-            )
         self.scheduler.close(0)  # requests end before their members
         _close_members([each for each in self._owned if each.is_remote])
         busy = self.scheduler.close(timeout)
@@ -378,14 +365,12 @@ class AdaFuseEngine(Engine):
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
-        rounds: list[Round] = []
-        name = self.strategy.name
-        steps = decode(members, play, transcript, rounds, config.counted_logprobs, strategy=name)
+        response = Response(members, self.strategy.name, transcript)
         return Job(
             members,
             needs,
-            drafts.around(steps),
-            cancelled=partial(cancelled, members, transcript, rounds, name),
+            drafts.around(decode(response, play, config.counted_logprobs)),
+            cancelled=partial(response.event, "", "cancelled"),
             cancel=checked.request.cancel,
             timeout=checked.request.timeout,
         )

@@ -116,7 +116,7 @@ class MemberUnavailableError(MemberError, ConnectionError):
 
 
 class DecodingError(AdaFuseError, RuntimeError):
-    """No member could score any candidate of a round."""
+    """No candidate of a round could be chosen."""
 
 
 class MalformedReplyError(AdaFuseError, RuntimeError):
@@ -208,22 +208,10 @@ def as_member_error(name: str, error: BaseException) -> AdaFuseError:
     return wrapped
 
 
-class _ShortRepr(reprlib.Repr):
-    """A `repr` that reads only the beginning of a value, however large the value is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 3
-        self.maxlist = self.maxtuple = self.maxdict = 6
-        self.maxstring = self.maxother = 80
-
-    def repr_int(self, x: int, level: int) -> str:
-        """Return the number, or its size if it is too long to convert to text."""
-        bits = x.bit_length()
-        return super().repr_int(x, level) if bits < 1000 else f"an integer of {bits:,} bits"
-
-
-_SHORT_REPR = _ShortRepr()
+_SHORT_REPR = reprlib.Repr()  # it reads only the beginning of a value
+_SHORT_REPR.maxlevel = 3
+_SHORT_REPR.maxlist = _SHORT_REPR.maxtuple = _SHORT_REPR.maxdict = 6
+_SHORT_REPR.maxstring = _SHORT_REPR.maxother = 80
 MAX_SHOWN = 200
 MAX_NAMES = 50
 MAX_NAME = 100

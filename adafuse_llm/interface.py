@@ -15,8 +15,7 @@ from adafuse_llm.errors import InvalidOptionError, RequestCancelledError
 from adafuse_llm.request import (
     Checked,
     Given,
-    GivenChoice,
-    GivenScore,
+    GivenBatch,
     Messages,
     Request,
     requests_of,
@@ -91,11 +90,7 @@ class Engine(ABC):
         """
 
     def encode_prompt(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        **given: Unpack[GivenScore],
+        self, prompt: str | None = None, **given: Unpack[Given]
     ) -> dict[str, list[int]]:
         """Return the tokens of a whole prompt, by active member. Pass either a prompt or messages.
 
@@ -104,22 +99,19 @@ class Engine(ABC):
 
         Args:
             prompt: text to continue.
-            messages: a conversation to answer.
-            **given: ``tools`` and ``tool_choice``, as in `Request`, and ``use``,
-                ``chat_template_kwargs`` and ``continue_final_message``, as in `AdaFuseConfig`.
+            **given: as for `generate`. What does not affect the prompt has no effect.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used.
             MemberError: a member's tokenizer failed.
         """
-        request = Request.of(given, prompt=prompt, messages=messages)
+        (request,), _ = _request(given, prompt=prompt)
         return self._tokens(request.checked(self.config, to_encode=True), inside=False)
 
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        """Return the tokens of a text behind other text, by active member.
+        """Return the tokens of a text behind other text, without special tokens, by active member.
 
-        The tokens have no special tokens. The option ``use`` chooses the members, and the errors
-        are those of `encode_prompt`.
+        The option ``use`` chooses the members. The errors are those of `encode_prompt`.
         """
         request = Request(prompt=text, options=overrides)
         return self._tokens(request.checked(self.config, to_encode=True), inside=True)
@@ -159,17 +151,15 @@ class Engine(ABC):
         """Like `open`, but does not block the event loop."""
         return await asyncio.to_thread(self.open, requests, on_round)
 
-    def generate(
-        self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
-    ) -> Generation:
+    def generate(self, prompt: str | None = None, **given: Unpack[Given]) -> Generation:
         """Decode a whole response. Pass either a prompt or messages.
 
         Args:
             prompt: text to continue.
-            messages: a conversation to answer, as dicts with a role and content.
-            **given: any option of `AdaFuseConfig`; ``tools``, ``tool_choice``, ``timeout`` and
-                ``cancel``, as in `Request`; and ``on_round``, a function to call with every round
-                of this call, in addition to the engine's observer.
+            **given: any option of `AdaFuseConfig`; ``messages``, a conversation to answer, with
+                ``tools`` and ``tool_choice``; ``timeout`` and ``cancel``, all as in `Request`; and
+                ``on_round``, a function to call with every round of this call, in addition to the
+                engine's observer.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
@@ -177,21 +167,18 @@ class Engine(ABC):
             RequestTimeoutError: the request took longer than ``timeout``.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        request, observer = _request(given, prompt=prompt, messages=messages)
-        return with_alternatives(self.open([request], observer).results())
+        return with_alternatives(self.open(*_request(given, prompt=prompt)).results())
 
-    async def agenerate(
-        self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
-    ) -> Generation:
+    async def agenerate(self, prompt: str | None = None, **given: Unpack[Given]) -> Generation:
         """Like `generate`, but does not block the event loop.
 
         Cancelling the task stops the decode.
         """
-        request, observer = _request(given, prompt=prompt, messages=messages)
-        return with_alternatives(await (await self.aopen([request], observer)).aresults())
+        run = await self.aopen(*_request(given, prompt=prompt))
+        return with_alternatives(await run.aresults())
 
     def stream(
-        self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
+        self, prompt: str | None = None, **given: Unpack[Given]
     ) -> Generator[StreamEvent, None, None]:
         """Decode span by span. The arguments and errors are the same as for `generate`.
 
@@ -200,21 +187,19 @@ class Engine(ABC):
         requested. Closing the iterator, or leaving a loop over it, stops the decode after at most
         one more round.
         """
-        request, observer = _request(given, prompt=prompt, messages=messages)
-        run = self.open([request], observer)
+        run = self.open(*_request(given, prompt=prompt))
         check_one_response(run)
         return _spans(run)
 
     async def astream(
-        self, prompt: str | None = None, *, messages: Messages | None = None, **given: Unpack[Given]
+        self, prompt: str | None = None, **given: Unpack[Given]
     ) -> AsyncGenerator[StreamEvent, None]:
         """Like `stream`, but does not block the event loop.
 
         Cancelling the task, or closing the iterator, stops the decode. The ``on_round`` observers
         run on the event loop.
         """
-        request, observer = _request(given, prompt=prompt, messages=messages)
-        with closing(await self.aopen([request], observer)) as run:
+        with closing(await self.aopen(*_request(given, prompt=prompt))) as run:
             check_one_response(run)
             async for _, event in run:
                 yield event
@@ -224,13 +209,13 @@ class Engine(ABC):
         prompts: Sequence[str] | None = None,
         *,
         messages: Sequence[Messages] | None = None,
-        **given: Unpack[Given],
+        **given: Unpack[GivenBatch],
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time; return the results in order.
 
         The engine checks all inputs before it computes anything. If one decode fails, or takes
         longer than ``timeout``, the engine stops the others and raises the error. To read the
-        events as they arrive, use `open`.
+        events as they arrive, or to score many texts, use `open`.
         """
         options: dict[str, Any] = {**given}
         observer = options.pop("on_round", None)
@@ -245,9 +230,8 @@ class Engine(ABC):
         prompt: str | None = None,
         continuations: Sequence[str] = (),
         *,
-        messages: Messages | None = None,
         ends: bool = False,
-        **given: Unpack[GivenScore],
+        **given: Unpack[Given],
     ) -> Scores:
         """Compute the likelihood of each given text as a continuation of the prompt.
 
@@ -263,20 +247,16 @@ class Engine(ABC):
                 special tokens with which the member begins every prompt. If the member uses no
                 such tokens, the continuation follows its end-of-sequence token.
             continuations: texts of at least one character.
-            messages: a conversation to which the continuations are replies.
             ends: whether to include the probability that the response ends after each text.
-            **given: as for `generate`, without ``on_round``.
+            **given: as for `generate`.
 
         Raises:
             InvalidInputError: prompt, continuations or options cannot be used.
-            MemberError: a member failed; the engine stays usable.
             RequestCancelledError: ``cancel`` was set. There are no scores so far.
-            RequestTimeoutError: the request took longer than ``timeout``.
-            QueueFullError: too many requests wait; nothing was computed.
+            MemberError, RequestTimeoutError, QueueFullError: as for `generate`.
         """
-        scored: dict[str, Any] = {"texts": continuations, "ends": ends}
-        request = Request.of(given, prompt=prompt, messages=messages, **scored)
-        scores: list[Scores] = self.open([request]).results()
+        run = self.open(*_request(given, prompt=prompt, texts=continuations, ends=ends))
+        scores: list[Scores] = run.results()
         return scores[0]
 
     async def ascore(
@@ -284,46 +264,18 @@ class Engine(ABC):
         prompt: str | None = None,
         continuations: Sequence[str] = (),
         *,
-        messages: Messages | None = None,
         ends: bool = False,
-        **given: Unpack[GivenScore],
+        **given: Unpack[Given],
     ) -> Scores:
         """Like `score`, but does not block the event loop.
 
         Cancelling the task ends the request.
         """
-        scored: dict[str, Any] = {"texts": continuations, "ends": ends}
-        request = Request.of(given, prompt=prompt, messages=messages, **scored)
-        scores: list[Scores] = await (await self.aopen([request])).aresults()
+        run = await self.aopen(*_request(given, prompt=prompt, texts=continuations, ends=ends))
+        scores: list[Scores] = await run.aresults()
         return scores[0]
 
-    def score_batch(
-        self,
-        prompts: Sequence[str] | None = None,
-        continuations: Sequence[Sequence[str]] = (),
-        *,
-        messages: Sequence[Messages] | None = None,
-        ends: bool = False,
-        **given: Unpack[GivenScore],
-    ) -> list[Scores]:
-        """Score the texts of many prompts (or conversations) at the same time.
-
-        ``continuations`` has a list of texts for each prompt. Otherwise the arguments and errors
-        are the same as for `score`. The results are in order. If one request fails, the engine
-        stops the others and raises the error.
-        """
-        return self.open(
-            requests_of(prompts, messages, given, texts=continuations, ends=ends)
-        ).results()
-
-    def choose(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        choices: Sequence[str],
-        **given: Unpack[GivenChoice],
-    ) -> Choice:
+    def choose(self, prompt: str | None = None, **given: Unpack[Given]) -> Choice:
         """Choose one of several texts as the response. Pass either a prompt or messages.
 
         The members score all texts, each with the end of the response, in one forward pass each. A
@@ -331,29 +283,18 @@ class Engine(ABC):
 
         Args:
             prompt: text to continue.
-            messages: a conversation to answer.
-            choices: different texts.
-            **given: as for `generate`, but only the options that affect a choice.
+            **given: ``choices``, a list of different texts; otherwise as for `generate`.
 
         Raises:
             InvalidInputError: prompt, messages, choices or options cannot be used.
             DecodingError: no member can score all texts.
-            MemberError: a member failed; the engine stays usable.
-            RequestTimeoutError: the request took longer than ``timeout``.
-            QueueFullError: too many requests wait; nothing was computed.
+            MemberError, RequestTimeoutError, QueueFullError: as for `generate`.
         """
-        return _choice(self.generate(prompt, messages=messages, **_choosing(choices, given)))
+        return _choice(self.generate(prompt, **_choosing(given)))
 
-    async def achoose(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        choices: Sequence[str],
-        **given: Unpack[GivenChoice],
-    ) -> Choice:
+    async def achoose(self, prompt: str | None = None, **given: Unpack[Given]) -> Choice:
         """Like `choose`, but does not block the event loop."""
-        return _choice(await self.agenerate(prompt, messages=messages, **_choosing(choices, given)))
+        return _choice(await self.agenerate(prompt, **_choosing(given)))
 
     @property
     @abstractmethod
@@ -380,11 +321,11 @@ class Engine(ABC):
         return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
 
 
-def _request(given: Mapping[str, Any], **fields: Any) -> tuple[Request, RoundObserver | None]:
+def _request(given: Mapping[str, Any], **fields: Any) -> tuple[list[Request], RoundObserver | None]:
     """Return the request of a call with keyword arguments as in `Given`, and its observer."""
     options = {**given}
     observer = options.pop("on_round", None)
-    return Request.of(options, **fields), observer
+    return [Request.of(options, **fields)], observer
 
 
 def _spans(run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:
@@ -394,10 +335,10 @@ def _spans(run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:
             yield event
 
 
-def _choosing(choices: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    if choices is None:
+def _choosing(given: Given) -> Given:
+    if given.get("choices") is None:
         raise InvalidOptionError("option 'choices': pass a list of texts; got None")
-    return {**given, "choices": choices}
+    return given
 
 
 def _choice(generation: Generation) -> Choice:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import Self
 
-from adafuse_llm.config import AdaFuseConfig, ChoiceOptions, DecodeOptions
+from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import (
     AdaFuseError,
     ContextWindowError,
@@ -29,33 +29,24 @@ E = TypeVar("E", bound=BaseException)
 Messages = Sequence[Mapping[str, Any]] | Conversation
 Tools = Sequence[Tool | Mapping[str, Any]]
 
-KEYWORDS = ("tools", "tool_choice", "timeout", "cancel")
+KEYWORDS = ("messages", "tools", "tool_choice", "timeout", "cancel")
 """Keyword arguments of calls that are fields of `Request`, and no options."""
 
 
-class Keywords(TypedDict, total=False):
-    """Types of the keyword arguments of every call that are no options."""
+class GivenBatch(DecodeOptions, total=False):
+    """Types of the keyword arguments of `Engine.generate_batch`: options, and more."""
 
     tools: Tools
     tool_choice: str
     timeout: float | None
     cancel: threading.Event | None
-
-
-class GivenScore(Keywords, DecodeOptions, total=False):
-    """Types of the keyword arguments of `Engine.score`."""
-
-
-class Given(GivenScore, total=False):
-    """Types of the keyword arguments of `Engine.generate`."""
-
     on_round: RoundObserver | None
 
 
-class GivenChoice(Keywords, ChoiceOptions, total=False):
-    """Types of the keyword arguments of `Engine.choose`."""
+class Given(GivenBatch, total=False):
+    """Types of the keyword arguments of calls with one prompt or one conversation."""
 
-    on_round: RoundObserver | None
+    messages: Messages | None
 
 
 class Checked(NamedTuple):
@@ -173,27 +164,13 @@ def numbered(error: E, number: int, size: int) -> E:
     return type(error)(f"input {number} of the batch: {error}")
 
 
-def requests_of(
-    prompts: Any,
-    messages: Any,
-    given: Mapping[str, Any],
-    *,
-    texts: Any = None,
-    **fields: Any,
-) -> list[Request]:
-    """Return the requests of a batch.
-
-    Args:
-        prompts: a list of prompts, or None.
-        messages: a list of conversations, or None.
-        given: keyword arguments as in `Given`.
-        texts: a list with the texts to score for each of them; None to score nothing.
-        **fields: other fields of the requests.
+def requests_of(prompts: Any, messages: Any, given: Mapping[str, Any]) -> list[Request]:
+    """Return the requests of a batch: of a list of prompts, or of a list of conversations.
 
     Raises:
-        InvalidInputError: neither argument is a list of the right things, or both are given.
+        InvalidInputError: neither is a list of the right things, or both are given.
     """
-    inputs = prompts if messages is None else messages
+    name, inputs = ("prompt", prompts) if messages is None else ("messages", messages)
     if (
         (prompts is None) == (messages is None)
         or isinstance(inputs, (str, bytes, Mapping))
@@ -212,18 +189,7 @@ def requests_of(
                 "messages must be a list of conversations, and each conversation a list of "
                 "messages; got one conversation. Pass messages=[conversation]."
             )
-    if texts is None:
-        texts = [None] * len(batch)
-    elif isinstance(texts, str) or len(texts := list(texts)) != len(batch):
-        raise InvalidInputError(
-            f"continuations must have a list of texts for each of the {len(batch)} inputs; got "
-            f"{short_repr(texts)}"
-        )
-    name = "prompt" if messages is None else "messages"
-    return [
-        Request.of(given, **{name: each}, texts=scored, **fields)
-        for each, scored in zip(batch, texts, strict=True)
-    ]
+    return [Request.of(given, **{name: each}) for each in batch]
 
 
 def _check_waiting(cancel: threading.Event | None, timeout: float | None) -> None:

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address, ip_network
-from typing import Annotated, Final, Literal
+from ipaddress import ip_network
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from adafuse_llm.config import Options, one_or_many
 
 __all__ = ["ServerConfig", "ServingConfig"]
 
-HOST: Final = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*\.?")
-"""A host name, a pattern such as ``*.example.org``, an IPv4 address, or ``*``."""
 
-ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+", re.IGNORECASE)
-"""An origin, or ``*``."""
+def _fit(pattern: str, message: str) -> AfterValidator:
+    """Return the check that texts have a form."""
+
+    def check(texts: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(pattern, text, re.IGNORECASE) for text in texts):
+            raise ValueError(message)
+        return texts
+
+    return AfterValidator(check)
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(one_or_many)]
+Hosts = Annotated[
+    Names,
+    _fit(
+        r"\*|(\*\.)?[\w-]+(\.[\w-]+)*\.?|\[?[\da-f:.]*:[\da-f:.]*\]?",
+        "each host must be a name or an address without scheme and port, such as llm.example.org "
+        "or *.example.org",
+    ),
+]
+Origins = Annotated[
+    Names,
+    _fit(
+        r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+",
+        "each origin must have a scheme and a host, and no path, such as https://app.example.org",
+    ),
+]
+Networks = Annotated[Names, AfterValidator(lambda texts: tuple(str(ip_network(t)) for t in texts))]
 
 
 class ServingConfig(Options):
@@ -34,7 +55,7 @@ class ServingConfig(Options):
         min_length=1,
         description="Name of the ensemble in requests. The members have their own names.",
     )
-    allowed_hosts: Names = Field(
+    allowed_hosts: Hosts = Field(
         default=(),
         description="Host names that requests may be sent to, without ports, such as "
         "llm.example.org or *.example.org. `adafuse serve` at a loopback address, such as its "
@@ -46,7 +67,7 @@ class ServingConfig(Options):
         description="Path at which a proxy shows the server, such as /adafuse, if the proxy leaves "
         "it in the paths of requests. Default: none.",
     )
-    cors_origins: Names = Field(
+    cors_origins: Origins = Field(
         default=(),
         description="Origins whose pages may use the server from a browser, such as "
         "https://app.example.org. Default: none but the server's own page.",
@@ -106,27 +127,6 @@ class ServingConfig(Options):
         default=False, description="Whether the log has the body of each request."
     )
 
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            if not HOST.fullmatch(host) and not _is_address(host.removeprefix("[").rstrip("]")):
-                raise ValueError(
-                    "each host must be a name or an address without scheme and port, such as "
-                    "llm.example.org or *.example.org"
-                )
-        return hosts
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(map(ORIGIN.fullmatch, origins)):
-            raise ValueError(
-                "each origin must have a scheme and a host, and no path, such as "
-                "https://app.example.org"
-            )
-        return origins
-
     @field_validator("request_timeout")
     @classmethod
     def _zero_is_no_limit(cls, seconds: float | None) -> float | None:
@@ -155,7 +155,7 @@ class ServerConfig(ServingConfig):
         description="Text file with the API keys, one on each line. Clients need one of them. The "
         "variable ADAFUSE_SERVER_KEYS can also hold keys, separated by commas.",
     )
-    trusted_proxies: Names = Field(
+    trusted_proxies: Networks = Field(
         default=(),
         description="Addresses or networks of proxies. From these, the header X-Forwarded-For "
         "determines the address of the client in the log. Default: none.",
@@ -164,23 +164,3 @@ class ServerConfig(ServingConfig):
         default="info",
         description="Lowest level of log messages. info includes one line for every request.",
     )
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _check_proxies(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
-        try:
-            for proxy in proxies:
-                ip_network(proxy)
-        except ValueError:
-            raise ValueError(
-                "each proxy must be an IP address or a network, such as 10.0.0.0/8"
-            ) from None
-        return proxies
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True

@@ -171,12 +171,7 @@ class TokenTree:
 
     def tokens(self, node: Node) -> list[int]:
         """Return the token ids on the path from the root to `node`, without the root."""
-        tokens: list[int] = []
-        while (parent := node.parent) is not None:
-            tokens.append(node.token)
-            node = parent
-        tokens.reverse()
-        return tokens
+        return [step.token for step in self.path(node)]
 
     def changes(self, node: Node) -> Changes | None:
         """Return the changes of the distribution after `node`; None if there are none."""

@@ -40,14 +40,11 @@ def chunk(
 ) -> dict[str, Any]:
     """Return the form of a chunk of a stream.
 
-    A client that wants the rounds also gets the text of events as the members wrote it. In the last
-    event, the round can come in an earlier chunk than the text.
-
     Args:
         played: the round, if the chunk has the text that it committed.
         event: the event, if this is the last of its chunks.
         warnings: what the client should know, at the end of a response.
-        rounds: whether the client wants the rounds.
+        rounds: whether the client wants the rounds, and the text as the members wrote it.
     """
     fields: dict[str, Any] = {}
     if rounds and played is not None:

@@ -10,10 +10,11 @@ older text.
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
@@ -125,10 +126,11 @@ def _summary(model: type[BaseModel]) -> str:
 
 def _options(model: type[BaseModel], without: Container[str] = ()) -> str:
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    kinds = get_type_hints(model)  # without bounds of parts
     for name, field in model.model_fields.items():
         if name in without:
             continue
-        kind = re.sub(r"(typing|collections\.abc)\.|<class '(\w+)'>", r"\2", str(field.annotation))
+        kind = re.sub(r"(typing|collections\.abc)\.|<class '(\w+)'>", r"\2", str(kinds[name]))
         bounds = ", ".join(_bounds(field.metadata))
         kind = f"`{kind}`{f' ({bounds})' if bounds else ''}".replace("|", "\\|")
         default = (
@@ -147,42 +149,35 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
 
 
 def command_line() -> str:
-    """Return the commands, each with a table of its flags. Common flags are in a table once."""
-    import typer
+    """Return the commands, each with a table of its own flags, after a table of common flags."""
+    from adafuse_llm.cli import COMMANDS, load
 
-    from adafuse_llm.cli import create_app
-
-    root = typer.main.get_command(create_app())
-    commands: dict[str, Any] = root.commands  # type: ignore[attr-defined]
-    rows = {name: _flags(command) for name, command in commands.items()}
-    counts = Counter(row for each in rows.values() for row in each.items())
-    common = {row: flag for (flag, row), count in counts.items() if count > len(commands) / 2}
+    parsers = {name: load(name).parser() for name in COMMANDS}
+    rows = {name: _flags(parser) for name, parser in parsers.items()}
+    counts = Counter(row for each in rows.values() for row in each)
+    common = [row for row, count in counts.items() if count > len(rows) / 2]
     parts = ["## Flags of most commands", _table(common)]
-    for name, command in commands.items():
-        arguments = [each for each in command.params if each.param_type_name == "argument"]
-        usage = ["adafuse", name, *((each.metavar or each.name).upper() for each in arguments)]
-        own = [row for row in rows[name].values() if row not in common]
-        others = ", ".join(flag for flag, row in rows[name].items() if row in common)
-        parts += [f"## adafuse {name}", command.help, f"```text\n{' '.join(usage)} [flags]\n```"]
+    for name, parser in parsers.items():
+        usage = (parser.usage or "").replace("%(prog)s", parser.prog)
+        own = [row for row in rows[name] if row not in common]
+        parts += [f"## adafuse {name}", parser.description or "", f"```text\n{usage}\n```"]
         parts += [_table(own)] if own else []
-        parts.append(f"As [most commands](#flags-of-most-commands): {others}")
     return "\n\n".join(parts)
 
 
-def _flags(command: Any) -> dict[str, str]:
+def _flags(parser: ArgumentParser) -> list[str]:
     """Return a row of a table for each flag of a command."""
-    rows = {}
-    for flag in command.params:
-        if flag.param_type_name != "argument":
-            default = "" if flag.default in (None, [], (), False) else f"`{flag.default}`"
-            names = ", ".join(f"`{each}`" for each in flag.opts)
+    rows = []
+    for flag in parser._actions:
+        if flag.option_strings and flag.dest != "help":
+            usage = " ".join([flag.option_strings[0], *([str(flag.metavar)] * bool(flag.metavar))])
             text = (flag.help or "").replace("|", "\\|")
-            rows[names] = f"| {names} | {default} | {text} |"
+            rows.append(f"| `{usage}` | {text} |")
     return rows
 
 
 def _table(rows: Iterable[str]) -> str:
-    return "\n".join(["| flag | default | meaning |", "|---|---|---|", *rows])
+    return "\n".join(["| flag | meaning |", "|---|---|", *rows])
 
 
 def model_card() -> str:

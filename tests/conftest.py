@@ -23,7 +23,6 @@ from adafuse_llm.errors import MissingDependencyError
 from adafuse_llm.text import isolation
 from benchmarks.real import members
 from tests.support import sizes
-from tests.support.tally import TALLY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -33,24 +32,17 @@ CHROMIUM_FLAGS = (
     *("--disable-background-networking", "--disable-component-update"),
 )
 
-CLIENTS_NOT_RUN = "make test-clients runs it"
-COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
-DOCKER_NOT_RUN = "make test-docker runs it"
-GGUF_NOT_RUN = "make test-gguf runs it"
-REAL_NOT_RUN = "make test-real runs it"
-VLLM_NOT_RUN = "make test-vllm runs it"
-REAL_MISSING = "the real members are not here: make real fetches them"
-SWEEPS_NOT_RUN = "make test-slow runs it"
-GROUPS = {
-    "clients": ("--clients", CLIENTS_NOT_RUN),
-    "cookbook": ("--cookbooks", COOKBOOKS_NOT_RUN),
-    "docker": ("--docker", DOCKER_NOT_RUN),
-    "gguf": ("--gguf", GGUF_NOT_RUN),
-    "real": ("--real", REAL_NOT_RUN),
-    "vllm": ("--vllm", VLLM_NOT_RUN),
+OPTIONS = {
+    "clients": "clients",
+    "cookbook": "cookbooks",
+    "docker": "docker",
+    "gguf": "gguf",
+    "real": "real",
+    "vllm": "vllm",
 }
-"""Marks of tests that run only with an option, the option, and what is said without it."""
+"""Marks of tests that run only with an option; ``make test-OPTION`` runs them."""
 
+NOT_RUN = "not run, because make test-{} runs it"
 GGUF_SHARE = 6
 """One of so many tests of GGUF members runs without ``--gguf``."""
 
@@ -62,12 +54,8 @@ LONG_SECONDS = 1800
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--clients", action="store_true", help="run the tests of clients, too")
-    parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
-    parser.addoption("--docker", action="store_true", help="build and run the image, too")
-    parser.addoption("--gguf", action="store_true", help="run all tests of GGUF members")
-    parser.addoption("--real", action="store_true", help="run the tests of real members, too")
-    parser.addoption("--vllm", action="store_true", help="run the tests of vLLM, too")
+    for mark, option in OPTIONS.items():
+        parser.addoption(f"--{option}", action="store_true", help=f"run tests marked {mark}, too")
     parser.addoption("--sweeps", action="store_true", help="run all cases of sweeps")
 
 
@@ -104,19 +92,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         sweeps = None if config.getoption("--sweeps") else item.get_closest_marker("sweep")
         if sweeps and not is_chosen(item.nodeid.partition("[")[0], sweeps.args[0]):
-            item.add_marker(pytest.mark.skip(reason=SWEEPS_NOT_RUN))
+            item.add_marker(pytest.mark.skip(reason=NOT_RUN.format("slow")))
         marks = {mark.name for mark in item.iter_markers()}
         is_long = bool(marks & LONG) or ("sweep" in marks and config.getoption("--sweeps"))
         if is_long and "timeout" not in marks:
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
-        for name in GROUPS.keys() & marks:
-            option, reason = GROUPS[name]
-            if not config.getoption(option):
+        for name in OPTIONS.keys() & marks:
+            if not config.getoption(OPTIONS[name]):
                 if name == "gguf" and is_chosen(str(item.path), GGUF_SHARE) and has_llama_cpp():
                     continue
-                item.add_marker(pytest.mark.skip(reason=reason))
+                item.add_marker(pytest.mark.skip(reason=NOT_RUN.format(OPTIONS[name])))
             elif name == "real" and not has_real_members():
-                item.add_marker(pytest.mark.skip(reason=REAL_MISSING))
+                item.add_marker(pytest.mark.skip(reason="make real fetches the real members"))
 
 
 @functools.cache
@@ -176,32 +163,7 @@ def new_tab(browser: Browser) -> Iterator[Callable[..., Page]]:
         tab.close()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
-        session.config.workeroutput["compared"] = dict(TALLY)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    TALLY.update(getattr(node, "workeroutput", {}).get("compared", {}))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if TALLY:
-        compared = ", ".join(f"{count} {what}" for what, count in TALLY.items())
-        terminalreporter.write_line(f"compared with the reference: {compared}")
     skipped = terminalreporter.getreports("skipped")
-    for reason, what in (
-        (COOKBOOKS_NOT_RUN, "cookbooks"),
-        (SWEEPS_NOT_RUN, "cases of sweeps"),
-        (GGUF_NOT_RUN, "tests of GGUF members"),
-        (CLIENTS_NOT_RUN, "tests of clients"),
-        (DOCKER_NOT_RUN, "tests of the Docker image"),
-        (VLLM_NOT_RUN, "tests of vLLM"),
-    ):
-        if count := sum(reason in str(report.longrepr) for report in skipped):
-            runs = reason.replace("runs it", "runs them")
-            terminalreporter.write_line(f"{count} {what} were not run: {runs}")
-    for reason in (REAL_NOT_RUN, REAL_MISSING):
-        if real := sum(reason in str(report.longrepr) for report in skipped):
-            terminalreporter.write_line(f"{real} tests of real members were not run: {reason}")
+    for reason, count in Counter(each.longrepr[2] for each in skipped).items():
+        terminalreporter.write_line(f"{count} {reason}")

@@ -18,43 +18,48 @@ pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("name", "value", "given"),
     [
-        ("margin_threshold", 1.5, "less than or equal to 1"),
-        ("margin_threshold", math.nan, ""),
-        ("max_words", 0, "greater than or equal to 1"),
-        ("branching_factor", 0, "greater than or equal to 1"),
-        ("max_new_tokens", 0, "greater than or equal to 1"),
-        ("stop", [""], "at least one character"),
-        ("weights", [1.0, -1.0], "non-negative"),
-        ("weights", [0.0, 0.0], "not all zero"),
-        ("weights", {"a": math.inf}, "finite"),
-        ("weights", "x", "number per member"),
-        ("temperature", -0.5, "greater than or equal to 0"),
-        ("temperature", math.inf, "finite"),
-        ("top_p", 0, "greater than 0"),
-        ("top_p", 1.5, "less than or equal to 1"),
-        ("top_k", -2, "greater than or equal to 1"),
-        ("seed", True, "number"),
-        ("n", 129, "less than or equal to 128"),
-        ("logprobs", "often", "boolean"),
-        ("top_logprobs", 21, "less than or equal to 20"),
-        ("chat_template_kwargs", "x", "dictionary"),
-        ("use", (), "at least one member"),
+        ("margin_threshold", 1.5, "1.5"),
+        ("margin_threshold", math.nan, "nan"),
+        *((name, 0, "0") for name in ("max_words", "branching_factor", "max_new_tokens", "top_p")),
+        *((name, 101, "101") for name in ("max_words", "branching_factor")),
+        *((name, 257, "257") for name in ("max_word_tokens", "max_word_letters")),
+        ("stop", [""], "''"),
+        ("weights", [1.0, -1.0], "-1.0"),
+        ("weights", [0.0, 0.0], "[0.0, 0.0]"),
+        ("weights", {"a": 1e13}, "1000"),
+        ("weights", [math.nan, 1], "nan"),
+        ("weights", "x", "'x'"),
+        ("temperature", math.inf, "inf"),
+        ("top_p", 1.5, "1.5"),
+        ("top_k", -2, "-2"),
+        ("seed", True, "True"),
+        ("n", 129, "129"),
+        ("logprobs", "often", "'often'"),
+        ("top_logprobs", 21, "21"),
+        ("chat_template_kwargs", "x", "'x'"),
+        ("use", (), "()"),
+        ("choices", "yes", "'yes'"),
+        ("choices", ["yes", True], "True"),
+        ("choices", ["a", "a"], "['a', 'a']"),
+        ("choices", [], "[]"),
+        ("choices", ["a", " "], "['a', ' ']"),
+        ("choices", ["\ud800"], "ud800"),
+        ("repetition_penalty", 0, "0"),
+        ("presence_penalty", 3, "3"),
+        ("logit_bias", {5: -1}, "5"),
+        ("logit_bias", {"a": 101}, "101"),
+        ("logit_bias", dict.fromkeys(map(str, range(2000)), 1), "{"),
     ],
 )
-def test_an_option_out_of_range_is_named_with_what_is_allowed_and_given(
-    name: str, value: Any, allowed: str
+def test_an_option_that_cannot_be_used_is_named_with_what_was_given(
+    name: str, value: Any, given: str
 ) -> None:
-    with pytest.raises(InvalidOptionError) as caught:
+    with pytest.raises(InvalidOptionError, match=f"'{name}'") as caught:
         AdaFuseConfig(**{name: value})
-    message = str(caught.value)
-    assert name in message
-    assert allowed in message
-    given = [*value.values()] if isinstance(value, dict) else value
-    assert repr(value) in message or any(repr(part) in message for part in given)
-    assert "\n" not in message
-    assert isinstance(caught.value, ValueError)
+    assert given in str(caught.value).rpartition("got ")[2]
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_option_gets_the_nearest_name() -> None:
@@ -91,29 +96,6 @@ def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
     assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"use"})
 
 
-@pytest.mark.parametrize(
-    ("name", "highest"),
-    [
-        *(("max_words", 100), ("branching_factor", 100)),
-        *(("max_word_tokens", 256), ("max_word_letters", 256)),
-    ],
-)
-def test_options_that_need_memory_have_an_upper_bound(name: str, highest: int) -> None:
-    options: dict[str, Any] = {name: highest}
-    assert getattr(AdaFuseConfig(**options), name) == highest
-    options[name] += 1
-    with pytest.raises(InvalidOptionError, match=f"'{name}'.*less than or equal to {highest}"):
-        AdaFuseConfig(**options)
-    assert f"At most {highest}" in (AdaFuseConfig.model_fields[name].description or "")
-
-
-@pytest.mark.parametrize("weights", [[1e308, 1e308], {"a": 1e13}, [math.nan, 1.0]])
-def test_weights_have_an_upper_bound(weights: Any) -> None:
-    with pytest.raises(InvalidOptionError, match=r"weights must be finite.*at most 1e\+12"):
-        AdaFuseConfig(weights=weights)
-    assert AdaFuseConfig(weights=[1e12, 0]).weights == (1e12, 0.0)
-
-
 def nested(value: Any = "lol") -> Any:
     """Return lists in lists whose `repr` has a hundred thousand parts."""
     for _ in range(5):
@@ -125,7 +107,6 @@ def nested(value: Any = "lol") -> Any:
     "options",
     [
         {"max_words": nested()},
-        {"max_words": 10**5000},
         {"stop": {"x" * 10_000: nested()}},
         {"weights": nested()},
         {"x" * 10_000: 1},
@@ -168,24 +149,11 @@ def test_a_schema_is_a_dict_json_text_or_a_pydantic_class() -> None:
         ("{", "the text is not JSON"),
         (True, "a JSON schema must be a dict"),
         ({"const": "\ud800"}, "half a surrogate pair"),
-        ({"const": {1}}, "cannot be written as JSON"),
+        ({"const": {1}}, "not a valid JSON value"),
+        ({"properties": {True: {}}}, "got True"),
     ):
         with pytest.raises(InvalidOptionError, match=said):
             AdaFuseConfig(json_schema=wrong)  # type: ignore[arg-type]
-
-
-def test_choices_are_different_texts() -> None:
-    assert AdaFuseConfig(choices=["yes", "no"]).choices == ("yes", "no")
-    for wrong, said in (
-        ("yes", "must be a list of texts"),
-        (["yes", True], "put yes, no, true and false in quotes"),
-        (["a", "a"], "must differ from each other"),
-        ([], "one or more texts"),
-        (["a", " "], "one or more texts"),
-        (["\ud800"], "half a surrogate pair"),
-    ):
-        with pytest.raises(InvalidOptionError, match=said):
-            AdaFuseConfig(choices=wrong)  # type: ignore[arg-type]
 
 
 def test_at_most_one_option_sets_the_form() -> None:

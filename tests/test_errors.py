@@ -13,39 +13,28 @@ import pytest
 
 import adafuse_llm
 from adafuse_llm import (
-    AdaFuseError,
     MemberError,
     MemberOutOfMemoryError,
     MemberUnavailableError,
+    errors,
 )
 from adafuse_llm.errors import MAX_SHOWN, install_command, short_repr
 
 pytestmark = pytest.mark.quick
 
 
-def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
-    standard = {
-        "InvalidInputError": ValueError,
-        "LoadError": OSError,
-        "MemberError": RuntimeError,
-        "MemberOutOfMemoryError": MemoryError,
-        "DecodingError": RuntimeError,
-        "EngineClosedError": RuntimeError,
-        "MissingDependencyError": ImportError,
-        "MalformedReplyError": RuntimeError,
-        "ContextWindowError": RuntimeError,
-        "CacheMemoryError": RuntimeError,
-        "UnsupportedModelError": OSError,
-        "InvalidOptionError": ValueError,
-        "ServerNotReadyError": ConnectionError,
-        "MemberUnavailableError": ConnectionError,
-        "QueueFullError": queue.Full,
-        "RequestTimeoutError": TimeoutError,
-    }
-    for name, kind in standard.items():
-        error = getattr(adafuse_llm, name)
-        assert issubclass(error, AdaFuseError)
-        assert issubclass(error, kind)
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type(name: str) -> None:
+    standard = {"Input": ValueError, "Option": ValueError, "Grammar": ValueError, "Load": OSError}
+    standard |= {"UnsupportedModel": OSError, "MemberOutOfMemory": MemoryError}
+    standard |= {"MemberUnavailable": ConnectionError, "QueueFull": queue.Full}
+    standard |= {"RequestTimeout": TimeoutError, "MissingDependency": ImportError}
+    standard |= dict.fromkeys(("Server", "ServerNotReady"), ConnectionError)
+    kind = getattr(errors, name)
+    other = Exception if name == "AdaFuseError" else RuntimeError
+    assert issubclass(kind, standard.get(name.removeprefix("Invalid").removesuffix("Error"), other))
+    assert issubclass(kind, errors.AdaFuseError)
+    assert getattr(adafuse_llm, name) is kind
 
 
 def test_member_errors_survive_pickling() -> None:
@@ -58,10 +47,9 @@ def test_member_errors_survive_pickling() -> None:
 def test_long_values_are_shortened() -> None:
     endless: list[object] = []
     endless.append(endless)
-    for value in ("x" * 10**6, list(range(10**6)), b"x" * 10**6, 10**5000, -(10**5000), endless):
+    for value in ("x" * 10**6, list(range(10**6)), b"x" * 10**6, endless):
         assert len(short_repr(value)) <= MAX_SHOWN
     assert short_repr("x" * 1000).startswith("'xxx")
-    assert short_repr(10**5000) == "an integer of 16,610 bits"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +19,6 @@ from adafuse_llm import (
     Request,
     RequestCancelledError,
     Round,
-    Run,
-    StreamEvent,
 )
 from adafuse_llm.backends import FakeBackend
 
@@ -44,43 +43,18 @@ def endless() -> AdaFuseEngine:
 ENDLESS = Request(prompt="x", options={"max_new_tokens": 100_000})
 
 
-async def by_index(run: Run[StreamEvent]) -> dict[int, list[StreamEvent]]:
-    found: dict[int, list[StreamEvent]] = {}
-    async for index, event in run:
-        found.setdefault(index, []).append(event)
-    return found
-
-
-def results(found: dict[int, list[StreamEvent]]) -> list[Any]:
-    """The responses in order; each has the text of its events."""
-    generations: list[Generation] = []
-    for index in range(len(found)):
-        generation = found[index][-1].generation
-        assert generation is not None
-        assert "".join(event.text for event in found[index]) == generation.text
-        generations.append(generation)
-    return plain(generations)
-
-
-def plain(generations: Sequence[Generation]) -> list[Any]:
-    """What is the same in responses however they share forward passes."""
-    return [
-        (
-            *(each.text, each.seed, each.finish_reason, each.usage.completion_tokens),
-            [[candidate.text for candidate in played.candidates] for played in each.rounds],
-        )
-        for each in generations
-    ]
-
-
 async def test_a_run_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> None:
     seen: list[Round] = []
-    found = await by_index(
-        await embedded.aopen([Request(messages=TURNS, options=DRAWN)], seen.append)
-    )
+    run = await embedded.aopen([Request(messages=TURNS, options=DRAWN)], seen.append)
+    events = [each async for each in run]
     whole = embedded.generate(messages=TURNS, **DRAWN)
-    assert results(found) == plain([whole, *whole.alternatives])
-    assert len(seen) == sum(len(events) for events in found.values())
+    for number, each in enumerate((whole, *whole.alternatives)):
+        own = [event for index, event in events if index == number]
+        assert "".join(event.text for event in own) == each.text
+        generation = own[-1].generation
+        assert generation is not None
+        assert (generation.text, generation.seed) == (each.text, each.seed)
+    assert seen == [event.round for _, event in events]
 
 
 @pytest.mark.quick
@@ -133,7 +107,7 @@ def test_the_requests_of_a_run_can_differ() -> None:
         ]
     )
     short, scores, chosen = run.results()
-    assert plain([short]) == plain([engine.generate("x", max_new_tokens=2)])
+    assert short.text == engine.generate("x", max_new_tokens=2).text
     assert scores.texts == engine.score("x", ["a", "b"]).texts
     assert chosen.text == engine.choose(messages=TURNS, choices=["a", "b"]).text
 
@@ -165,3 +139,25 @@ def test_a_view_shares_the_limits_and_the_end_of_its_engine() -> None:
     assert view.generate("x").usage.completion_tokens == {"one": 4}
     view.close()
     assert engine.closed
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} in JSON")
+
+
+@pytest.mark.quick
+def test_results_are_json_without_nan() -> None:
+    """Also where a member can say nothing about a candidate."""
+
+    def only_a(text: str) -> dict[str, float]:
+        return {"a": 0.5, "b": 0.5, " ": 0.0} if text == ">" else {"<end>": 1.0}
+
+    def only_c(text: str) -> dict[str, float]:
+        return {"c": 0.6, "d": 0.4} if text == ">" else {"<end>": 1.0}
+
+    with AdaFuseEngine([FakeBackend("one", only_a), FakeBackend("two", only_c)]) as ensemble:
+        generation = ensemble.generate(">")
+    data = json.loads(generation.model_dump_json(), parse_constant=refuse)
+    assert data["text"] == generation.text == str(generation)
+    assert data["rounds"][0]["candidates"][0]["nll"].keys() == {"one"}
+    assert Generation.model_validate(data) == generation

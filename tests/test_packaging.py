@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 import adafuse_llm
 from adafuse_llm.backends.llamacpp.declarations import BUILDS
-from tests.support.packages import INTEGRATIONS, METADATA
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.quick
+
+INTEGRATIONS = ("langchain-adafuse", "llama-index-llms-adafuse")
+FOLDERS = {"adafuse-llm": ROOT, **{name: ROOT / "integrations" / name for name in INTEGRATIONS}}
+METADATA = {name: WheelBuilder(str(folder)).metadata for name, folder in FOLDERS.items()}
 
 
 def test_the_three_distributions_have_one_version() -> None:

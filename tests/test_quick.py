@@ -22,7 +22,7 @@ PACKAGES = (
 DISTRIBUTIONS = ROOT / "integrations"
 OPTIONAL = {
     *("bm25s", "lm_eval", "matplotlib", "optuna", "pandas", "prometheus_client"),
-    *("rich", "sacrebleu", "starlette", "typer", "uvicorn"),
+    *("rich", "sacrebleu", "starlette", "uvicorn"),
 }
 """Packages of the extras, and those that only benchmarks need."""
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from adafuse_llm.adapters.conversation import Turn, to_conversation
-from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text
+from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.reasoning import open_reasoning, split_reasoning
 from adafuse_llm.text.conversation import Tool
@@ -38,13 +37,13 @@ def test_reasoning_and_answer_are_told_apart(
 ) -> None:
     assert split_reasoning(text, prefix) == (reasoning, answer)
     for size in (1, 3, 100):
-        parser = ReplyParser(prefix=prefix)
+        reader = ReplyReader()
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        parts = [part for piece in pieces for part in parser.feed(piece)] + parser.close()
-        said = "".join(part.text for part in parts if isinstance(part, Text))
-        thought = [part.text for part in parts if isinstance(part, Reasoning)]
-        assert said.strip() == answer.strip()
-        assert "".join("".join(thought).split()) == "".join(reasoning.split())
+        deltas = [reader.add(piece, prefix) for piece in pieces]
+        deltas.append(reader.add("", prefix, "stop"))
+        assert "".join(delta.content for delta in deltas).strip() == answer.strip()
+        thought = "".join(delta.reasoning for delta in deltas)
+        assert "".join(thought.split()) == "".join(reasoning.split())
 
 
 @pytest.mark.quick
@@ -52,18 +51,6 @@ def test_only_reasoning_that_is_not_closed_is_open() -> None:
     assert open_reasoning("a<think>b</think><think>\n") == "<think>\n"
     assert open_reasoning("a<think>b</think>\n") == ""
     assert open_reasoning("a") == ""
-
-
-@pytest.mark.quick
-def test_reasoning_of_earlier_turns_is_kept_apart() -> None:
-    turns: list[Turn] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
-        {"role": "assistant", "content": "c", "reasoning": "so"},
-    ]
-    _, first, second = to_conversation(turns).messages
-    assert first == {"role": "assistant", "content": "b", "reasoning_content": "hm"}
-    assert second == {"role": "assistant", "content": "c", "reasoning_content": "so"}
 
 
 async def test_a_reply_that_begins_in_reasoning_says_so() -> None:

@@ -1,12 +1,114 @@
-"""Random numbers that depend on text only."""
+"""Requests that draw their responses: several at a time, streams, refusals, and faults."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError, MemberError
+from adafuse_llm.backends import Backend, FakeBackend, Query, QueryResult
 from adafuse_llm.sampling import Sampling, derived_seeds, token_codes
 
 pytestmark = pytest.mark.quick
+
+WORDS = (" a", " b", " c", " d", '"')
+CHARACTERS = (*filter(str.isprintable, map(chr, range(128))), "\n", "\t")
+
+
+def rule(text: str) -> dict[str, float]:
+    return dict.fromkeys(WORDS, 0.17) | {"<end>": 0.15}
+
+
+def engine(*names: str, **options: Any) -> AdaFuseEngine:
+    members = [
+        FakeBackend(name, rule, sorted({*WORDS, *CHARACTERS}), is_complete=True)
+        for name in names or ("x", "y")
+    ]
+    return AdaFuseEngine(members, **options)
+
+
+@pytest.mark.parametrize("regex", [None, "( [a-d]){1,9}"])
+def test_several_responses_are_those_of_their_seeds(regex: str | None) -> None:
+    with engine(config=AdaFuseConfig(regex=regex)) as made:
+        first = made.generate("Say", temperature=1, seed=3, n=5)
+        responses = [first, *first.alternatives]
+        assert len({each.seed for each in responses}) == len(responses) == 5
+        assert len({each.text for each in responses}) > 1
+        for each in responses:
+            again = made.generate("Say", temperature=1, seed=each.seed)
+            assert (again.text, again.seed, again.alternatives) == (each.text, each.seed, ())
+        assert first.seed == 3
+        fewer = made.generate("Say", temperature=1, seed=3, n=2)
+        assert fewer.alternatives[0].text == first.alternatives[0].text
+
+
+def test_without_a_seed_every_response_has_a_seed_of_its_own() -> None:
+    with engine() as made:
+        seeds = {made.generate("Say", temperature=1, max_new_tokens=1).seed for _ in range(5)}
+        assert len(seeds) == 5
+        assert made.generate("Say", seed=4, max_new_tokens=1).seed is None
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({}, "nothing is drawn"), ({"temperature": 1, "choices": ["a", "b"]}, "choices are not")],
+)
+def test_several_responses_that_would_be_the_same_are_refused(
+    options: dict[str, Any], reason: str
+) -> None:
+    with engine() as made, pytest.raises(InvalidOptionError, match=f"'n'.*{reason}"):
+        made.generate("Say", n=2, **options)
+
+
+def test_a_score_draws_nothing() -> None:
+    config = AdaFuseConfig(temperature=1, seed=1)
+    with engine() as made, engine(config=config) as drawing:
+        assert made.score("Say", [" a b"]).texts == drawing.score("Say", [" a b"]).texts
+
+
+class Undrawn(FakeBackend):
+    """A backend that ignores `Node.draw`."""
+
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
+        return [
+            replace(result, next=tuple(replace(each, drawn=None) for each in result.next))
+            for result in super().evaluate(queries)
+        ]
+
+
+def test_a_backend_that_draws_nothing_is_named() -> None:
+    with AdaFuseEngine([Undrawn("lazy", rule, WORDS)]) as made:
+        assert made.generate("Say").text
+        with pytest.raises(MemberError, match=r"'lazy'.*drawn token must be an int"):
+            made.generate("Say", temperature=1)
+        assert made.generate("Say").text
+
+
+class Minimal(Backend):
+    """A backend that has only what every backend must have."""
+
+    def __init__(self) -> None:
+        self._fake = FakeBackend("minimal", rule, WORDS)
+        self.name, self.codec, self.end_ids = "minimal", self._fake.codec, self._fake.end_ids
+
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
+        return self._fake.evaluate(queries)
+
+
+def test_a_member_that_cannot_draw_is_refused_before_any_pass() -> None:
+    minimal = Minimal()
+    with AdaFuseEngine([minimal]) as made:
+        assert made.generate("Say").text
+        passes = minimal._fake.passes
+        with pytest.raises(InvalidOptionError, match=r"'temperature'.*'minimal' cannot draw"):
+            made.generate("Say", temperature=0.5)
+        assert minimal._fake.passes == passes
+
+
+# Random numbers that depend on text only
 
 
 def test_tokens_with_the_same_text_share_a_code_among_vocabularies_but_not_within_one() -> None:

@@ -1,6 +1,6 @@
 """An agent's messages and replies, in the two forms that the members know.
 
-    "tool calls"   the text form of `adafuse_llm.adapters.conversation.to_messages`
+    "tool calls"   the text form of `adafuse_llm.text.conversation.Conversation.flat`
     "ReAct"        thoughts, actions and observations, in the format of LlamaIndex's ReActAgent
 
 `turns_of` returns the assistant's turns of a generated case.
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal, get_args
 
-from adafuse_llm.adapters.conversation import Call, Turn, to_messages
+from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.embedded.tools import CALCULATE, LOOK_UP, REACT_HEADER
-from adafuse_llm.text.conversation import Message, Tool
+from adafuse_llm.text.conversation import Call, Message, Tool
 from training.world.agent_cases import AgentCase, ToolUse
 
 Form = Literal["tool calls", "ReAct"]
@@ -69,7 +69,7 @@ def _tool_turns(
             turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
             turns.append({"role": "tool", "content": use.result, "tool_call_id": key})
         turns.append({"role": "assistant", "content": each.answer})
-    messages = to_messages(turns, tools=tools)
+    messages = to_conversation(turns, tools=tools).flat()
     return [
         (messages[:place], message["content"])
         for place, message in enumerate(messages)

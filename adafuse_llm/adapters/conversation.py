@@ -1,8 +1,7 @@
 """Conversations of frameworks, converted for the engine.
 
 `to_conversation` keeps the structure of tools, calls and results, so that each member can read
-them in the form of its own chat template. `to_messages` writes them as plain messages in the common
-form, which every chat template accepts. `adafuse_llm.text.conversation` describes both.
+them in the form of its own chat template.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from adafuse_llm.text.conversation import (
     CALL_OPENS,
     RESULT_CLOSES,
     RESULT_OPENS,
-    Call,
     Conversation,
-    Message,
     Tool,
     check_content,
     check_conversation,
@@ -29,8 +26,6 @@ from adafuse_llm.text.conversation import (
     check_role,
     to_json,
 )
-
-__all__ = ["Call", "Conversation", "Turn", "to_conversation", "to_messages"]
 
 
 class Turn(TypedDict, total=False):
@@ -72,41 +67,18 @@ def to_conversation(
 
     Args:
         turns: the conversation, in order.
-        tools: tools that the reply can call.
-        tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
-            any tool; or the name of a tool, to request a call of that tool.
-        instructions: text to append to the first system message, after the tools. If the
-            conversation does not start with a system message, one is added.
+        tools: as for `check_conversation`.
+        tool_choice: as for `check_conversation`.
+        instructions: as for `check_conversation`.
 
     Raises:
-        InvalidInputError: the conversation is empty; a turn has an unknown role, content that is
-            not text, tool calls outside an assistant's turn, calls that cannot be written as JSON,
-            or a result without a matching call; two tools have the same name; or `tool_choice`
-            does not fit `tools`.
+        InvalidInputError: as `check_conversation`, or a result answers no earlier call.
     """
     malformed: dict[str, Any] = {}
     messages = [_to_message(number, turn, malformed) for number, turn in enumerate(turns)]
     conversation = check_conversation(messages, tools, tool_choice, instructions=instructions)
     check_results(conversation.messages)
     return conversation
-
-
-def to_messages(
-    turns: Iterable[Turn],
-    *,
-    tools: Sequence[Tool] = (),
-    tool_choice: str = "auto",
-    instructions: str = "",
-) -> list[Message]:
-    """Convert a conversation with tools to plain messages in the common form.
-
-    The arguments and errors are the same as for `to_conversation`. The tools are described at the
-    end of the first system message.
-    """
-    conversation = to_conversation(
-        turns, tools=tools, tool_choice=tool_choice, instructions=instructions
-    )
-    return [{"role": each["role"], "content": each["content"]} for each in conversation.flat()]
 
 
 def malformed_calls(turn: Turn) -> list[Mapping[str, Any]]:

@@ -71,8 +71,7 @@ class Ensemble:
         The members can also be ``"embedded"``: those that ship with adafuse-llm.
 
         Raises:
-            InvalidInputError: `members` is not a list of these or is empty, or two members have the
-                same explicit name.
+            InvalidInputError: `members` is no list of these or is empty, or names are not unique.
             InvalidOptionError: a field is unknown or out of range, or the strategy is unknown.
         """
         find_strategy(loading.get("strategy", AUTO))
@@ -87,7 +86,7 @@ class Ensemble:
         """Names of the members. Reading them loads nothing."""
         if self.given is not None:
             return self.given.members
-        return tuple(member_names(self.members or _embedded()))
+        return tuple(member_names(self._specs))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -116,39 +115,38 @@ class Ensemble:
     @property
     def is_loaded(self) -> bool:
         """Whether the engine exists, and a loaded one is open."""
-        return self.given is not None or self._loaded is not None
+        return self._open is not None
+
+    @property
+    def _open(self) -> Engine | None:
+        """The given engine, or the loaded one unless it is closed."""
+        if self.given is not None:
+            return self.given
+        engine = _LOADED.get(self._key)
+        return None if engine is None or engine.closed else engine
 
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window of some members, in tokens. This loads nothing.
 
-        Args:
-            names: names of the members.
-
-        Returns:
-            The window; None if no member has a limit. If the ensemble is not loaded, the windows
-            are those in the members' ``config.json`` or GGUF files. The result is then also None if
-            one of these files is not on this machine or has no window.
+        None if no member has a limit. If the ensemble is not loaded, the windows are those in the
+        members' ``config.json`` or GGUF files, and None also stands for a file that is not on this
+        machine or has no window.
         """
-        if (engine := self.given or self._loaded) is not None:
+        if (engine := self._open) is not None:
             windows = [each.context_window for each in engine.member_info if each.name in names]
             return min((window for window in windows if window is not None), default=None)
         stored = [window or 0 for window in self._read(file_window, names)]
-        gguf = [spec for spec in self._specs(names) if isinstance(spec, GGUFMember)]
+        gguf = [spec for spec in self._chosen(names) if isinstance(spec, GGUFMember)]
         fixed = [spec.context for spec in gguf if spec.context is not None]
         return min([*stored, *fixed], default=0) or None
 
     def is_chat_model(self, names: Collection[str]) -> bool | None:
         """Return whether at least one of some members has a chat template. This loads nothing.
 
-        Such members answer messages. A member without a template reads them as plain text.
-
-        Args:
-            names: names of the members.
-
-        Returns:
-            The answer. None if the ensemble is not loaded and the members' files do not tell.
+        Such members answer messages. A member without a template reads them as plain text. None if
+        the ensemble is not loaded and the members' files do not tell.
         """
-        if (engine := self.given or self._loaded) is not None:
+        if (engine := self._open) is not None:
             return any(each.has_chat_template for each in engine.member_info if each.name in names)
         known = self._read(file_has_template, names)
         return True if True in known else None if None in known else False
@@ -172,10 +170,17 @@ class Ensemble:
         """
         if self.given is not None:
             return self.given
-        key = self._key
-        with _LOADED.lock_of(key):
-            if (engine := self._loaded) is None:
-                engine = _LOADED.engines[key] = self._load()
+        with self._lock:
+            if self._open is None:
+                _LOADED[self._key] = AdaFuseEngine.from_pretrained(
+                    self._specs,
+                    runtime=self.runtime,
+                    dtype=self.dtype,
+                    device_map=self.device_map,
+                    trust_remote_code=self.trust_remote_code,
+                    revision=self.revision,
+                )
+            engine = _LOADED[self._key]
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
@@ -185,9 +190,21 @@ class Ensemble:
         An engine passed as `given` stays open.
         """
         if self.given is None:
-            with _LOADED.lock_of(self._key):
-                if (engine := _LOADED.engines.pop(self._key, None)) is not None:
+            with self._lock:
+                if (engine := _LOADED.pop(self._key, None)) is not None:
                     engine.close()
+
+    @property
+    def _specs(self) -> tuple[MemberSpec, ...]:
+        """The descriptions of all members."""
+        from adafuse_llm.embedded import member_paths
+
+        return self.members or as_specs(member_paths())
+
+    def _chosen(self, names: Collection[str]) -> list[MemberSpec]:
+        """Return the descriptions of some members."""
+        pairs = zip(self.names, self._specs, strict=True)
+        return [spec for name, spec in pairs if name in names]
 
     def _read(
         self, read: Callable[[str, str | None, str | None], T | None], names: Collection[str]
@@ -195,34 +212,17 @@ class Ensemble:
         """Read a property of some members from their files."""
         return [
             read(spec.path, spec.revision or self.revision, getattr(spec, "file", None))
-            for spec in self._specs(names)
+            for spec in self._chosen(names)
         ]
-
-    def _specs(self, names: Collection[str]) -> list[MemberSpec]:
-        """Return the descriptions of some members."""
-        pairs = zip(self.names, self.members or _embedded(), strict=True)
-        return [spec for name, spec in pairs if name in names]
-
-    @property
-    def _loaded(self) -> AdaFuseEngine | None:
-        """The engine that was loaded, unless it is closed."""
-        engine = _LOADED.engines.get(self._key)
-        return None if engine is None or engine.closed else engine
 
     @property
     def _key(self) -> str:
         parts = [self._loading, self.trust_remote_code, self.runtime.model_dump()]
         return json.dumps(parts, sort_keys=True)
 
-    def _load(self) -> AdaFuseEngine:
-        return AdaFuseEngine.from_pretrained(
-            self.members or _embedded(),
-            runtime=self.runtime,
-            dtype=self.dtype,
-            device_map=self.device_map,
-            trust_remote_code=self.trust_remote_code,
-            revision=self.revision,
-        )
+    @property
+    def _lock(self) -> threading.Lock:
+        return _LOCKS.setdefault(self._key, threading.Lock())
 
 
 def check_engine(engine: object) -> None:
@@ -241,9 +241,7 @@ def check_engine(engine: object) -> None:
 def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a configuration file into the fields of a framework's model.
 
-    The fields are the active members, the arguments for loading them, the strategy, and decoding
-    options. If the file has neither `models` nor `use`, the result has no ``"members"``, and all
-    embedded members are active.
+    The result has ``"members"``, the active ones, only if the file has `models` or `use`.
 
     Raises:
         InvalidInputError: the file cannot be read, or has unknown or invalid content.
@@ -267,26 +265,11 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     return {**fields, **options}
 
 
-class _Loaded:
-    """The loaded engines of this process, by key, with one lock per key."""
+_LOADED: dict[str, AdaFuseEngine] = {}
+_LOCKS: dict[str, threading.Lock] = {}
+"""The loaded engines of this process, and a lock for each of them, by the key of the ensemble."""
 
-    def __init__(self) -> None:
-        self.engines: dict[str, AdaFuseEngine] = {}
-        self._locks: dict[str, threading.Lock] = {}
-
-    def lock_of(self, key: str) -> threading.Lock:
-        """Return the lock of a key."""
-        return self._locks.setdefault(key, threading.Lock())
-
-
-_LOADED = _Loaded()
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
-
-
-def _embedded() -> tuple[MemberSpec, ...]:
-    from adafuse_llm.embedded import member_paths
-
-    return as_specs(member_paths())
 
 
 def _to_plain(value: Any) -> Any:

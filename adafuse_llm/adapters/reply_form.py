@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.schema import close_objects
-from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.adapters.tool_grammar import tool_grammar
+from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
+    MissingDependencyError,
     nearest,
     short_list,
     short_repr,
 )
+from adafuse_llm.interface import Engine
 from adafuse_llm.text.conversation import Tool
 
-ONE_CALL = "A reply can have at most one call."
+Enforce = Literal["auto"] | bool
+"""``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
+only describe it."""
 
-_PLACES = {"schema", "json_schema"}
-"""Keys of a response format whose value has a schema."""
+
+_ONLY_JSON = (
+    "Reply with one JSON value that fits this JSON schema, and with nothing else: no explanation, "
+    "no code fence, not the schema itself."
+)
 
 
 @dataclass(frozen=True)
@@ -61,18 +69,18 @@ class ReplyForm:
         Raises:
             InvalidInputError: the schema cannot be written as JSON.
         """
-        lines = [ONE_CALL] if self.calls_tools and not self.parallel else []
+        one_call = self.calls_tools and not self.parallel
+        lines = ["A reply can have at most one call."] if one_call else []
         if self.schema is not None:
-            lines.append(schema_instructions(self.schema))
+            lines.append(f"{_ONLY_JSON}\n{_compact(self.schema)}")
         return "\n\n".join(lines)
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
         """Return a reader of a reply with this form. `as_text` is as for `ReplyReader`."""
-        calls_tools = self.calls_tools
         return ReplyReader(
-            self.tools if calls_tools else (),
+            self.tools if self.calls_tools else (),
             parallel=self.parallel,
-            calls_forbidden=bool(self.tools) and not calls_tools,
+            calls_forbidden=bool(self.tools) and not self.calls_tools,
             completes=self.completes,
             as_text=as_text,
         )
@@ -92,6 +100,46 @@ class ReplyForm:
         return {} if self.schema is None else {"json_schema": close_objects(self.schema)}
 
 
+def enforced(
+    engine: Engine,
+    form: ReplyForm,
+    options: Mapping[str, Any],
+    enforce: Enforce,
+) -> tuple[dict[str, Any], str]:
+    """Return options that enforce the form of a reply, and why they do not, if they should.
+
+    A constraint in `options` takes precedence over the form, and the form over a constraint of the
+    engine, unless it only forbids calls. Compiling a grammar for the first time takes a moment.
+
+    Raises:
+        InvalidOptionError: `enforce` is True, and the form cannot be enforced.
+        MissingDependencyError: `enforce` is True, and the extra is not installed.
+    """
+    if form.is_free or any(options.get(name) is not None for name in CONSTRAINTS):
+        return {**options}, ""
+    own = [name for name in CONSTRAINTS if getattr(engine.config, name) is not None]
+    if own and not form.calls_tools and form.schema is None:
+        return {**options}, ""
+    free = {**options, **dict.fromkeys(own)}
+    if not enforce:
+        return free, ""
+    try:
+        constrained = {**free, **form.constraint()}
+        engine.check_grammar(**constrained)
+    except (InvalidOptionError, MissingDependencyError) as error:
+        if enforce is True:
+            raise
+        return free, str(error).rstrip(".")
+    return constrained, ""
+
+
+def _compact(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"the schema cannot be written as JSON: {error}") from error
+
+
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the JSON schema in a ``response_format``; None for free text.
 
@@ -103,16 +151,18 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
     """
     if response_format is None:
         return None
-    items = response_format.items() if isinstance(response_format, Mapping) else ()
-    match {name: value for name, value in items if value is not None}:
-        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}, **rest}:
-            if "schema" not in rest:
-                return schema
-        case {"type": "json_schema" | "json_object", "schema": Mapping() as schema, **rest}:
-            if "json_schema" not in rest:
-                return schema
-        case {"type": "json_object" | "text" as kind, **rest} if not _PLACES & rest.keys():
-            return {"type": "object"} if kind == "json_object" else None
+    given = response_format if isinstance(response_format, Mapping) else {}
+    inner = given.get("json_schema")
+    places = given.get("schema"), inner.get("schema") if isinstance(inner, Mapping) else inner
+    match given.get("type"), [place for place in places if place is not None]:
+        case "json_schema", [Mapping() as schema]:
+            return schema
+        case "json_object", [Mapping() as schema] if inner is None:
+            return schema
+        case "json_object", []:
+            return {"type": "object"}
+        case "text", []:
+            return None
     raise InvalidInputError(
         "response_format must be {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
         "{'type': 'json_object'} (also with 'schema') or {'type': 'text'}; got "
@@ -151,11 +201,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 
 
 def to_flag(name: str, value: object, default: bool) -> bool:
-    """Return a keyword's value that is a bool; None stands for the default.
-
-    Raises:
-        InvalidOptionError: the value is neither a bool nor None.
-    """
+    """Return a keyword's value that is a bool; None stands for the default."""
     if value is None:
         return default
     if not isinstance(value, bool):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _DEFINITIONS = ("$defs", "definitions")
-_MAPS = ("properties", "patternProperties", *_DEFINITIONS, "dependentSchemas")
+_MAPS = ("properties", "patternProperties", *_DEFINITIONS)
 """Keywords whose value maps names to schemas."""
 
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose value is data."""
 
-_OTHER_PROPERTIES = (
-    *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
-    *("minProperties", "dependentSchemas", "dependentRequired"),
-)
-
-_COMBINATIONS = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "then", "else", "not")
+_OPEN = {"additionalProperties", "patternProperties", "propertyNames", "minProperties"}
+_COMBINED = {"properties", "allOf", "anyOf", "oneOf", "$ref"}
+_REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,21 +28,20 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     `schema`. If the schema combines the properties of several schemas (such as ``allOf``), it is
     returned unchanged, because closing its parts could exclude every value.
     """
-    if any(_combines_properties(part) for part in subschemas(schema)):
-        return dict(schema)
-    closed: dict[str, Any] = _mapped(schema, _closed)
-    return closed
+    combines = False
 
+    def closed(part: dict[str, Any]) -> dict[str, Any]:
+        nonlocal combines
+        parts, properties = part.get("allOf"), part.get("properties")
+        combines = combines or len(_COMBINED & part.keys()) > 1
+        combines = combines or (isinstance(parts, list) and len(parts) > 1)
+        if not isinstance(properties, Mapping) or _OPEN & part.keys():
+            return part
+        lists_all = set(part.get("required") or ()) <= properties.keys()
+        return {**part, "additionalProperties": False} if lists_all else part
 
-def _combines_properties(schema: Mapping[str, Any]) -> bool:
-    combinations = [key for key in _COMBINATIONS if key in schema]
-    parts = schema.get("allOf")
-    return (
-        (bool(combinations) and "properties" in schema)
-        or len(combinations) > 1
-        or (isinstance(parts, list) and len(parts) > 1)
-        or bool({"if", "not", "dependentSchemas", "$dynamicRef"} & schema.keys())
-    )
+    mapped: dict[str, Any] = _mapped(schema, closed)
+    return dict(schema) if combines else mapped
 
 
 def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -51,47 +49,21 @@ def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
     A schema that only refers to a definition becomes this definition.
     """
-    parts: dict[str, Mapping[str, Any]] = {"#": _without(schema, *_DEFINITIONS)}
-    for keyword in _DEFINITIONS:
-        parts |= {f"#/{keyword}/{name}": each for name, each in (schema.get(keyword) or {}).items()}
-    inner = {at: {str(each.get("$ref")) for each in subschemas(part)} for at, part in parts.items()}
-    for _ in parts:  # references of references
-        for refs in inner.values():
-            refs.update(*[inner.get(ref, ()) for ref in refs])
-    if not any(at in refs for at, refs in inner.items()):
+    parts: dict[str, Any] = {
+        f"#/{keyword}/{name}": part
+        for keyword in _DEFINITIONS
+        for name, part in (schema.get(keyword) or {}).items()
+    }
+    parts["#"] = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+    refs = {at: {*_REFERENCE.findall(json.dumps(part))} for at, part in parts.items()}
+    for _ in refs:  # references of references
+        for found in refs.values():
+            found.update(*[refs.get(ref, ()) for ref in found])
+    if not any(at in found for at, found in refs.items()):
         return None
-    whole = {**parts.get(schema.get("$ref", ""), {}), **_without(schema, "$ref")}
-    return dict(_mapped(whole, lambda part: _without(part, "title")))
-
-
-def _without(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in keys}
-
-
-def subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a schema and all schemas in it."""
-    if isinstance(schema, (list, tuple)):
-        for item in schema:
-            yield from subschemas(item)
-    if not isinstance(schema, Mapping):
-        return
-    yield schema
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, Mapping):
-            yield from subschemas(list(value.values()))
-        elif key not in _DATA:
-            yield from subschemas(value)
-
-
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    properties = schema.get("properties")
-    if (
-        isinstance(properties, Mapping)
-        and not any(key in schema for key in _OTHER_PROPERTIES)
-        and set(schema.get("required") or ()) <= properties.keys()
-    ):
-        return {**schema, "additionalProperties": False}
-    return schema
+    whole = {**parts.get(schema.get("$ref", ""), {}), **schema}
+    whole.pop("$ref", None)
+    return dict(_mapped(whole, lambda part: {k: v for k, v in part.items() if k != "title"}))
 
 
 def _mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:

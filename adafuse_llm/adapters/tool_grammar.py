@@ -16,15 +16,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adafuse_llm.adapters.reply import (
-    CALL_CLOSES,
-    CALL_OPENS,
-    REASONING_CLOSES,
-    REASONING_OPENS,
-)
 from adafuse_llm.adapters.schema import close_objects
-from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
-from adafuse_llm.text.conversation import TOOL_CHOICES, Tool
+from adafuse_llm.errors import GrammarError, InvalidInputError
+from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
+from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool
 from adafuse_llm.text.grammar import Grammar, json_rule
 
 _SPACE = r"[\s\x1c-\x1f]"
@@ -74,7 +69,7 @@ def tool_grammar(
     mention others gets only the listed ones.
 
     Args:
-        tools: the tools, with different names.
+        tools: at least one tool, each with a different name.
         choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
             more calls and nothing else; ``"none"`` for text without a call; the name of a tool for
             exactly one call of that tool.
@@ -83,19 +78,11 @@ def tool_grammar(
             and reasoning.
 
     Raises:
-        InvalidInputError: there are no tools, or `choice` does not fit them.
+        InvalidInputError: a schema cannot be written as JSON.
         GrammarError: the arguments of a tool or `reply` cannot be enforced. The message names the
             tool and the reason.
         MissingDependencyError: llguidance is not installed.
     """
-    names = [tool.name for tool in tools]
-    if not tools:
-        raise InvalidInputError("a grammar of tool calls needs at least one tool; got none")
-    if choice not in (*TOOL_CHOICES, *names):
-        raise InvalidInputError(
-            f"the choice of a tool must be {', '.join(TOOL_CHOICES)} or the name of a tool "
-            f"({', '.join(names)}); got {choice!r}.{nearest(choice, [*TOOL_CHOICES, *names])}"
-        )
     if choice == "none":
         return f"{_NO_CALLS}\n"
     named = choice not in ("auto", "required")

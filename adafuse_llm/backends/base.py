@@ -260,6 +260,7 @@ class Backend(ABC):
         return self._space_tokens if self._space_tokens.can_write(spaces) else None
 
     _grammar_vocabulary: GrammarVocabulary | None = None
+    _unreadable = ""  # why reading the vocabulary failed; it is not read again
 
     def grammar_vocabulary(self) -> GrammarVocabulary:
         """Return the member's tokens for grammars. Only the first call takes long.
@@ -271,17 +272,17 @@ class Backend(ABC):
         if self._grammar_vocabulary is not None:  # it waits for no other member's
             return self._grammar_vocabulary
         llguidance()  # raises an error if it is not installed
-        reason = "the bytes of its tokens are not known"
         with _reading_vocabulary:
-            if self._grammar_vocabulary is None and self.follows_grammars:
+            if not self._grammar_vocabulary and self.follows_grammars and not self._unreadable:
                 try:
                     self._grammar_vocabulary = GrammarVocabulary(
                         self.name, self.grammar_tokenizer(), self.token_texts or (), self.end_ids
                     )
                 except Exception as error:
-                    reason = f"{error}"
+                    self._unreadable = f"{error}" or type(error).__name__
             if self._grammar_vocabulary is not None:
                 return self._grammar_vocabulary
+        reason = self._unreadable or "the bytes of its tokens are not known"
         raise GrammarError(
             f"member {self.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
             f"({reason}). Leave it out with use=[...], or use choices."

@@ -11,11 +11,11 @@ files on this machine do not tell. The arguments of all functions are:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adafuse_llm.backends.gguf.files import is_gguf, stored_gguf
+from adafuse_llm.backends.gguf.files import is_gguf, stored_folder, stored_gguf
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 
 WINDOW_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -25,13 +25,9 @@ TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 """Files of a model that contain chat templates, besides ``tokenizer_config.json``."""
 
 
-def window_in(read: Callable[[str], Any]) -> int | None:
-    """Return the context window in a configuration, in tokens, prompt included; or None.
-
-    Args:
-        read: returns the value of a configuration entry, or None if the entry is missing.
-    """
-    values = (read(name) for name in WINDOW_ENTRIES)
+def context_window(config: Mapping[str, Any]) -> int | None:
+    """Return the context window in a text configuration, in tokens, prompt included; or None."""
+    values = map(config.get, WINDOW_ENTRIES)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
@@ -53,11 +49,9 @@ def file_window(source: str, revision: str | None = None, file: str | None = Non
     """
     if (facts := gguf_facts(source, revision, file)) is not None:
         return facts.context_window
-    try:
-        config = json.loads(_path(source, "config.json", revision).read_text(encoding="utf-8"))
-        return window_in(config.get("text_config", config).get)  # of a multimodal model
-    except (OSError, ValueError, AttributeError):
-        return None
+    config = _entries(source, revision, "config.json") or {}
+    text = config.get("text_config")  # of a multimodal model
+    return context_window(text if isinstance(text, dict) else config)
 
 
 def file_has_template(
@@ -67,31 +61,21 @@ def file_has_template(
     if is_gguf(source, file, revision):
         facts = gguf_facts(source, revision, file)
         return None if facts is None else facts.chat_template is not None
-    try:
-        path = _path(source, "tokenizer_config.json", revision)
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if config.get("chat_template"):
-            return True
-        if any(any(path.parent.glob(pattern)) for pattern in TEMPLATE_FILES):
-            return True
-        is_complete = Path(source).is_dir() and "auto_map" not in config
-        return False if is_complete else None  # the hub or the model's own code may have one
-    except (OSError, ValueError, AttributeError):
+    config = _entries(source, revision, "tokenizer_config.json")
+    folder = stored_folder(source, revision)
+    if folder is None or config is None:
         return None
+    if config.get("chat_template") or any(any(folder.glob(each)) for each in TEMPLATE_FILES):
+        return True
+    # else the hub or the model's own code may have one
+    return False if Path(source).is_dir() and "auto_map" not in config else None
 
 
-def _path(source: str, name: str, revision: str | None) -> Path:
-    """Return the path of a file of a model.
-
-    Raises:
-        OSError: the file of a hub model is not in the local cache.
-        ValueError: `source` is neither an existing folder nor a valid hub id.
-    """
-    if (folder := Path(source)).is_dir():
-        return folder / name
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(source, name, revision=revision)
-    if not isinstance(path, str):
-        raise FileNotFoundError(f"{source} has no {name} in the local cache of the hub")
-    return Path(path)
+def _entries(source: str, revision: str | None, name: str) -> dict[str, Any] | None:
+    """Return the entries of a JSON file of a model; None if it is not on this machine."""
+    folder = stored_folder(source, revision)
+    try:
+        found = folder and json.loads((folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -4,14 +4,14 @@ When a request ends, its backend keeps what it computed for the committed tokens
 backend a copy of their key/value rows, llama.cpp the cells of their sequence. A new request starts
 with the kept or running sequence that shares the most first tokens with its prompt, if these are at
 least `MIN_SHARED` (``QueryResult.reused``). It waits while another request reads tokens that it can
-reuse (`late`).
+reuse (`PrefixCache.late`).
 
-The option `prefix_cache_bytes` limits what is kept. The least recently used sequence goes first.
-That leaves some ten to some hundred sequences, so a look-up compares with each of them.
+A look-up compares with each of the sequences, of which there are some ten to some hundred.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -28,13 +28,19 @@ CachedTokens = tuple[Sequence[int], int, T]
 """Tokens of a running request, how many of them are cached, and a value."""
 
 
-class KeptPrefixes(Generic[T]):
+class PrefixCache(Generic[T]):
     """Sequences of tokens with a value each, such as cached rows. The least recently used is first.
 
     No sequence begins with all tokens of another one.
+
+    Args:
+        limit: maximum number of tokens of all sequences together. With 0, nothing is kept or found.
+        count: maximum number of sequences.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int, count: int = sys.maxsize) -> None:
+        self.limit = limit
+        self.count = count
         self._ids: dict[T, Ids] = {}
 
     def __len__(self) -> int:
@@ -43,32 +49,33 @@ class KeptPrefixes(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._ids)
 
-    def items(self) -> Iterable[tuple[T, Ids]]:
-        """Return the values and their tokens."""
-        return self._ids.items()
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all sequences."""
+        return sum(map(len, self._ids.values()))
 
-    def shared(self, ids: Ids) -> int:
-        """Return the largest number of first tokens that a kept sequence shares with `ids`."""
-        return _most_alike(ids, self.items())[1]
+    def fitting(self, tokens: Sequence[int]) -> Ids:
+        """Return the first tokens that can be kept; none if a kept sequence begins with them."""
+        ids = np.array(tokens[: self.limit], dtype=np.int64)
+        is_known = _most_alike(ids, self._ids.items())[1] == len(ids)
+        return ids[:0] if is_known or len(ids) < MIN_SHARED else ids
 
-    def use(self, value: T) -> None:
-        """Record that a value was used. Nothing happens if it is not kept."""
-        if value in self._ids:
-            self._ids[value] = self._ids.pop(value)
-
-    def add(self, ids: Ids, value: T) -> T | None:
-        """Keep a value for a sequence, with which no kept sequence may begin.
+    def add(self, ids: Ids, value: T) -> list[T]:
+        """Keep a value for tokens that `fitting` returned.
 
         Returns:
-            The value that is no longer kept, because its sequence is the beginning of the new one.
+            The values that are no longer kept: of the beginning of the sequence, and of the least
+            recently used sequences beyond the limits.
         """
-        replaced, shared = _most_alike(ids, self.items())
-        if replaced is not None and shared < len(self._ids[replaced]):
-            replaced = None
-        if replaced is not None:
-            del self._ids[replaced]
+        dropped: list[T] = []
+        before, shared = _most_alike(ids, self._ids.items())
+        if before is not None and shared == len(self._ids[before]):
+            dropped.append(before)
+            del self._ids[before]
         self._ids[value] = ids
-        return replaced
+        while self.tokens > self.limit or len(self) > self.count:
+            dropped.append(self.pop_oldest())
+        return dropped
 
     def pop_oldest(self) -> T:
         """Remove the least recently used value, and return it."""
@@ -76,62 +83,69 @@ class KeptPrefixes(Generic[T]):
         del self._ids[oldest]
         return oldest
 
+    def clear(self) -> list[T]:
+        """Remove all values, and return them."""
+        dropped = list(self)
+        self._ids = {}
+        return dropped
 
-def longest(
-    prompt: Sequence[int], kept: KeptPrefixes[T], running: Iterable[CachedTokens[T]]
-) -> tuple[T, int] | None:
-    """Find the longest cached prefix of a prompt, without the prompt's last token.
+    def longest(
+        self, prompt: Sequence[int], running: Iterable[CachedTokens[T]]
+    ) -> tuple[T, int] | None:
+        """Find the longest cached prefix of a prompt, without the prompt's last token.
 
-    Args:
-        prompt: token ids.
-        kept: the cached sequences of finished requests. The one that is found counts as used.
-        running: the running requests.
+        If it is a kept one, it counts as used.
 
-    Returns:
-        The value of the cached sequence and the length of the prefix; None if the prefix is shorter
-        than `MIN_SHARED`.
-    """
-    ids = np.array(prompt[:-1], dtype=np.int64)
-    value, length = _most_alike(ids, [*kept.items(), *_cached(running)])
-    if value is None or length < MIN_SHARED:
-        return None
-    kept.use(value)
-    return value, length
+        Args:
+            prompt: token ids.
+            running: the running requests.
 
+        Returns:
+            The value of the cached sequence and the length of the prefix; None if the prefix is
+            shorter than `MIN_SHARED`.
+        """
+        ids = np.array(prompt[:-1], dtype=np.int64)
+        value, length = _most_alike(ids, self._cached(running))
+        if value is None or length < MIN_SHARED:
+            return None
+        if value in self._ids:
+            self._ids[value] = self._ids.pop(value)
+        return value, length
 
-def late(
-    prompts: Mapping[int, Sequence[int]],
-    kept: KeptPrefixes[T],
-    running: Iterable[CachedTokens[T]],
-) -> set[int]:
-    """Return the prompts that should wait until the pass of another prompt is complete.
+    def late(
+        self, prompts: Mapping[int, Sequence[int]], running: Iterable[CachedTokens[T]]
+    ) -> set[int]:
+        """Return the prompts that should wait until the pass of another prompt is complete.
 
-    Such a prompt shares at least `MIN_SHARED` more first tokens with an earlier prompt than with
-    any sequence that the backend has cached.
+        Such a prompt shares at least `MIN_SHARED` more first tokens with an earlier prompt than
+        with any sequence that the backend has cached.
 
-    Args:
-        prompts: token ids of each new prompt, by index.
-        kept: the cached sequences of finished requests.
-        running: the running requests.
+        Args:
+            prompts: token ids of each new prompt, by index.
+            running: the running requests.
 
-    Returns:
-        The indices of the prompts that should wait.
-    """
-    cached = [*kept.items(), *_cached(running)]
-    waiting: set[int] = set()
-    first: dict[int, Ids] = {}
-    for index, prompt in prompts.items():
-        ids = np.array(prompt, dtype=np.int64)
-        if _most_alike(ids, first.items())[1] - MIN_SHARED >= _most_alike(ids, cached)[1]:
-            waiting.add(index)
-        else:
-            first[index] = ids
-    return waiting
+        Returns:
+            The indices of the prompts that should wait.
+        """
+        if not self.limit:
+            return set()
+        cached = self._cached(running)
+        waiting: set[int] = set()
+        first: dict[int, Ids] = {}
+        for index, prompt in prompts.items():
+            ids = np.array(prompt, dtype=np.int64)
+            if _most_alike(ids, first.items())[1] - MIN_SHARED >= _most_alike(ids, cached)[1]:
+                waiting.add(index)
+            else:
+                first[index] = ids
+        return waiting
 
-
-def _cached(running: Iterable[CachedTokens[T]]) -> Iterator[tuple[T, Ids]]:
-    for tokens, count, value in running:
-        yield value, np.array(tokens[:count], dtype=np.int64)
+    def _cached(self, running: Iterable[CachedTokens[T]]) -> list[tuple[T, Ids]]:
+        """Return the kept and the running sequences."""
+        if not self.limit:
+            return []
+        others = ((value, np.array(ids[:count], dtype=np.int64)) for ids, count, value in running)
+        return [*self._ids.items(), *others]
 
 
 def _most_alike(ids: Ids, sequences: Iterable[tuple[T, Ids]]) -> tuple[T | None, int]:
@@ -139,14 +153,9 @@ def _most_alike(ids: Ids, sequences: Iterable[tuple[T, Ids]]) -> tuple[T | None,
     best, length = None, 0
     for value, each in sequences:
         if length < min(len(ids), len(each)) and ids[length] == each[length]:  # else no more
-            shared = _shared(ids, each)
+            size = min(len(ids), len(each))
+            differ = np.flatnonzero(ids[:size] != each[:size])
+            shared = int(differ[0]) if len(differ) else size
             if shared > length:
                 best, length = value, shared
     return best, length
-
-
-def _shared(left: Ids, right: Ids) -> int:
-    """Return the length of the common prefix of two sequences."""
-    size = min(len(left), len(right))
-    differ = np.flatnonzero(left[:size] != right[:size])
-    return int(differ[0]) if len(differ) else size

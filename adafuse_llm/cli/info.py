@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import psutil
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError, MissingDependencyError
+from adafuse_llm.adjustment import changes_of
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.file_facts import gguf_facts
-from adafuse_llm.backends.gguf.header import GGUFFacts
-from adafuse_llm.cli.common import FAILED, Setup
-from adafuse_llm.cli.facts import describe, describe_header
+from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
+from adafuse_llm.cli.common import FAILED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.errors import short_repr
 from adafuse_llm.loading.specs import as_specs, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import UNEVEN
 from adafuse_llm.text.exactness import change_of
 from adafuse_llm.text.prompt_warnings import mixed_templates
 
-PROBES = {
-    "plain text": "\nTwo  spaces, 3.5 lines.",
+PLAIN: Final = "plain text"
+
+PROBES: Final = {
+    PLAIN: "\nTwo  spaces, 3.5 lines.",
     "emoji": " 🙂",
     "Chinese": " 你好",
     "decomposed accents": " cafe\u0301",
@@ -39,7 +43,7 @@ PROBES = {
 changes.
 """
 
-SMALL_WINDOW = 512
+SMALL_WINDOW: Final = 512
 
 
 class Finding(NamedTuple):
@@ -53,18 +57,14 @@ class Finding(NamedTuple):
     text: str
 
 
-def info(
-    setup: Setup,
-    *,
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL...",
-            help="Folders, GGUF files, Hub IDs or servers. Default: the embedded members.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> int:
+def add_flags(parser: Parser) -> None:
+    """Add the flags of this command."""
+    text = "Folders, GGUF files, Hub IDs or servers. Default: the embedded members."
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=text)
+    parser.flag("--json", "Print one JSON object.")
+
+
+def info(setup: Setup, flags: Namespace) -> int:
     """Describe models and check whether they can work together. Load one model at a time.
 
     Of a GGUF model, only the header is read if llama.cpp is not installed or memory is short.
@@ -73,18 +73,16 @@ def info(
     """
     facts: list[dict[str, Any]] = []
     findings: list[Finding] = []
-    paths = models or [*map(str, member_paths())]
-    as_specs(paths, setup.revision)
+    paths = flags.models or [*map(str, member_paths())]
     for model in paths:
         described, found = _inspect(model, setup)
         facts += described
         findings += found
     if mixture := mixed_templates({fact["member"]: fact["chat_template"] for fact in facts}):
         findings.append(Finding("warning", "+".join(fact["member"] for fact in facts), mixture))
-    if uneven := _uneven({fact["member"]: fact.get("parameters") for fact in facts}):
-        findings.append(uneven)
+    findings += _uneven({fact["member"]: fact.get("parameters") for fact in facts})
     together = not any(finding.level == "problem" for finding in findings)
-    if as_json:
+    if flags.json:
         report = {
             "members": facts,
             "can_work_together": together,
@@ -93,20 +91,35 @@ def info(
         }
         print_json(report)
     else:
-        _print(facts, findings, _verdict(len(paths), facts, together=together))
+        can = "can" if together else "cannot"
+        verdict = (
+            f"This model {can} be used" if len(paths) == 1 else f"These models {can} work together"
+        )
+        windows = [fact["context_window"] for fact in facts if fact["context_window"]]
+        if together and windows:
+            verdict += f"; prompt and answer share a window of {min(windows):,} tokens"
+        _print(facts, findings, f"{verdict}.")
     return 0 if together else FAILED
 
 
 def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Load one model, describe it, and close it."""
-    facts = gguf_facts(model, setup.revision)
-    if facts is not None and (reason := _why_not_loaded(facts)) is not None:
+    header = gguf_facts(model, setup.file.revision)
+    if header is not None and (reason := _why_not_loaded(header)) is not None:
         (name,) = member_names(as_specs([model]))
+        facts = {
+            "member": name,
+            "path": model,
+            "chat_template": header.chat_template is not None,
+            "context_window": header.context_window,
+            **_gguf(header, header.end_ids),
+        }
         text = f"only its header was read, because {reason}"
-        return [describe_header(model, name, facts)], [Finding("warning", name, text)]
+        return [facts], [Finding("warning", name, text)]
     try:
-        with replace(setup, models=(model,)).engine() as engine:
-            return [describe(model, engine.backends[0])], examine(engine)
+        file = setup.file.model_copy(update={"models": (model,)})
+        with replace(setup, file=file).load() as engine:
+            return [_described(model, engine.backends[0])], [*_examined(engine)]
     except LoadError as error:
         return [], [Finding("problem", model, one_line(str(error)))]
 
@@ -128,59 +141,124 @@ def _why_not_loaded(facts: GGUFFacts) -> str | None:
     )
 
 
-def examine(engine: AdaFuseEngine) -> list[Finding]:
-    """Return the problems and warnings about the only member of an engine."""
+def _described(path: str, backend: Backend) -> dict[str, Any]:
+    """Return facts about a member that was loaded from a path."""
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+    from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
+    from adafuse_llm.backends.servers.backend import ServerBackend
+
+    facts = {
+        "member": backend.name,
+        "path": path,
+        "chat_template": backend.codec.has_chat_template,
+        "context_window": backend.context_window,
+    }
+    if isinstance(backend, HuggingFaceBackend):
+        return facts | _huggingface(backend)
+    if isinstance(backend, LlamaCppBackend):
+        return facts | _gguf(read_facts(backend.path), backend.end_ids)
+    if isinstance(backend, ServerBackend):
+        told = backend.facts
+        facts |= {"format": told.version, "model": told.model, "files": told.source}
+        facts |= {"listed_tokens": backend.listed_limit, "word_ends": backend.has_word_ends()}
+    return facts | {"end_tokens": [str(token) for token in sorted(backend.end_ids)]}
+
+
+def _huggingface(backend: Any) -> dict[str, Any]:
+    model, tokenizer = backend.model, backend.tokenizer
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    followed = changes_of(backend.own_adjustment)
+    return {
+        "format": "transformers",
+        "architecture": type(model).__name__,
+        "tokenizer": type(tokenizer if fast is None else fast.model).__name__,
+        "vocabulary": len(tokenizer),
+        "end_tokens": [tokenizer.convert_ids_to_tokens(i) for i in sorted(backend.end_ids)],
+        "cache": backend.form,
+        "parameters": backend.parameters,
+        "memory_bytes": model.get_memory_footprint(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "followed_settings": [f"{key}={short_repr(value)}" for key, value in followed.items()],
+        "ignored_settings": [
+            f"{key}={short_repr(value)}" for key, value in backend.ignored_settings.items()
+        ],
+    }
+
+
+def _gguf(facts: GGUFFacts, end_ids: frozenset[int]) -> dict[str, Any]:
+    tokens = read_tokens(facts.files[0])
+    return {
+        "format": "GGUF",
+        "architecture": facts.architecture,
+        "tokenizer": facts.pre_tokenizer or facts.tokenizer,
+        "vocabulary": facts.vocabulary,
+        "end_tokens": [tokens[i] if i < len(tokens) else str(i) for i in sorted(end_ids)],
+        "cache": "tree",
+        "cache_bytes_per_token": facts.cache_bytes(1, "f16"),
+        "parameters": facts.parameters,
+        "memory_bytes": facts.weight_bytes,
+        "dtype": facts.file_type,
+        "files": len(facts.files),
+    }
+
+
+def _examined(engine: AdaFuseEngine) -> Iterator[Finding]:
+    """Yield the problems and warnings about the only member of an engine."""
     backend = engine.backends[0]
-    findings = []
-
-    def find(level: Literal["problem", "warning"], text: str) -> None:
-        findings.append(Finding(level, backend.name, text))
-
+    codec, window = backend.codec, backend.context_window
     for name, probe in PROBES.items():
-        if change := change_of(backend.codec, probe):
-            level: Literal["problem", "warning"] = "problem" if name == "plain text" else "warning"
-            find(
-                level,
+        if change := change_of(codec, probe):
+            yield Finding(
+                "problem" if name == PLAIN else "warning",
+                backend.name,
                 f"its tokenizer loses {name} ({change}), so it cannot score candidates with such "
                 "text",
             )
     if not backend.end_ids:
-        find("warning", "it has no end token, so it never proposes to stop")
-    window = backend.context_window
+        yield Finding("warning", backend.name, "it has no end token, so it never proposes to stop")
     if window is not None and window < SMALL_WINDOW:
-        find("warning", f"its context window of {window} tokens limits the whole ensemble")
-    if not backend.codec.has_chat_template:
-        find("warning", "it has no chat template, so it reads messages as plain text (User: ...)")
+        text = f"its context window of {window} tokens limits the whole ensemble"
+        yield Finding("warning", backend.name, text)
+    if not codec.has_chat_template:
+        text = "it has no chat template, so it reads messages as plain text (User: ...)"
+        yield Finding("warning", backend.name, text)
     try:
         turns = [("system", "Be brief."), ("user", "Hello!")]
-        backend.codec.encode_messages([{"role": role, "content": text} for role, text in turns])
+        codec.encode_messages([{"role": role, "content": text} for role, text in turns])
     except AdaFuseError as error:
-        find("problem", one_line(str(error)))
-    return findings
+        yield Finding("problem", backend.name, one_line(str(error)))
 
 
-def _uneven(parameters: Mapping[str, int | None]) -> Finding | None:
+def _uneven(parameters: Mapping[str, int | None]) -> list[Finding]:
     """Return a note if members are so uneven that the default strategy weighs them by size."""
     known = {member: number for member, number in parameters.items() if number}
     if not known or len(known) < len(parameters):
-        return None
+        return []
     large, small = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
     times = known[large] / known[small]
     if times < UNEVEN:
-        return None
-    return Finding(
-        "note",
-        small,
+        return []
+    text = (
         f"{large} has {times:.1f} times as many parameters, so the default strategy is mixture, "
         f"which weighs members by their size. {small} changes little then; whether it helps at "
-        "all, adafuse tune finds out",
+        "all, adafuse tune finds out"
     )
+    return [Finding("note", small, text)]
 
 
-def _print(facts: list[dict[str, Any]], findings: list[Finding], verdict: str) -> None:
+def _print(facts: Sequence[dict[str, Any]], findings: Sequence[Finding], verdict: str) -> None:
+    """Print a table with a column per member and a row per fact, the findings, and a sentence."""
     console = stdout_console()
+    table = Table("", header_style="bold")
+    for fact in facts:
+        table.add_column(Text(printable(fact["member"])), overflow="fold")
+    for key in dict.fromkeys(key for fact in facts for key in fact):
+        cells = [_shown(key, fact[key]) if key in fact else "" for fact in facts]
+        if key not in ("member", "path") and any(cells):
+            label = key.replace("_bytes", "").replace("_", " ")
+            table.add_row(label, *(Text(printable(cell)) for cell in cells))
     if facts:
-        console.print(_table(facts))
+        console.print(table)
     for finding in findings:
         style = "red" if finding.level == "problem" else "yellow"
         named = finding.text.startswith("member ")  # errors name the member themselves
@@ -190,58 +268,9 @@ def _print(facts: list[dict[str, Any]], findings: list[Finding], verdict: str) -
     console.print(Text(verdict, "bold"))
 
 
-def _verdict(number: int, facts: list[dict[str, Any]], *, together: bool) -> str:
-    """Say in a sentence whether the models can work together.
-
-    Args:
-        number: number of models.
-        facts: facts about those that were loaded.
-        together: whether they can.
-    """
-    can = "can" if together else "cannot"
-    verdict = f"This model {can} be used" if number == 1 else f"These models {can} work together"
-    windows = [fact["context_window"] for fact in facts if fact["context_window"]]
-    if together and windows:
-        verdict += f"; prompt and answer share a window of {min(windows):,} tokens"
-    return f"{verdict}."
-
-
-def _table(facts: list[dict[str, Any]]) -> Table:
-    """Return a table with a column per member and a row per fact."""
-    table = Table(show_header=True, header_style="bold")
-    table.add_column("")
-    for fact in facts:
-        table.add_column(Text(printable(fact["member"])), overflow="fold")
-    for key, label in _LABELS.items():
-        if any(key in fact for fact in facts):
-            cells = (_shown(key, fact[key]) if key in fact else "" for fact in facts)
-            table.add_row(label, *(Text(printable(cell)) for cell in cells))
-    return table
-
-
-_LABELS = {
-    "format": "format",
-    "model": "name on the server",
-    "architecture": "architecture",
-    "tokenizer": "tokenizer",
-    "tokenizer_kind": "kind",
-    "vocabulary": "vocabulary",
-    "chat_template": "chat template",
-    "context_window": "context window",
-    "listed_tokens": "listed tokens",
-    "end_tokens": "end tokens",
-    "cache": "cache",
-    "cache_bytes_per_token": "cache per token",
-    "parameters": "parameters",
-    "memory_bytes": "memory",
-    "dtype": "dtype",
-    "files": "files",
-    "followed_settings": "own settings",
-    "ignored_settings": "ignored settings",
-}
-
-
 def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "no limit" if key == "context_window" else ""
     if key == "memory_bytes":
         return f"{value / 2**20:,.1f} MiB"
     if key == "cache_bytes_per_token":
@@ -249,7 +278,8 @@ def _shown(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return " ".join(value) or "none"
-    if value is None:
-        return "no limit"
+        return " ".join(value) or ("none" if key == "end_tokens" else "")
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+COMMAND = Command(info, add_flags, "[MODEL ...]", kinds=())

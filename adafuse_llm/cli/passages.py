@@ -1,45 +1,35 @@
-"""Flags for documents, and how commands show the passages that they found."""
+"""The flags for documents, the search in them, and how commands show what they found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
-from adafuse_llm.documents import Passage, Retriever
+from adafuse_llm.cli.common import Parser
+from adafuse_llm.cli.terminal import tell
+from adafuse_llm.documents import Passage, Retriever, read_documents
 from adafuse_llm.report.styles import printable
 
-_HELP: Final = "Text, Markdown or PDF file, or a folder of such files. Repeatable."
+EMBEDDED = (
+    "The embedded members know only the fictional town of the handbook. For anything else, use "
+    "your own models: --model PATH_OR_ID --model PATH_OR_ID"
+)
+"""What `ask` and `chat` print if the embedded members answer."""
 
-Docs = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--docs", metavar="PATH", help=f"{_HELP} The members read the best passages of them."
-    ),
-]
-HandbookDocs = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--docs",
-        metavar="PATH",
-        help=f"{_HELP} Default: the handbook of a fictional town, which ships with the package. "
-        "For other documents, also pass --model: the embedded members know only this town.",
-    ),
-]
-FollowLinks = Annotated[
-    bool,
-    typer.Option(
-        "--follow-links", help="Also read files outside a folder that links in it point to."
-    ),
-]
-Passages = Annotated[
-    int,
-    typer.Option("--passages", min=1, help="Number of passages of --docs that the members read."),
-]
+
+def add_documents(parser: Parser, default: str = "") -> None:
+    """Add the flags that `search_in` reads."""
+    text = "Text, Markdown or PDF file, or a folder of such files, from which the members answer."
+    parser.flag("--docs PATH", f"{text} Repeatable.{default}")
+    parser.flag("--passages N", "Number of passages that the members read.", default=3)
+
+
+def search_in(docs: Sequence[Path]) -> Retriever:
+    """Return a search over the passages of documents. Skipped files are named on stderr."""
+    return Retriever(read_documents(docs, on_skip=tell))
 
 
 def show_sources(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -21,8 +18,8 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
 )
-from adafuse_llm.cli.common import FAILED, FILE, INTERRUPTED, RESUMABLE, Setup, check_logprobs
-from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar
+from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Command, Parser, Setup
+from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar, tell
 from adafuse_llm.evaluation.files import (
     Line,
     Results,
@@ -34,107 +31,66 @@ from adafuse_llm.evaluation.files import (
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.sampling import derived_seed
 
-DEFAULTS: dict[str, Any] = {"stop": ("\nQuestion:",)}
-"""Default options. A base model often writes a question after its answer, so stop there."""
+
+def add_flags(parser: Parser) -> None:
+    """Add the flags of this command."""
+    fields = '"question" and "answer", or with "messages" and "answer"'
+    parser.flag("--test-set FILE", f"JSON lines with {fields}.", required=True)
+    parser.flag("--output FILE", "File of results to write (JSON lines).", required=True)
+    add_prompt(parser)
+    parser.flag("--n NUMBER", "Number of responses to draw for each question.")
+    parser.flag("--rounds", "Add the rounds and the usage to every result.")
 
 
-def run(
-    setup: Setup,
-    *,
-    test_set: Annotated[
-        Path,
-        typer.Option(
-            help='JSON lines with "question" and "answer", or with "messages" and "answer".', **FILE
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option(help="File of results to write (JSON lines).", dir_okay=False)
-    ],
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text file with instructions and examples to put before every question.", **FILE
-        ),
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help=r"Template of a question, with {question}. \n is a line break. Default: the form "
-            r"of the examples in --prompts, otherwise 'Question: {question}\nAnswer:'."
-        ),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as a chat message.")
-    ] = False,
-    rounds: Annotated[
-        bool, typer.Option("--rounds", help="Add the rounds and the usage to every result.")
-    ] = False,
-    max_requests: Annotated[
-        int, typer.Option(min=1, help="Number of lines to answer at the same time.")
-    ] = 16,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again and discard existing results.")
-    ] = False,
-) -> int:
+def add_prompt(parser: Parser) -> None:
+    """Add the flags for the prompt of a question, and for results that exist."""
+    parser.flag("--prompts FILE", "Text with instructions and examples before every question.")
+    parser.flag(
+        "--template TEXT",
+        r"Template of a question, with {question}. \n is a line break. Default: the form of the "
+        r"examples in --prompts, otherwise 'Question: {question}\nAnswer:'.",
+    )
+    parser.flag("--chat", "Send the prompt as a chat message.")
+    parser.flag("--max-requests NUMBER", "Number of questions to answer at the same time.")
+    parser.flag("--overwrite", "Start again and discard existing results.")
+
+
+def run(setup: Setup, flags: Namespace) -> int:
     """Answer a test set and write one result per line. A run can be interrupted and resumed.
 
-    The prompt is the text of --prompts, a blank line, and the question. With --chat, the prompt is
-    sent as one user message, which each member reads in its own chat template. A line with messages
-    (objects with role and content) is sent as it is.
-
-    A result has the fields line, question, pred (the answer without surrounding whitespace), label,
-    finish_reason and strategy. If the members reasoned, the field reasoning has the text before the
-    answer. If the answer was drawn (--temperature), the field seed has its seed, which is derived
-    from --seed and the line's number; without --seed, the run draws one seed and records it. With
-    --n, the field alternatives has the other answers. If a line fails, finish_reason is "error",
-    and the field error gives the reason.
-
-    Several lines are answered at the same time (--max-requests) and share forward passes. Every
-    result is written at once, also those that are complete when you press Ctrl-C. To resume, run
-    the same command again: it answers the lines without a result, and retries lines that failed
-    because of the run (for example because memory ran out). OUTPUT.run.json records the settings,
-    so that a run with other settings cannot continue the file.
+    The prompt is the text of --prompts, a blank line, and the question. Several lines are answered
+    at the same time (--max-requests). Every result is written at once, so after an interruption the
+    same command goes on where it was, and retries lines that failed because of the run.
 
     Exit codes: 0 all lines answered; 1 some failed; 2 nothing could be run; 130 interrupted.
     """
-    form = prompt_form(prompts, template)
+    test_set, output, chat, rounds = flags.test_set, flags.output, flags.chat, flags.rounds
+    form = prompt_form(flags.prompts, flags.template)
     content = test_set.read_bytes()
     lines = read_lines(content, conversations=True)
-    if form_flags := [
-        flag for flag, value in (("--prompts", prompts), ("--template", template)) if value
-    ]:
-        _refuse_conversations(lines, form_flags[0])
-    _check_options(setup.config, lines, rounds=rounds)
+    _check(setup.file.config, lines, flags)
     results = Results(output)
-    if output.exists() and any(output.samefile(path) for path in (test_set, prompts) if path):
+    if output.exists() and any(output.samefile(path) for path in (test_set, flags.prompts) if path):
         raise InvalidInputError(f"--output {output} is also an input file; choose another output")
-    setup = dataclasses.replace(setup, config=results.seeded(setup.config, overwrite=overwrite))
+    config = results.seeded(setup.file.config, overwrite=flags.overwrite)
     identity = {
         "test set": hashlib.sha256(content).hexdigest(),
         "prompts": form,
-        "models": list(setup.models) or "embedded",
-        "dtype": setup.dtype,
-        "revision": setup.revision,
-        "device_map": setup.device_map,
         "rounds": rounds,
-        "strategy": setup.strategy,
         **({"chat": True} if chat else {}),
-        **setup.config.model_dump(mode="json"),
+        **setup.identity(config),
     }
-    numbers = {line.number for line in lines}
-    done = [] if overwrite else results.done(identity, numbers)
-    answered, todo = _divide(lines, done)
     with ExitStack() as stack:
-        if todo:
-            stack.enter_context(results.lock())
-            # another process may have written results before this one had the lock
-            done = [] if overwrite else results.done(identity, numbers)
-            answered, todo = _divide(lines, done)
+        stack.enter_context(results.lock())
+        numbers = {line.number for line in lines}
+        done = [] if flags.overwrite else results.done(identity, numbers)
+        answered, todo = _divide(lines, done)
         failed = sum(error is not None for error in answered.values())
+        ran = ""
         if done:
-            typer.echo(f"resuming: {len(answered)} of {len(lines)} lines are done", err=True)
+            tell(f"resuming: {len(answered)} of {len(lines)} lines are done")
         if todo:
-            engine = stack.enter_context(setup.engine(max_requests=max_requests))
+            engine = stack.enter_context(setup.load(config))
             cancel = stack.enter_context(cancel_on_interrupt())
             progress = stack.enter_context(progress_bar())
             results.begin(identity, afresh=not done)
@@ -142,7 +98,7 @@ def run(
             stack.callback(cancel.set)  # if this thread fails, the lines that run end at once
             answer = partial(_answer, engine, form, chat=chat, rounds=rounds, cancel=cancel)
             running = takewhile(lambda _line: not cancel.is_set(), todo)
-            records = filter(None, in_order(answer, running, max_requests))
+            records = filter(None, in_order(answer, running, setup.file.runtime.max_requests))
             for record in records:
                 results.append(record)
                 answered[record["line"]] = record.get("error")
@@ -151,12 +107,11 @@ def run(
                     progress.console.print(f"line {record['line']}: {problem}", soft_wrap=True)
                 progress.advance(task)
             results.tidy()
+            ran = f"; strategy {engine.strategy.name}"
             if len(answered) < len(lines):
                 progress.console.print(RESUMABLE)
                 return INTERRUPTED
-    ran = f"; strategy {engine.strategy.name}" if todo else ""
-    counts = f"{len(lines) - failed} answered, {failed} failed{ran}"
-    typer.echo(f"{len(lines)} lines: {counts}", err=True)
+    tell(f"{len(lines)} lines: {len(lines) - failed} answered, {failed} failed{ran}")
     return FAILED if failed else 0
 
 
@@ -175,38 +130,35 @@ def _divide(
     return errors, todo
 
 
-def _refuse_conversations(lines: Sequence[Line], flag: str) -> None:
-    """Raise an error if a flag for questions is given with lines that have messages."""
-    for line in lines:
-        if line.messages is not None:
-            raise InvalidInputError(
-                f"{flag} is for questions, and line {line.number} of the test set has messages: "
-                "leave the flag out, or put the text into the messages"
+def _check(config: AdaFuseConfig, lines: Sequence[Line], flags: Namespace) -> None:
+    """Raise an error if an option or a flag does not fit the lines or the other flags."""
+    for name in ("logprobs", "top_logprobs"):
+        if (value := getattr(config, name)) and not flags.rounds:
+            raise InvalidOptionError(
+                f"option {name!r}: the rounds hold the log-probabilities, so also pass --rounds; "
+                f"got {value}"
             )
-
-
-def _check_options(config: AdaFuseConfig, lines: Sequence[Line], *, rounds: bool) -> None:
-    """Raise an error if an option does not fit the lines or the other flags."""
-    check_logprobs(config, rounds=rounds)
-    for line in lines if config.continue_final_message else ():
-        if line.messages is None and line.problem is None:
+    for line in lines:
+        if line.messages is not None and (flags.prompts or flags.template):
+            raise InvalidInputError(
+                "--prompts and --template are for questions, and line "
+                f"{line.number} of the test set has messages: leave them out, or put the text "
+                "into the messages"
+            )
+        if config.continue_final_message and line.messages is None and line.problem is None:
             raise InvalidOptionError(
                 "option 'continue_final_message': it needs messages, and line "
                 f"{line.number} of the test set has a question; got True"
             )
 
 
-def _request(line: Line, form: str, *, chat: bool) -> dict[str, Any]:
-    """Return the engine's arguments for a line. `form` is the prompt, with ``{question}``."""
-    if line.messages is not None:
-        return {"messages": line.messages}
-    return put(form.replace("{question}", line.question or ""), chat=chat)
-
-
 def _answer(
     engine: AdaFuseEngine, form: str, line: Line, *, chat: bool, rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
-    """Return the result of a line, or None if the run was interrupted."""
+    """Return the result of a line, or None if the run was interrupted.
+
+    `form` is the prompt of a question, with ``{question}``.
+    """
     record: dict[str, Any] = {
         "line": line.number,
         "question": line.question,
@@ -216,14 +168,14 @@ def _answer(
     }
     if line.problem is not None:
         return {**record, "error": one_line(line.problem)}
-    seed = engine.config.seed
-    # with one seed for all lines, the answers would depend on each other
-    options: dict[str, Any] = {}
-    if seed is not None:
-        options["seed"] = derived_seed(seed, f"question {line.number}")
-    request = _request(line, form, chat=chat)
+    request: dict[str, Any] = {"messages": line.messages}
+    if line.messages is None:
+        request = put(form.replace("{question}", line.question or ""), chat=chat)
+    if (seed := engine.config.seed) is not None:
+        # with one seed for all lines, the answers would depend on each other
+        request["seed"] = derived_seed(seed, f"question {line.number}")
     try:
-        generation = engine.generate(**request, cancel=cancel, **options)
+        generation = engine.generate(**request, cancel=cancel)
     except Exception as error:  # an error in one line must not stop the others
         return {**record, "error": one_line(f"{type(error).__name__}: {error}")}
     responses = [generation, *generation.alternatives]
@@ -247,3 +199,10 @@ def _fields(generation: Generation, rounds: bool) -> dict[str, Any]:
     if rounds:
         fields |= generation.model_dump(mode="json", include={"rounds", "usage"})
     return fields
+
+
+COMMAND = Command(
+    run,
+    add_flags,
+    defaults={"stop": ("\nQuestion:",)},  # a base model often writes a question after its answer
+)

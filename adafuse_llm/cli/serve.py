@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from argparse import Namespace
+from contextlib import closing
 from ipaddress import ip_address
-from typing import Any
-
-import typer
 
 from adafuse_llm import AdaFuseEngine, MissingDependencyError
-from adafuse_llm.cli.common import Setup
+from adafuse_llm.cli.common import OPTIONS, Command, Parser, Setup
+from adafuse_llm.cli.terminal import tell
 from adafuse_llm.errors import install_command
 from adafuse_llm.serving import settings
 from adafuse_llm.serving_config import ServerConfig
 
-REFUSED = settings.REFUSED
-"""Options that this command refuses, with the reason."""
-
-FLAGS = (
-    *("host", "port", "api_key_file", "served_model_name"),
-    *("max_requests", "strict", "log_level"),
-)
-"""Options of the server and the engine that have a flag."""
-
-DEFAULTS: dict[str, Any] = {**settings.RUNTIME}
-"""Default options that differ from those of other commands."""
+logger = logging.getLogger(__name__)
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine for programs that run on it."""
@@ -46,7 +34,22 @@ NOT_ENFORCED = (
 """What the command prints if responses cannot be made to fit a schema."""
 
 
-def serve(setup: Setup) -> int:
+def add_flags(parser: Parser) -> None:
+    """Add the flags of this command."""
+    parser.flag("--host NAME", "Address to listen at; 0.0.0.0 stands for all interfaces.")
+    parser.flag("--port NUMBER", "Port to listen at. With 0, any free port.")
+    parser.flag(
+        "--api-key-file FILE",
+        f"API keys, one on each line. {settings.VARIABLE} can hold some too.",
+        type=str,
+    )
+    parser.flag("--served-model-name NAME", "Name of the ensemble in requests.")
+    parser.flag("--max-requests NUMBER", "Number of requests to decode at the same time.")
+    parser.flag("--strict", "Refuse requests with unknown fields, instead of a warning.")
+    parser.flag("--log-level LEVEL", "Lowest level of log messages: debug, info, warning, error.")
+
+
+def serve(setup: Setup, _flags: Namespace) -> int:
     """Serve the ensemble to applications, in the form of OpenAI's API.
 
     The flags for decoding are the defaults of requests. The server listens at once, and answers
@@ -63,31 +66,29 @@ def serve(setup: Setup) -> int:
             f"adafuse serve needs {error.name}: {install_command('cli,serve')}"
         ) from error
 
-    config = _with_local_hosts(setup.serving)
+    config = _with_local_hosts(setup.file.serving)
     keys = settings.read_keys(config.api_key_file, os.environ)
     service = Service(config)
     app = build_app(service, keys)
     listener = listen(config.host, config.port)
     url = url_of(config.host, listener)
-    with closing(listener), _logging(config.log_level) as logger, ExitStack() as stack:
+    _log_to_stderr(config.log_level)
+    with closing(listener):
         if not keys and not _is_loopback(config.host):
-            typer.echo(OPEN, err=True)
+            tell(OPEN)
         logger.info("listening at %s; the members are loading", url)
-
-        def load() -> AdaFuseEngine:
-            stack.enter_context(setup.quiet())
-            return setup.load()
 
         def announce(engine: AdaFuseEngine) -> None:
             page = "page /, " if config.page else ""
-            typer.echo(
+            print(  # noqa: T201
                 f"adafuse serves {', '.join(engine.members)} at {url} ({page}API /v1, metrics "
-                "/metrics)"
+                "/metrics)",
+                flush=True,
             )
             if not engine.can_enforce:
-                typer.echo(NOT_ENFORCED.format(command=install_command("grammar")), err=True)
+                tell(NOT_ENFORCED.format(command=install_command("grammar")))
 
-        return run(app, service, listener, load, config=config, on_ready=announce)
+        return run(app, service, listener, setup.load, config=config, on_ready=announce)
 
 
 def _is_loopback(host: str) -> bool:
@@ -109,22 +110,17 @@ def _with_local_hosts(config: ServerConfig) -> ServerConfig:
     return config.model_copy(update={"allowed_hosts": tuple(hosts)})
 
 
-@contextmanager
-def _logging(level: str) -> Iterator[logging.Logger]:
-    """Send the log of this package to stderr, and the server's if it is important."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    levels = {"adafuse_llm": level.upper(), "uvicorn": "DEBUG" if level == "debug" else "WARNING"}
-    loggers = [logging.getLogger(name) for name in levels]
-    before = [(each.level, each.propagate) for each in loggers]
-    for each in loggers:
-        each.setLevel(levels[each.name])
-        each.addHandler(handler)
-        each.propagate = False
-    try:
-        yield logging.getLogger(__name__)
-    finally:
-        for each, (old, propagates) in zip(loggers, before, strict=True):
-            each.removeHandler(handler)
-            each.setLevel(old)
-            each.propagate = propagates
+def _log_to_stderr(level: str) -> None:
+    """Send the log of this package to stderr, and warnings of other packages."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("adafuse_llm").setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel("DEBUG" if level == "debug" else "WARNING")
+
+
+COMMAND = Command(
+    serve,
+    add_flags,
+    kinds=(*OPTIONS, ServerConfig),
+    refused=settings.REFUSED,
+    defaults=settings.RUNTIME,
+)

@@ -1,9 +1,8 @@
-"""The terminal: consoles, progress, Ctrl-C, JSON, and output that cannot be written."""
+"""The terminal: consoles, growing answers, progress, Ctrl-C, JSON, a full disk."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import select
@@ -12,39 +11,111 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
-from rich.text import Text
 
-from adafuse_llm import (
-    Generation,
-    InvalidInputError,
-    StreamEvent,
-)
+from adafuse_llm import Generation, StreamEvent
 from adafuse_llm.evaluation.files import naming
 from adafuse_llm.report.styles import printable
+from adafuse_llm.report.terminal import Display, Growing
 
 PASTE_SECONDS = 0.02
 """Maximum seconds between two pasted lines. Nobody types a line so fast."""
+
+CONTROLS = re.compile(r"[\x7f-\x9f]")
+"""Control characters that JSON does not require to be escaped. They could control a terminal."""
+
+
+def stdout_console() -> Console:
+    """Return a console for results.
+
+    If stdout is not a terminal, lines have 120 characters, and no control codes are printed.
+    """
+    wide = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(
+        file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
+    )
+
+
+def stderr_console() -> Console:
+    """Return a console for progress and messages."""
+    return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
+
+
+def tell(message: str) -> None:
+    """Print a line on stderr."""
+    print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def one_line(text: str) -> str:
     """Return a text without line breaks and control characters."""
     return printable(" ".join(text.split()))
+
+
+def show_stream(
+    display: Display, events: Iterator[StreamEvent], spinner: str = "reading the prompt"
+) -> Generation:
+    """Print a response as it grows, in the colors of the members, and return it."""
+    growing = Growing(display)
+
+    def show(event: StreamEvent) -> None:
+        display.console.print(growing.add(event), end="", soft_wrap=True)
+
+    try:
+        return last(events, show, spinner)
+    finally:
+        display.console.print()
+
+
+def last(
+    events: Iterator[StreamEvent],
+    show: Callable[[StreamEvent], object] = lambda _event: None,
+    spinner: str = "reading the prompt",
+) -> Generation:
+    """Read a stream to its end, show each event, and return the generation.
+
+    Until the first event, a terminal shows a spinner with this text.
+    """
+    generation = None
+    with _without_echo(), stderr_console().status(spinner) as status:
+        for event in events:
+            status.stop()
+            show(event)
+            generation = event.generation
+    assert generation is not None
+    return generation
+
+
+@contextmanager
+def _without_echo() -> Iterator[None]:
+    """Keep what is typed out of the output of the ``with`` block."""
+    modes: list[Any] | None = None
+    with suppress(ImportError, OSError):  # no terminal, or not that of this process
+        import termios
+
+        # to change the terminal would stop a job in the background
+        if sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+            modes = termios.tcgetattr(sys.stdin)
+            silent = [*modes[:3], modes[3] & ~termios.ECHO, *modes[4:]]
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        if modes is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
 
 
 @contextmanager
@@ -69,54 +140,11 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, previous)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C interrupt immediately.
-
-    Use it for code that does not check the event of `cancel_on_interrupt`.
-    """
-    ours = signal.getsignal(signal.SIGINT)
-    if ours is signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, ours)
-
-
 def pasted_more() -> bool:
     """Return whether a terminal has more input, which nobody can have typed so fast."""
     if os.name == "nt" or not sys.stdin.isatty():
         return False
     return bool(select.select([sys.stdin], [], [], PASTE_SECONDS)[0])
-
-
-def last(
-    events: Iterator[StreamEvent],
-    show: Callable[[StreamEvent], None] | None = None,
-    *,
-    spinner: str = "the members read the prompt",
-) -> Generation:
-    """Read a stream to its end, show each event, and return the generation.
-
-    Until the first event, a terminal shows a spinner with this text, if there is one.
-    """
-    generation = None
-    with stderr_console().status(spinner) if spinner else nullcontext() as status:
-        for event in events:
-            if status is not None:
-                status.stop()
-            if show is not None:
-                show(event)
-            generation = event.generation
-    assert generation is not None
-    return generation
-
-
-_CONTROLS = re.compile(r"[\x7f-\x9f]")
-"""Control characters that JSON does not require to be escaped. They could control a terminal."""
 
 
 def print_json(value: object) -> None:
@@ -126,20 +154,8 @@ def print_json(value: object) -> None:
     """
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     text = json.dumps(value, ensure_ascii=not unicode)
-    sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+    sys.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
-
-
-def check_page(path: Path | None) -> None:
-    """Check the value of --html before the command computes anything.
-
-    Raises:
-        InvalidInputError: the folder of the file does not exist, or the path is a folder.
-    """
-    if path is not None and path.is_dir():
-        raise InvalidInputError(f"--html: {path} is a folder; pass the name of a file")
-    if path is not None and not path.parent.is_dir():
-        raise InvalidInputError(f"--html: the folder {path.parent} does not exist")
 
 
 def write_page(path: Path, html: str) -> None:
@@ -148,46 +164,17 @@ def write_page(path: Path, html: str) -> None:
         path.write_text(html, encoding="utf-8")
 
 
-def stdout_console() -> Console:
-    """Return a console for results.
-
-    If stdout is not a terminal, lines have 120 characters, and no control codes are printed.
-    """
-    wide = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(
-        file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
-    )
-
-
-def stderr_console() -> Console:
-    """Return a console for progress and messages."""
-    return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        """Show lines per second, or seconds per line if a line takes more than a second."""
-        if not task.speed:
-            return Text("")
-        rate = f"{task.speed:.1f} lines/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s/line"
-        return Text(rate)
-
-
 def progress_bar() -> Progress:
     """Return a progress bar on stderr. It is hidden unless stderr is a terminal.
 
     A task's description labels its bar. It is shortened if the terminal is too narrow for it.
     """
     console = stderr_console()
+    label = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return Progress(
-        TextColumn(
-            "{task.description}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-        ),
+        TextColumn("{task.description}", markup=False, table_column=label),
         BarColumn(bar_width=10),
         MofNCompleteColumn(),
-        _Rate(),
         TextColumn("elapsed"),
         TimeElapsedColumn(),
         TextColumn("left"),
@@ -199,23 +186,12 @@ def progress_bar() -> Progress:
     )
 
 
-@contextmanager
-def quiet(debug: bool) -> Iterator[None]:
-    """Silence the logs and warnings of libraries while models load and run."""
-    if debug:
-        logging.basicConfig(level=logging.INFO)
-        yield
-        return
+def silence_libraries() -> None:
+    """Silence the logs and warnings of libraries in this process."""
     from transformers.utils import logging as chatter
 
-    verbosity = chatter.get_verbosity()
     chatter.set_verbosity(chatter.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        chatter.set_verbosity(verbosity)
+    warnings.simplefilter("ignore")
 
 
 def drop_unwritten() -> None:

@@ -1,34 +1,34 @@
-"""`adafuse tune`: find the best members and options, and test them against the best member."""
+"""`adafuse tune`: search for the best members and options, and test them."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import date
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
-import typer
 from rich.console import Group
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import AdaFuseConfig, InvalidInputError, RequestCancelledError, __version__
-from adafuse_llm.cli.common import FILE, INTERRUPTED, RESUMABLE, Setup
-from adafuse_llm.cli.passages import Docs, FollowLinks, Passages
+from adafuse_llm import InvalidInputError, RequestCancelledError, __version__
+from adafuse_llm.cli.common import INTERRUPTED, RESUMABLE, Command, Parser, Setup
+from adafuse_llm.cli.passages import add_documents, search_in
+from adafuse_llm.cli.run import add_prompt
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
     print_json,
     progress_bar,
     stdout_console,
+    tell,
 )
 from adafuse_llm.config import SAMPLING
-from adafuse_llm.documents import Retriever, question_messages, read_documents
+from adafuse_llm.documents import question_messages
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.files import Results, naming, prompt_form
 from adafuse_llm.evaluation.metrics import load_metric
@@ -37,7 +37,6 @@ from adafuse_llm.evaluation.tuning import (
     Question,
     Trial,
     Tuning,
-    best,
     candidates,
     divide,
     embedded_questions,
@@ -45,85 +44,35 @@ from adafuse_llm.evaluation.tuning import (
     read_questions,
 )
 from adafuse_llm.loading.config_file import write_config
-from adafuse_llm.loading.specs import as_specs, member_names
+from adafuse_llm.loading.specs import member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
 STOP = ("\nQuestion:",)
 """Where answers stop unless a flag sets it. Base models write a question after their answer."""
 
-REFUSED = {
-    **dict.fromkeys(
-        SAMPLING,
-        "the search compares settings without sampling; add the option to the file that "
-        "adafuse tune writes",
-    ),
-    **dict.fromkeys(("logprobs", "top_logprobs"), "the search records no log-probabilities"),
-    "continue_final_message": "the messages of the search end with the question",
-}
-"""Options that this command refuses, with the reason."""
+
+def add_flags(parser: Parser) -> None:
+    """Add the flags of this command."""
+    text = 'JSON lines with "question" and "answer". Default: questions for the embedded members.'
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=text)
+    parser.flag("--output FILE", "Configuration file to write.", default=Path("adafuse.yaml"))
+    add_prompt(parser)
+    add_documents(parser)
+    parser.flag("--limit N", "Use only the first N questions.")
+    parser.flag(
+        "--metric NAME",
+        "Metric to maximize: exact_match, contains, number or verbatim. Default: exact_match, or "
+        "verbatim without a FILE.",
+    )
+    parser.flag("--trials N", "Number of ensemble settings to try.", default=30)
+    parser.flag("--seed NUMBER", "Seed of the search.", dest="search_seed", type=int, default=1)
+    parser.flag("--held-out SHARE", "Share of questions for the test.", type=float, default=0.5)
+    parser.flag("--keep-ensemble", "Write the ensemble even if it is not significantly better.")
+    parser.flag("--json", "Print one JSON object.")
 
 
-def tune(
-    setup: Setup,
-    *,
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help='JSON lines with "question" and "answer". Without a file, the embedded members '
-            "answer questions that come with them.",
-            **FILE,
-        ),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option(help="Configuration file to write (YAML).", dir_okay=False)
-    ] = Path("adafuse.yaml"),
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text file with instructions and examples to put before every question.", **FILE
-        ),
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(help=r"Template of a question, with {question}. \n is a line break."),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as a chat message.")
-    ] = False,
-    docs: Docs = None,
-    follow_links: FollowLinks = False,
-    passages: Passages = 3,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first N questions.")
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="Metric to maximize: exact_match, contains, number or verbatim. Default: "
-            "exact_match, or verbatim without a file.",
-            metavar="NAME",
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Number of ensemble settings to try.")] = 30,
-    seed: Annotated[int, typer.Option(help="Random seed of the split and of the search.")] = 1,
-    held_out: Annotated[
-        float, typer.Option(help="Fraction of the questions to hold out from the search.")
-    ] = 0.5,
-    keep_ensemble: Annotated[
-        bool,
-        typer.Option(
-            "--keep-ensemble", help="Write the ensemble even if it is not significantly better."
-        ),
-    ] = False,
-    max_requests: Annotated[
-        int, typer.Option(min=1, help="Number of questions to answer at the same time.")
-    ] = 16,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again and discard existing results.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> int:
+def tune(setup: Setup, flags: Namespace) -> int:
     """Find the members and options that best answer your questions, and test them.
 
     The search tries members and settings on one part of the questions. The best setting is then
@@ -133,84 +82,69 @@ def tune(
 
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
     again.
-
-    Exit codes: 0 success; 2 nothing could be run; 130 interrupted.
     """
-    form = prompt_form(prompts, template)
-    questions = _questions(setup, file, form, chat=chat)[:limit]
-    digest = {}
-    if docs:
-        if prompts or template:
-            raise InvalidInputError(
-                "--docs has a prompt of its own, as in adafuse ask: leave out --prompts and "
-                "--template"
-            )
-        questions = _with_passages(questions, docs, passages, follow_links=follow_links)
-        sent = repr([each.request for each in questions])
-        digest["docs"] = hashlib.sha256(sent.encode()).hexdigest()
-    metric = metric or ("verbatim" if file is None else "exact_match")
+    file, output, seed, held_out = flags.file, flags.output, flags.search_seed, flags.held_out
+    questions = _questions(setup, flags)
+    metric = flags.metric or ("verbatim" if file is None else "exact_match")
     load_metric(metric)
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
-    if output.exists() and not overwrite and not results.path.exists():
+    if output.exists() and not flags.overwrite and not results.path.exists():
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
-    if file is not None:
-        config = AdaFuseConfig(**{"stop": STOP, **setup.options})
-        setup = dataclasses.replace(setup, config=config)
-    names = member_names(setup.members())
-    candidates(names, setup.config.use, find_strategy(setup.strategy))
+    config = setup.file.config
+    if file is not None and "stop" not in setup.file.options:
+        config = config.override({"stop": STOP})
+    names = member_names(setup.file.members)
+    candidates(names, config.use, find_strategy(setup.file.strategy))
     optimizer(seed)
     searched, tested = map(len, divide(questions, held_out, seed))
+    asked = repr([(each.request, each.accepted) for each in questions])
     identity = {
-        "test set": "embedded" if file is None else hashlib.sha256(file.read_bytes()).hexdigest(),
-        "prompts": form,
-        "chat": chat,
-        **digest,
+        "questions": hashlib.sha256(asked.encode()).hexdigest(),
         "metric": metric,
-        "models": list(setup.models) or "embedded",
-        "strategy": setup.strategy,
-        "dtype": setup.dtype,
-        "revision": setup.revision,
-        "device_map": setup.device_map,
-        "max_requests": max_requests,
-        **setup.config.model_dump(mode="json"),
-        "questions": len(questions),
+        "max_requests": setup.file.runtime.max_requests,
+        **setup.identity(config),
         "held-out": held_out,
         "seed": seed,
     }
     numbers = range(1, 1_000_000)
     with ExitStack() as stack:
         stack.enter_context(results.lock())
-        known = [] if overwrite else results.done(identity, numbers)
-        engine = stack.enter_context(setup.engine(max_requests=max_requests))
+        known = [] if flags.overwrite else results.done(identity, numbers)
+        engine = stack.enter_context(setup.load(config))
         cancel = stack.enter_context(cancel_on_interrupt())
         progress = stack.enter_context(progress_bar())
         results.begin(identity, afresh=not known)
-        settings = len(engine.config.use or engine.members) + trials
-        watch = _Watch(progress, settings * searched + 2 * tested, searched)
+        settings = len(engine.config.use or engine.members) + flags.trials
+        bar = progress.add_task("answers", total=settings * searched + 2 * tested)
+
+        def on_answer(_members: str, answer: Answer) -> None:
+            progress.advance(bar)
+            if answer.error is not None:
+                progress.console.print(f"line {answer.line}: {one_line(answer.error)}")
+
         try:
             found = tuning.tune(
                 engine,
                 questions,
                 metric=metric,
-                trials=trials,
+                trials=flags.trials,
                 seed=seed,
                 held_out=held_out,
-                fixed=setup.options,
+                fixed=setup.file.options,
                 known=known,
                 log=results.append,
                 cancel=cancel,
-                on_answer=watch.answer,
-                on_trial=watch.trial,
+                on_answer=on_answer,
             )
         except RequestCancelledError:
-            typer.echo(RESUMABLE, err=True)
+            tell(RESUMABLE)
             return INTERRUPTED
-    options = found.ensemble if keep_ensemble else found.options
+    options = found.ensemble if flags.keep_ensemble else found.options
     with naming(output):
         write_config(
             output, _file_options(setup, options, engine.strategy.name), comment=_comment(found)
         )
-    if as_json:
+    if flags.json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})
     else:
@@ -218,56 +152,33 @@ def tune(
     return 0
 
 
-class _Watch:
-    """A progress display that also prints a setting if it is better than all earlier ones."""
+def _questions(setup: Setup, flags: Namespace) -> list[Question]:
+    """Return the questions of the file, or those that come with the embedded members.
 
-    def __init__(self, progress: Progress, total: int, searched: int) -> None:
-        self._progress, self._searched = progress, searched
-        self._bar = progress.add_task("answers", total=total)
-        self._seen = 0
-        self._tried: list[Trial] = []
-
-    def trial(self, trial: Trial) -> None:
-        self._seen += 1
-        self._progress.update(self._bar, completed=self._seen * self._searched)
-        if len(trial.options["use"]) > 1:
-            self._tried.append(trial)
-            if best(self._tried) is trial:
-                line = f"trial {len(self._tried)}: {_line(trial)}"
-                self._progress.console.print(line, soft_wrap=True)
-
-    def answer(self, _name: str, answer: Answer) -> None:
-        self._progress.advance(self._bar)
-        if answer.error is not None:
-            self._progress.console.print(f"line {answer.line}: {one_line(answer.error)}")
-
-
-def _questions(setup: Setup, file: Path | None, form: str, *, chat: bool) -> list[Question]:
-    """Return the questions of the file, or those that come with the embedded members."""
-    if file is not None:
-        return read_questions(file.read_bytes(), form, chat=chat)
-    if not setup.is_embedded:
+    With --docs, each has the passages that fit it before it, as `adafuse ask` sends them.
+    """
+    form = prompt_form(flags.prompts, flags.template)
+    if flags.docs and (flags.prompts or flags.template):
+        raise InvalidInputError(
+            "--docs has a prompt of its own, as in adafuse ask: leave out --prompts and --template"
+        )
+    if flags.file is not None:
+        questions = read_questions(flags.file.read_bytes(), form, chat=flags.chat)
+    elif setup.is_embedded:
+        questions = embedded_questions()
+    else:
         raise InvalidInputError(
             "pass a FILE with questions and answers; only the embedded members have questions of "
             "their own"
         )
-    return embedded_questions()
-
-
-def _with_passages(
-    questions: Sequence[Question], docs: Sequence[Path], passages: int, *, follow_links: bool
-) -> list[Question]:
-    """Return the questions with the passages of documents before them, as `adafuse ask` sends."""
-    skipped = partial(typer.echo, err=True)
-    retriever = Retriever(read_documents(docs, follow_links=follow_links, on_skip=skipped))
+    questions = questions[: flags.limit]
+    if not flags.docs:
+        return questions
+    retriever = search_in(flags.docs)
+    found = [(each, retriever.search(each.text, k=flags.passages)) for each in questions]
     return [
-        dataclasses.replace(
-            each,
-            request={
-                "messages": question_messages(each.text, retriever.search(each.text, k=passages))
-            },
-        )
-        for each in questions
+        replace(each, request={"messages": question_messages(each.text, passages)})
+        for each, passages in found
     ]
 
 
@@ -278,21 +189,18 @@ def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[
     no option of the search and no weights.
     """
     dropped = {*tuning.CHOICES, "weights"} if len(options["use"]) == 1 else {}
-    typed = {name: value for name, value in setup.options.items() if name not in dropped}
+    typed = {name: value for name, value in setup.file.options.items() if name not in dropped}
     found = {"strategy": strategy, **typed, **options}
-    if setup.models:
-        names = member_names(as_specs(setup.models, setup.revision))
+    file = setup.file
+    if file.models:
+        names = member_names(file.members)
         chosen = found.pop("use")
-        models = dict(zip(names, setup.models, strict=True))
+        models = dict(zip(names, file.models, strict=True))
         found["models"] = [_from_anywhere(models[name]) for name in chosen]
         if found.get("weights") is not None:
-            weights = setup.config.member_weights(names)
+            weights = file.config.member_weights(names)
             found["weights"] = [weights[name] for name in chosen]
-        found |= {
-            "dtype": setup.dtype,
-            "device_map": setup.device_map,
-            "revision": setup.revision,
-        }
+        found |= {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
     return {k: v for k, v in plain.items() if v is not None}
 
@@ -316,58 +224,58 @@ def _comment(found: Tuning) -> str:
 
 
 def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
-    title = Text(f"{found.searched} questions to search on", "bold")
-    title.append(
-        f"; {found.metric} in percent, tokens per answer; strategy {found.strategy}", "not bold dim"
-    )
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", found.metric, "tokens", "setting"):
-        left = column in ("", "setting")
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
-    for name, trial in found.alone.items():
-        table.add_row(f"{printable(name)} alone", *_cells(trial)[:-1], "")
-    for trial in _best(found):
-        table.add_row("ensemble", *_cells(trial))
-    parts: list[Any] = [title, table, ""]
-    parts += [Text(f"{found.held_out} held-out questions", "bold"), _tested(found), ""]
+    about = f"; {found.metric} in percent, tokens per answer; strategy {found.strategy}"
+    title = Text(f"{found.searched} questions to search on", "bold").append(about, "not bold dim")
+    different = {repr(trial.options): trial for trial in reversed(found.trials)}
+    ranked = sorted(different.values(), key=lambda trial: (-trial.score, trial.tokens))
+    searched = [*((f"{name} alone", trial) for name, trial in found.alone.items())]
+    searched += [("ensemble", trial) for trial in ranked]
     alone = len(options["use"]) == 1
     written = f"{options['use'][0]} alone" if alone else "the ensemble"
-    parts.append(Text(printable(f"{found.verdict}\n{output} describes {written}.")))
-    return Group(*parts)
+    return Group(
+        title,
+        _table(found.metric, searched),
+        "",
+        Text(f"{found.held_out} held-out questions", "bold"),
+        _table(found.metric, [*found.tested.items()]),
+        "",
+        Text(printable(f"{found.verdict}\n{output} describes {written}.")),
+    )
 
 
-def _best(found: Tuning) -> list[Trial]:
-    """Return the distinct settings, best first."""
-    different = {repr(trial.options): trial for trial in reversed(found.trials)}
-    return sorted(different.values(), key=lambda t: (-t.score, t.tokens))
-
-
-def _tested(found: Tuning) -> Table:
+def _table(metric: str, rows: Sequence[tuple[str, Trial]]) -> Table:
+    """Return a table of results with their settings."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", found.metric, "tokens"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, trial in found.tested.items():
-        table.add_row(printable(name), *_cells(trial)[:-1])
+    for column in ("", metric, "tokens", "setting"):
+        justify: Literal["left", "right"] = "left" if column in ("", "setting") else "right"
+        table.add_column(column, justify=justify, overflow="fold")
+    for name, trial in rows:
+        chosen = trial.options["use"]
+        parts = [f"{key} {_plain(value)}" for key, value in trial.options.items() if key != "use"]
+        setting = f"{'+'.join(chosen)}; {', '.join(parts)}" if len(chosen) > 1 else ""
+        failed = f" ({trial.failed} failed)" if trial.failed else ""
+        cells = (name, f"{trial.score:.1f}{failed}", f"{trial.tokens:.0f}", setting)
+        table.add_row(*map(printable, cells))
     return table
-
-
-def _cells(trial: Trial) -> tuple[str, str, str]:
-    options = {name: value for name, value in trial.options.items() if name != "use"}
-    parts = [f"{name} {_plain(value)}" for name, value in options.items()]
-    setting = f"{'+'.join(trial.options['use'])}; {', '.join(parts)}"
-    return f"{trial.score:.1f}{_failed(trial)}", f"{trial.tokens:.0f}", printable(setting)
-
-
-def _line(trial: Trial) -> str:
-    _, tokens, setting = _cells(trial)
-    return f"{trial.score:.1f} %{_failed(trial)}, {tokens} tokens: {setting}"
-
-
-def _failed(trial: Trial) -> str:
-    return f" ({trial.failed} failed)" if trial.failed else ""
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={weight:g}" for name, weight in value.items())
     return str(value)
+
+
+COMMAND = Command(
+    tune,
+    add_flags,
+    "[FILE]",
+    refused={
+        **dict.fromkeys(
+            SAMPLING,
+            "the search compares settings without sampling; add the option to the file that "
+            "adafuse tune writes",
+        ),
+        **dict.fromkeys(("logprobs", "top_logprobs"), "the search records no log-probabilities"),
+        "continue_final_message": "the messages of the search end with the question",
+    },
+)

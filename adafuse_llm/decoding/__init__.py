@@ -10,7 +10,5 @@ queries and which of them to batch. It resumes the generator once the trees hold
     member    one member's side of one request
     permits   which tokens may follow, under a grammar or after spaces of the prompt
     draws     which random numbers each node draws with
-    lockstep  run computations together, so that their queries are batched
     draft     lossless drafting: what a forward pass evaluates in addition
-    lookup    drafts copied from earlier text of the prompt or the response
 """

@@ -29,9 +29,7 @@ from typing_extensions import override
 
 from adafuse_llm.backends.base import Query
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.lookup import Lookup
-from adafuse_llm.decoding.member import Ask, Member, Steps
+from adafuse_llm.decoding.member import Ask, Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.tree import Node
@@ -46,6 +44,51 @@ sparingly wait until all propose it."""
 
 MIN_RESPONSE_TOKENS = 4
 """Number of response tokens that the limit on drafts assumes while the response is shorter."""
+
+
+MAX_COMPARED = 16
+"""Maximum number of last tokens that `Lookup` compares with earlier text."""
+
+
+class Lookup:
+    """Finds the last tokens of a member in earlier text, and copies what followed.
+
+    Earlier text is the prompt, the answer and what members proposed. The last place of the last two
+    tokens counts, or else that of the last token. A longer match lets more tokens be copied, half
+    as many as are equal, because a longer quotation goes on more often.
+    """
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._places: dict[tuple[int, ...], tuple[Sequence[int], int]] = {}
+
+    def after(self, member: Member, node: Node) -> list[Node]:
+        """Return nodes that may follow `node`, parents before children."""
+        ids = member.tree.ids
+        self._index(ids, self._read)
+        self._read = len(ids)
+        last = (*ids[-MAX_COMPARED:], *member.tree.tokens(node))[-MAX_COMPARED:]
+        text, place = self._places.get(last[-2:]) or self._places.get(last[-1:]) or ((), 0)
+        most = min(len(last), place)
+        equal = next((n for n in range(most) if text[place - 1 - n] != last[-1 - n]), most)
+        copied: list[Node] = []
+        for token in text[place : place + 1 + equal // 2]:
+            if token in member.end_ids or member.is_full(node):
+                break
+            node = member.tree.child(node, token)
+            copied.append(node)
+        return copied
+
+    def add(self, member: Member, node: Node) -> None:
+        """Index the path to the end of a proposal, which may be proposed again if it loses."""
+        before = member.tree.ids[-MAX_COMPARED:]
+        self._index([*before, *member.tree.tokens(node)], len(before))
+
+    def _index(self, text: Sequence[int], start: int) -> None:
+        """Index the tokens of a text from `start` on, by the one and by the two before them."""
+        for end in range(max(start, 1), len(text)):
+            for size in (1, 2):
+                self._places[tuple(text[max(0, end - size) : end])] = text, end
 
 
 class Drafting:
@@ -142,10 +185,7 @@ class Drafts(Drafting):
 
     @override
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:
-        return self._is_likely(member, self._pool.find(candidate))
-
-    def _is_likely(self, member: Member, candidate: PoolCandidate) -> bool:
-        """Return whether a candidate is so likely to win that `member` evaluates its last node."""
+        candidate = self._pool.find(candidate)
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.drafts_sparingly else WIN_SHARE
         return candidate in self._likeliest and share >= least
@@ -160,7 +200,7 @@ class Drafts(Drafting):
         self._pool.expect(member)
         for candidate in self._pool.candidates:
             if (end := self._pool.encode(member, candidate)) is not None:
-                is_likely = self._is_likely(member, candidate)
+                is_likely = self.likely(member, candidate)
                 path = tree.path(end)
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:

@@ -29,9 +29,7 @@ class Draws:
     def draw(self, node: Node, shown: Callable[[Node], str]) -> Draw:
         """Return how to draw the token after a node.
 
-        Args:
-            node: the node.
-            shown: returns the part of the text up to a node that belongs to the response.
+        `shown` returns the part of the text up to a node that belongs to the response.
         """
         added, silent = self._state(node, shown)
         return self._sampling.draw(self._text + added, silent)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import TypeVar
 from weakref import proxy
@@ -38,6 +39,27 @@ class Ask:
 
 Steps = Generator[Ask, None, T]
 """A computation that asks members, and returns a value."""
+
+
+def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Run computations in lockstep, and batch the queries of each step.
+
+    Returns:
+        The results of the computations, in order.
+    """
+    results: dict[int, T] = {}
+    running = dict(enumerate(steps))
+    while running:
+        queries: list[tuple[Member, Query]] = []
+        for index, step in list(running.items()):
+            try:
+                queries += next(step).queries
+            except StopIteration as done:
+                results[index] = done.value
+                del running[index]
+        if queries:
+            yield Ask(tuple(queries))
+    return [results[index] for index in range(len(steps))]
 
 
 @contextmanager
@@ -119,11 +141,7 @@ class Member:
         self.tokens = 0
         self.reused = 0
         self.word_ends = False
-        me: Member = proxy(self)  # in a cycle, the backend would wait for the garbage collector
-
-        def text_of(node: Node) -> str:
-            return me.text(node)
-
+        text_of = partial(Member.text, proxy(self))  # no cycle, which only the collector ends
         self.permits = Permits(self.name, self.tree, text_of, form, space_tokens)
         self._draws = None if sampling is None else Draws(sampling, self.tree.root)
         self._top = top
@@ -162,13 +180,14 @@ class Member:
         """Return the text of the path from the root to `node`."""
         if node is self.tree.root:
             return ""
-        text = self._texts.get(node)
-        if text is None:
-            tokens = self.tree.tokens(node)
-            with naming_member(self.name):
-                text = self.codec.decode_continuation(self.tree.ids, tokens)
-            self._texts[node] = text
-        return text
+        if node not in self._texts:
+            self._texts[node] = self._decode(self.tree.tokens(node))
+        return self._texts[node]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens after the root."""
+        with naming_member(self.name):
+            return self.codec.decode_continuation(self.tree.ids, tokens)
 
     def encode(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
         """Encode `text` as the continuation of `after`, and add its tokens to the tree.
@@ -183,7 +202,12 @@ class Member:
         """
         start = after or self.tree.root
         if (start, text) not in self._encoded:
-            self._encoded[start, text] = self._encode(start, text)
+            before = self.tree.tokens(start)
+            context = [*self.tree.ids, *before] if before else self.tree.ids
+            with naming_member(self.name):
+                tokens, exact = self.codec.encode_continuation(context, text)
+            fits = self.window is None or start.length + len(tokens) <= self.window
+            self._encoded[start, text] = (self.tree.grow(tokens, start), exact) if fits else None
         return self._encoded[start, text]
 
     def size(self, response: str) -> int:
@@ -191,17 +215,7 @@ class Member:
         text = self.opening.to_member(self.opening.begin(response))
         with naming_member(self.name):
             tokens, _ = self.codec.encode_continuation(self.tree.ids, text)
-        node = self.tree.grow(tokens)
-        return self._new_tokens(node)
-
-    def _encode(self, start: Node, text: str) -> tuple[Node, bool] | None:
-        before = self.tree.tokens(start)
-        context = [*self.tree.ids, *before] if before else self.tree.ids
-        with naming_member(self.name):
-            tokens, exact = self.codec.encode_continuation(context, text)
-        if self.window is not None and start.length + len(tokens) > self.window:
-            return None
-        return self.tree.grow(tokens, start), exact
+        return self._new_tokens(self.tree.grow(tokens))
 
     def evaluate(
         self, nodes: Iterable[Node], scored: Iterable[Node] = (), *, drafting: bool = True
@@ -226,8 +240,7 @@ class Member:
         """
         if not (drafts := self.permits.permitted(nodes)):
             return query
-        drafted = self._query((*query.evaluate, *drafts), query.score)
-        return replace(drafted, plain=replace(query, may_draft=False))
+        return replace(self._query((*query.evaluate, *drafts), query.score), plain=query)
 
     def _query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Query:
         """Return the query that evaluates `nodes` and scores `scored`.
@@ -243,12 +256,7 @@ class Member:
         return Query(self.tree, tuple(nodes), tuple(unknown), self._top, self.word_ends)
 
     def learn(self, query: Query, result: QueryResult) -> None:
-        """Write a result into the tree, and add the cost of the query to the member's counts.
-
-        Args:
-            query: the query.
-            result: the backend's result for the query, checked by `check_results`.
-        """
+        """Write a checked result into the tree, and add its cost to the member's counts."""
         for node, summary in zip(query.evaluate, result.next, strict=True):
             node.next = summary
         for node, logprob in zip(query.score, result.logprobs, strict=True):
@@ -260,51 +268,35 @@ class Member:
     def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
         """Return the tokens from the root to `node`, each with the `count` likeliest ones.
 
-        All these tokens must be scored.
+        All these tokens must be scored. A character belongs to the last of its tokens, so joining
+        the texts gives the text of `node`.
         """
-        texts = self._token_texts(node)
-        return tuple(
-            self._token_logprob(step, text, count)
-            for step, text in zip(self.tree.path(node), texts, strict=True)
-        )
-
-    def _token_logprob(self, node: Node, text: str, count: int) -> TokenLogprob:
-        parent, logprob = node.parent, node.logprob
-        assert parent is not None, "the root is no token of the path"
-        assert logprob is not None, "the token is not scored"
-        summary = self.next(parent)
-        known = zip(summary.tokens[:count], summary.logprobs, strict=False)
-        top = tuple(
-            TopToken(text=self.added_text(parent, token), logprob=value)
-            for token, value in known
-            if isfinite(value)
-        )
-        return TokenLogprob(
-            text=text,
-            logprob=logprob if isfinite(logprob) else None,
-            top=top,
-        )
-
-    def _token_texts(self, node: Node) -> list[str]:
-        """Return the text that each token from the root to `node` adds.
-
-        A character belongs to the last of its tokens. Joining the texts gives the text of `node`.
-        """
-        texts = []
+        tokens = []
         start, whole = 0, self.text(node)
         for step in self.tree.path(node):
+            assert step.parent is not None, "the root is no token of the path"
+            assert step.logprob is not None, "the token is not scored"
             text = self.text(step)
             end = max(start, len(text) - len(added(whole, text)))
-            texts.append(whole[start:end])
+            summary = self.next(step.parent)
+            known = zip(summary.tokens[:count], summary.logprobs, strict=False)
+            tokens.append(
+                TokenLogprob(
+                    text=whole[start:end],
+                    logprob=step.logprob if isfinite(step.logprob) else None,
+                    top=tuple(
+                        TopToken(text=self.added_text(step.parent, token), logprob=value)
+                        for token, value in known
+                        if isfinite(value)
+                    ),
+                )
+            )
             start = end
-        return texts
+        return tuple(tokens)
 
     def added_text(self, node: Node, token: int) -> str:
         """Return the text that a token adds to the text of `node`."""
-        with naming_member(self.name):
-            tokens = [*self.tree.tokens(node), token]
-            text = self.codec.decode_continuation(self.tree.ids, tokens)
-        return added(self.text(node), text)
+        return added(self.text(node), self._decode([*self.tree.tokens(node), token]))
 
     def next(self, node: Node) -> Next:
         """Return the next-token distribution after an evaluated node."""

@@ -65,10 +65,7 @@ class Permits:
     def mask(self, node: Node, opening: Opening) -> bytes | None:
         """Return the tokens that may follow a node, in the format of ``Node.allowed``.
 
-        Args:
-            node: the node.
-            opening: how the next text begins. While spaces of the prompt are missing, only tokens
-                that continue them may follow.
+        While spaces of the prompt are missing, only tokens that continue them may follow.
 
         Raises:
             MemberError: the grammar permits none of the member's tokens.
@@ -89,13 +86,13 @@ class Permits:
         )
 
     def _spaces(self, node: Node, opening: Opening) -> bytes | None:
-        if self._space_tokens is None or not opening.spaces:
+        tokens = self._space_tokens
+        if tokens is None or not opening.spaces:
             return None
         text = self._text_of(node)
         missing = opening.spaces - len(text)
-        if missing <= 0 or text.strip(" "):
-            return None
-        return self._space_tokens.mask(missing) if self._space_tokens.can_write(missing) else None
+        is_mask = missing > 0 and not text.strip(" ") and tokens.can_write(missing)
+        return tokens.mask(missing) if is_mask else None
 
     def permitted(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes after which the grammar permits a token. Parents come first."""
@@ -121,11 +118,7 @@ class Permits:
         return self._follower is None or self._follower.is_whole(node)
 
     def prepare_commit(self, node: Node, text: str) -> None:
-        """Prepare for the commit of the path to `node`.
-
-        Args:
-            node: the new root.
-            text: the text that the member's tree gains.
+        """Prepare for the commit of the path to `node`, which adds `text` to the member's tree.
 
         Raises:
             MemberError: the grammar does not allow the text.

@@ -91,8 +91,8 @@ def finish_words(
         member: the member.
         start: the node before the words.
         firsts: the first node of each word.
-        follow: function that returns the token after a node, given the index of the word and its
-            last node, which is evaluated. Default: the token that the member writes.
+        follow: returns the next token of the word with an index, after its last node, which is
+            evaluated. Default: the token that the member writes.
         limit: maximum number of tokens in a word.
         letters: maximum number of letters of scripts without spaces in a word.
     """
@@ -100,9 +100,12 @@ def finish_words(
     ends = list(firsts)
     texts = [words.added(before, member.text(end)) for end in ends]
     growing = list(range(len(ends)))
-    while growing := [
-        i for i in growing if not _is_closed(member, start, ends[i], texts[i], limit)
-    ]:
+
+    def is_open(index: int) -> bool:
+        size = ends[index].length - start.length
+        return not (words.is_closed(texts[index], size, limit) or member.is_full(ends[index]))
+
+    while growing := [index for index in growing if is_open(index)]:
         yield from member.evaluate(ends[i] for i in growing)
         for i in list(growing):
             token = follow(i, ends[i]) if follow else member.next(ends[i]).chosen
@@ -116,9 +119,3 @@ def finish_words(
             else:
                 ends[i], texts[i] = longer, text
     return ends
-
-
-def _is_closed(member: Member, start: Node, end: Node, word: str, limit: int) -> bool:
-    """Return whether the word between two nodes is complete, or has no room to grow."""
-    size = end.length - start.length
-    return words.is_closed(word, size, limit) or member.is_full(end)

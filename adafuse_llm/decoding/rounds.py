@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf, isfinite
@@ -12,8 +12,7 @@ from math import inf, isfinite
 from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Ask, Member, Steps
+from adafuse_llm.decoding.member import Ask, Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import (
     Pool,
@@ -24,6 +23,7 @@ from adafuse_llm.decoding.score import (
     score,
     to_result,
 )
+from adafuse_llm.errors import DecodingError, short_repr
 from adafuse_llm.results import (
     FinishReason,
     Generation,
@@ -70,7 +70,6 @@ PlayRound = Callable[[], Steps[RoundOutcome]]
 """A function that plays one round of one request. It holds the state that a request keeps between
 rounds."""
 
-
 Proposer = Callable[[Member, AdaFuseConfig], Steps[Proposal]]
 """A function that returns a member's proposal in a round."""
 
@@ -106,16 +105,11 @@ def choose_best(
     scored: Sequence[results.Candidate],
     margins: dict[str, tuple[float, ...]],
 ) -> RoundOutcome:
-    """Choose the candidate with the lowest score.
+    """Choose the candidate with the lowest score, from a pool with scores in the same order.
 
     If the candidate has more tokens than a member's limit allows, choose its longest prefix that
     leaves every member within the limit. Under a grammar, the prefix must also leave room for the
     text that closes the response.
-
-    Args:
-        pool: the candidates.
-        scored: the candidates with their scores, in the same order.
-        margins: the margins of each member, by member name.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -132,29 +126,23 @@ def choose_best(
 def _commit(
     candidate: PoolCandidate, top_logprobs: int | None, *, forced: bool
 ) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
-    """Commit a candidate in every member's tree.
+    """Commit a candidate in every member's tree. Return the committed tokens by member.
 
     Args:
         candidate: the candidate.
-        forced: whether no member proposed it. The drafting method then has only candidates of an
-            earlier round, so passes carry no drafts.
         top_logprobs: number of likeliest tokens to return with each committed token; None to return
             no tokens.
-
-    Returns:
-        The committed tokens by member.
+        forced: whether no member proposed it. The drafting method then has only candidates of an
+            earlier round, so passes carry no drafts.
     """
     tokens = {}
     if top_logprobs is not None:
-        paths = {member: member.tree.path(end) for member, end in candidate.nodes.items()}
-        yield from in_lockstep(
-            [
-                member.evaluate(
-                    [each.parent for each in path if each.parent], path, drafting=not forced
-                )
-                for member, path in paths.items()
-            ]
-        )
+        steps = []
+        for member, end in candidate.nodes.items():
+            path = member.tree.path(end)
+            parents = [each.parent for each in path if each.parent]
+            steps.append(member.evaluate(parents, path, drafting=not forced))
+        yield from in_lockstep(steps)
         tokens = {
             member.name: member.logprobs(end, top_logprobs)
             for member, end in candidate.nodes.items()
@@ -167,14 +155,7 @@ def _commit(
 def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | None:
     """Choose text that the grammar determines, without a proposal of any member.
 
-    This is text to which the grammar leaves no alternative, or a text that completes the response.
-
-    Args:
-        members: all members. Their responses have a grammar.
-        closes: whether to complete the response.
-
-    Returns:
-        The outcome, or None if the grammar leaves a choice.
+    With `closes`, it completes the response. The result is None if the grammar leaves a choice.
     """
     opening, grammar = members[0].opening, members[0].grammar
     assert grammar is not None, "only a grammar can force text"
@@ -191,38 +172,67 @@ def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | N
     return RoundOutcome((candidate,), scored, 0, {}, candidate, forced=True, closes=closes)
 
 
+@dataclass(frozen=True)
+class Response:
+    """One response while it grows.
+
+    Attributes:
+        members: all members, each with its prompt.
+        strategy: name of the strategy.
+        transcript: the text so far.
+        rounds: the rounds so far.
+    """
+
+    members: Sequence[Member]
+    strategy: str
+    transcript: Transcript
+    rounds: list[Round] = field(default_factory=list)
+
+    def event(self, shown: str, finish: FinishReason | None = None) -> StreamEvent:
+        """Return an event with the last round. With `finish`, it is the response's last event."""
+        first, generation = self.members[0], None
+        if finish is not None:
+            shown += self.transcript.flush()
+            generation = Generation(
+                text=self.transcript.text,
+                rounds=tuple(self.rounds),
+                finish_reason=finish,
+                usage=usage(self.members),
+                strategy=self.strategy,
+                seed=first.sampling.seed if first.sampling else None,
+                reply_prefix=first.reply_prefix,
+            )
+        return StreamEvent(
+            text=shown,
+            round=None if finish == "cancelled" else self.rounds[-1],
+            generation=generation,
+            reply_prefix=first.reply_prefix,
+        )
+
+
 def decode(
-    members: Sequence[Member],
-    play: PlayRound,
-    transcript: Transcript,
-    rounds: list[Round],
-    top_logprobs: int | None = None,
-    *,
-    strategy: str,
+    response: Response, play: PlayRound, top_logprobs: int | None = None
 ) -> Generator[Ask | StreamEvent, None, None]:
-    """Play rounds until the response ends, and yield one event per committed span.
+    """Play rounds until a response ends, and yield one event per committed span.
 
     Args:
-        members: all members, each with its prompt.
+        response: the response, without rounds.
         play: the function that plays a round.
-        transcript: an empty transcript. Every round adds to it.
-        rounds: an empty list. Every round appends to it.
         top_logprobs: number of likeliest tokens that the rounds list with each committed token.
             None if the rounds have no log-probabilities of tokens.
-        strategy: name of the strategy.
     """
-    grammar, prefix = members[0].grammar, members[0].reply_prefix
+    members, grammar = response.members, response.members[0].grammar
     closes = False
     for index in count():
         started = time.perf_counter()
         outcome = None if grammar is None else forced_round(members, closes=closes)
         if outcome is None:
-            outcome = yield from play()
+            outcome = yield from _checked(play(), response.strategy)
         logprobs = yield from _commit(outcome.committed, top_logprobs, forced=outcome.forced)
         elapsed = time.perf_counter() - started
         text = outcome.committed.shown
-        shown = transcript.push(text)
-        rounds.append(
+        shown = response.transcript.push(text)
+        response.rounds.append(
             Round(
                 index=index,
                 candidates=outcome.scored,
@@ -237,26 +247,40 @@ def decode(
         )
         if grammar is not None:
             grammar.commit(text)
-        finish = _finish(outcome, members, transcript)
+        finish = _finish(outcome, members, response.transcript)
         closes = finish == "length" and not outcome.closes and bool(grammar and grammar.closing())
+        yield response.event(shown, None if closes else finish)
         if finish is not None and not closes:
-            shown += transcript.flush()
-            generation = summarize(members, transcript, rounds, finish, strategy)
-            yield StreamEvent(
-                text=shown, round=rounds[-1], generation=generation, reply_prefix=prefix
-            )
             return
-        yield StreamEvent(text=shown, round=rounds[-1], reply_prefix=prefix)
+
+
+def _checked(steps: Steps[RoundOutcome], strategy: str) -> Steps[RoundOutcome]:
+    """Play a round of a strategy, which can be of another author.
+
+    Raises:
+        DecodingError: what the strategy plays is not a round.
+    """
+    step: object = steps
+    if isinstance(steps, Generator):
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as done:
+                step = done.value
+                break
+            if not isinstance(step, Ask):
+                break
+            yield step
+    if not isinstance(step, RoundOutcome):
+        raise DecodingError(
+            f"strategy {strategy!r}: a round must yield the queries of members and return a "
+            f"RoundOutcome, as play_round does; got {short_repr(step)}"
+        )
+    return step
 
 
 def pool_texts(members: Sequence[Member], texts: Sequence[str], *, ends: bool) -> Pool:
-    """Return a pool of texts, and add the tokens of the texts to every member's tree.
-
-    Args:
-        members: all members, each with its prompt.
-        texts: the texts. Each text is a separate response.
-        ends: whether the responses end after the texts.
-    """
+    """Return a pool of texts, each a response, and add their tokens to every member's tree."""
     opening = members[0].opening
     pool = Pool(opening)
     for text in texts:
@@ -268,12 +292,7 @@ def pool_texts(members: Sequence[Member], texts: Sequence[str], *, ends: bool) -
 
 
 def score_texts(members: Sequence[Member], pool: Pool) -> Generator[Ask | Scores, None, None]:
-    """Score the texts of a pool with one pass per member, and yield the scores at the end.
-
-    Args:
-        members: all members, each with its prompt.
-        pool: the texts, from `pool_texts`.
-    """
+    """Score the texts of `pool_texts` with one pass per member. Yield the scores at the end."""
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
     weights = [member.weight for member in members]
     scored = []
@@ -306,10 +325,6 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
     response, in nats, and F is the weighted mean over the members. A member that cannot score one
     of the texts takes no part in the choice.
 
-    Args:
-        members: all members.
-        choices: the texts.
-
     Raises:
         DecodingError: no member can score all texts.
     """
@@ -332,25 +347,6 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
     return choose_best(pool, scored, {member.name: () for member in members})
 
 
-def summarize(
-    members: Sequence[Member],
-    transcript: Transcript,
-    rounds: Sequence[Round],
-    finish: FinishReason,
-    strategy: str,
-) -> Generation:
-    """Return the result of the rounds so far."""
-    return Generation(
-        text=transcript.text,
-        rounds=tuple(rounds),
-        finish_reason=finish,
-        usage=usage(members),
-        strategy=strategy,
-        seed=members[0].sampling.seed if members[0].sampling else None,
-        reply_prefix=members[0].reply_prefix,
-    )
-
-
 def usage(members: Sequence[Member]) -> Usage:
     """Return the members' token and pass counts so far."""
     return Usage(
@@ -360,16 +356,6 @@ def usage(members: Sequence[Member]) -> Usage:
         tokens_processed={member.name: member.tokens for member in members},
         cached_tokens={member.name: member.reused for member in members},
     )
-
-
-def cancelled(
-    members: Sequence[Member], transcript: Transcript, rounds: Sequence[Round], strategy: str
-) -> StreamEvent:
-    """Return the last event of a cancelled request."""
-    shown = transcript.flush()
-    generation = summarize(members, transcript, rounds, "cancelled", strategy)
-    prefix = members[0].reply_prefix
-    return StreamEvent(text=shown, round=None, generation=generation, reply_prefix=prefix)
 
 
 def _finish(

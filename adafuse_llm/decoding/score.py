@@ -101,7 +101,7 @@ class Pool:
         likelier.
         """
         self._members[member] = None
-        texts = [self._text(member, span.node) for span in proposal.spans]
+        texts = [member.opening.from_member(member.text(span.node)) for span in proposal.spans]
         if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         for span, text in zip(proposal.spans, texts, strict=True):
@@ -129,7 +129,7 @@ class Pool:
         """
         proposer = candidate.proposers[0]
         for node in reversed(candidate.path(proposer)[:-1]):
-            text = self._text(proposer, node)
+            text = proposer.opening.from_member(proposer.text(node))
             if candidate.text.startswith(text):  # the text does not end inside a character
                 prefix = self._candidate(text)
                 prefix.nodes[proposer] = node
@@ -192,7 +192,11 @@ class Pool:
         """Return a candidate's last node for a member, or None if the member cannot score it."""
         self._members[member] = None
         if member not in candidate.nodes:
-            self._encode(member, candidate)
+            encoded = member.encode(self.written(member, candidate.text))
+            if encoded is not None:
+                candidate.nodes[member], exact = encoded
+                if exact:
+                    candidate.exact.add(member)
         return candidate.nodes[member] if member in candidate.exact else None
 
     def why_missing(self, member: Member, candidate: PoolCandidate) -> str:
@@ -214,10 +218,6 @@ class Pool:
             first = member.tree.child(root, root.next.chosen)
             self._leading[member] = leading_space(member.text(first))
 
-    def _text(self, member: Member, node: Node) -> str:
-        """Return the text of a span that ends at `node`."""
-        return member.opening.from_member(member.text(node))
-
     def _candidate(self, text: str, *, ends: bool = False) -> PoolCandidate:
         return PoolCandidate(text, self._opening.shown(text), ends)
 
@@ -229,13 +229,6 @@ class Pool:
         if member in self._leading and text.strip():
             return self._leading[member] + text.lstrip()
         return member.opening.to_member(text)
-
-    def _encode(self, member: Member, candidate: PoolCandidate) -> None:
-        encoded = member.encode(self.written(member, candidate.text))
-        if encoded is not None:
-            candidate.nodes[member], exact = encoded
-            if exact:
-                candidate.exact.add(member)
 
 
 Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]

@@ -123,22 +123,12 @@ def heldout_questions(
     lines = [line for line in found if line.pop("kind", "facts") == kind]
     if limit is not None and not 1 <= limit <= len(lines):
         raise InvalidInputError(
-            f"the package has {len(lines)} held-out questions{_of(kind)}; got a limit of {limit}. "
-            f"Use a limit from 1 to {len(lines)}."
+            f"the package has {len(lines)} held-out questions of the kind {kind!r}; got a limit of "
+            f"{limit}. Use a limit from 1 to {len(lines)}."
         )
-    return tuple(_heldout(**line) for line in lines[:limit])
-
-
-def _of(kind: HeldoutKind) -> str:
-    return "" if kind == "facts" else f" of the kind {kind!r}"
-
-
-def _heldout(
-    question: str, answer: str, skill: str, passages: list[dict[str, str]]
-) -> HeldoutQuestion:
-    return HeldoutQuestion(
-        question, answer, skill, tuple(Passage(each["source"], each["text"]) for each in passages)
-    )
+    for line in lines[:limit]:
+        line["passages"] = tuple(Passage(**passage) for passage in line["passages"])
+    return tuple(HeldoutQuestion(**line) for line in lines[:limit])
 
 
 def final_answer(text: str) -> str:

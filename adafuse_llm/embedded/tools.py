@@ -4,9 +4,9 @@
     calculate   works out a sum of numbers
     TOOLS       descriptions of both for the members (`adafuse_llm.text.conversation.Tool`)
 
-The members can call tools in two forms: the text form of
-`adafuse_llm.adapters.conversation.to_messages`, and ReAct's thoughts, actions and observations. For
-ReAct, pass `REACT_HEADER` as the ``system_header`` of LlamaIndex's ``ReActChatFormatter``.
+The members can call tools in two forms: the text form of `Conversation.flat` in
+`adafuse_llm.text.conversation`, and ReAct's thoughts, actions and observations. For ReAct, pass
+`REACT_HEADER` as the ``system_header`` of LlamaIndex's ``ReActChatFormatter``.
 """
 
 # This module does not use `from __future__ import annotations`, because frameworks show the

@@ -23,8 +23,6 @@ from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.errors import InvalidInputError
 
-__all__ = ["Comparison", "Score", "compare", "mcnemar"]
-
 SIGNIFICANT = 0.05
 """The significance level: a difference is significant if its p-value is below this."""
 
@@ -59,14 +57,12 @@ class Comparison(BaseModel):
         questions: number of questions that both systems answered.
         ours, theirs: the scores of the two systems in percent.
         difference: ours minus theirs in percentage points, with its 95 % interval: all differences
-            that the test does not reject. With five questions or fewer, the test rejects nothing,
-            and the interval is -100 to 100. If no answer differs, the bounds are the largest shares
-            of different answers of which none may be seen.
+            that the test does not reject. With five questions or fewer, it rejects nothing. If no
+            answer differs, the bounds are the largest shares of which none may be seen.
         p_value: two-sided p-value, that is, the probability of a difference at least this large if
             both systems were equally good.
         needed: about how many questions would show a difference as large as this one, at p < 0.05
-            in four of five attempts. None if there is no difference, or if the score of all
-            answers is not the mean of their scores.
+            in four of five attempts. None without a difference, or for a score that is no mean.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -93,12 +89,7 @@ class Comparison(BaseModel):
 
 
 def compare(metric: str, ours: Sequence[bool], theirs: Sequence[bool]) -> Comparison:
-    """Compare two systems on the same questions.
-
-    Args:
-        metric: name of the metric.
-        ours: whether each answer of one system is right.
-        theirs: whether each answer of the other system is right, in the same order.
+    """Compare two systems, by whether their answers to the same questions are right.
 
     Raises:
         InvalidInputError: the systems have different numbers of answers, or none.
@@ -133,13 +124,8 @@ def compare(metric: str, ours: Sequence[bool], theirs: Sequence[bool]) -> Compar
 def mcnemar(wins: int, losses: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
-    If the systems are equally good, the first one answers each question that only one of them
-    answers right with probability one half, so `wins` has a binomial distribution. The p-value is
-    twice the smaller tail of this distribution, but at most 1.
-
-    Args:
-        wins: number of questions that only the first system answers right.
-        losses: number of questions that only the second system answers right.
+    It is twice the smaller tail of the binomial distribution that `wins`, the number of questions
+    that only the first system answers right, has if both are equally good; at most 1.
     """
     total = wins + losses
     tail = sum(math.comb(total, each) for each in range(min(wins, losses) + 1))
@@ -154,12 +140,8 @@ def unseen(answers: int) -> float:
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
     """Return the bounds of the differences on random subsets, without 2.5 % at either end.
 
-    The empty subset agrees with every difference, so it counts at both ends.
-
-    Args:
-        wins: number of questions with a difference of 1.
-        losses: number of questions with a difference of -1.
-        ties: number of questions with a difference of 0.
+    `wins`, `losses` and `ties` are the numbers of questions with a difference of 1, -1 and 0. The
+    empty subset agrees with every difference, so it counts at both ends.
     """
     if not wins and not losses:
         return -unseen(ties), unseen(ties)

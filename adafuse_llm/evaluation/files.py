@@ -13,12 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.errors import (
-    CacheMemoryError,
-    ContextWindowError,
-    InvalidInputError,
-    short_repr,
-)
+from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError, short_repr
 
 LASTING = (ContextWindowError.__name__, CacheMemoryError.__name__)
 """Errors that occur again whenever the same members answer the question."""
@@ -47,11 +42,7 @@ class Line:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        InvalidInputError: the file is not UTF-8.
-    """
+    """Return the text of a file, or raise `InvalidInputError` if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -59,10 +50,7 @@ def read_text(path: Path) -> str:
 
 
 def question_form(header: str, default: str = QUESTION_FORM) -> str:
-    """Return a question template in the form of the examples in a prompt.
-
-    The last example determines the template. Without examples, the result is `default`.
-    """
+    """Return a question template in the form of the last example in a prompt, or `default`."""
     examples = re.findall(r"^Question:.*?(?=^Question:|\Z)", header, re.MULTILINE | re.DOTALL)
     if not examples:
         return default
@@ -121,38 +109,30 @@ def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
         json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         return Line(number, problem=f"not JSON: {error}")
-    if conversations and isinstance(item, dict) and "messages" in item:
-        return _read_conversation(number, item)
-    if not isinstance(item, dict) or not isinstance(item.get("question"), str):
-        return Line(number, problem='not an object with a text "question"')
-    if not item["question"].strip():
-        return Line(number, problem='its "question" is empty')
-    if "answer" not in item:
-        return Line(number, item["question"], problem='it has no "answer"')
-    return Line(number, item["question"], item["answer"])
-
-
-def _read_conversation(number: int, item: dict[str, Any]) -> Line:
-    messages = item["messages"]
-    if "question" in item:
-        return Line(number, problem='it has both "question" and "messages": leave one out')
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        return Line(number, problem='its "messages" must be a list of objects')
-    users = [each.get("content") for each in messages if each.get("role") == "user"]
-    question = users[-1] if users and isinstance(users[-1], str) else None
-    if "answer" not in item:
-        return Line(number, question, problem='it has no "answer"')
-    return Line(number, question, item["answer"], messages=messages)
+    item = item if isinstance(item, dict) else {}
+    question, messages = item.get("question"), item.get("messages") if conversations else None
+    problem = None
+    if messages is None:
+        if not isinstance(question, str):
+            problem = 'not an object with a text "question"'
+        elif not question.strip():
+            problem = 'its "question" is empty'
+    elif question is not None:
+        problem = 'it has both "question" and "messages": leave one out'
+    elif not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        problem = 'its "messages" must be a list of objects'
+    else:
+        users = [each.get("content") for each in messages if each.get("role") == "user"]
+        question = users[-1] if users and isinstance(users[-1], str) else None
+    if problem is None and "answer" not in item:
+        problem = 'it has no "answer"'
+    return Line(number, question, item.get("answer"), problem, messages)
 
 
 def is_lost(error: str | None) -> bool:
-    """Return whether an error is due to the run and not to the question.
+    """Return whether an error, ``TYPE: MESSAGE``, is due to the run, such as lack of memory.
 
-    Examples of such errors are lack of memory, a closed engine and a defect of the program. The
-    question may succeed in another run.
-
-    Args:
-        error: the error as ``TYPE: MESSAGE``; None if there was no error.
+    The question may succeed in another run. The result for None, no error, is False.
     """
     return error is not None and error.partition(":")[0] not in LASTING
 
@@ -172,11 +152,8 @@ class Results:
     """An output file, with a second file that describes its run, and a third one to lock it.
 
     Only complete lines count. Text after the last newline is dropped. A failed question may be
-    answered again; the later result then replaces the earlier one.
-
-    Args:
-        path: path of the output file.
-        remedy: advice at the end of the error message if the file belongs to another run.
+    answered again; the later result then replaces the earlier one. `remedy` ends the error if the
+    file belongs to another run.
     """
 
     def __init__(
@@ -190,10 +167,9 @@ class Results:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing results to this file during the ``with`` block.
+        """Keep other processes from writing to this file during the ``with`` block.
 
-        The lock belongs to the operating system, which releases it when the process ends for any
-        reason.
+        The operating system releases the lock when the process ends for any reason.
 
         Raises:
             InvalidInputError: another process holds the lock.
@@ -223,7 +199,7 @@ class Results:
             InvalidInputError: the results belong to another run.
         """
         lines = self._lines()
-        if not lines and not (self.path.exists() and self.path.stat().st_size):
+        if not self._has_begun:
             return []
         try:
             theirs = json.loads(self._identity.read_text(encoding="utf-8"))
@@ -246,13 +222,13 @@ class Results:
     def seeded(self, config: AdaFuseConfig, *, overwrite: bool) -> AdaFuseConfig:
         """Return options with a seed if they draw responses and have none.
 
-        The seed is that of the run that began the file. If there is none, or if `overwrite`, the
-        seed is a random one.
+        The seed is that of the run that began the file, or a random one if there is none, or if
+        `overwrite`.
         """
         if config.temperature == 0 or config.seed is not None:
             return config
         seed = None
-        if not overwrite and self.path.exists() and self.path.stat().st_size:
+        if self._has_begun and not overwrite:
             with suppress(OSError, ValueError, AttributeError):  # `done` reports what is wrong
                 seed = json.loads(self._identity.read_text(encoding="utf-8")).get("seed")
         return config.override({"seed": config.seeds()[0] if seed is None else seed})
@@ -281,6 +257,10 @@ class Results:
         """Append a result to the file, and close the file."""
         with naming(self.path), self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.path.exists() and self.path.stat().st_size > 0
 
     def _lines(self) -> list[bytes]:
         """Return the complete lines of the file, with their newlines."""

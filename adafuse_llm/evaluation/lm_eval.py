@@ -6,29 +6,21 @@ the harness with this model:
     python -m adafuse_llm.evaluation.lm_eval run --model adafuse \
         --model_args "models=path/one;path/two,max_words=3" --tasks gsm8k --batch_size 16
 
-The harness sends three kinds of requests:
-
-generate_until         asks for the ensemble's response up to the first stop sequence.
-loglikelihood          asks for the log-likelihood of a continuation in nats
-                       (`ScoredText.loglikelihood`), and for `is_greedy`.
-loglikelihood_rolling  asks for the log-likelihood of a whole text in nats.
-
 The log-likelihood of the ensemble is the weighted mean of the members' log-likelihoods of the whole
-continuation, as in equation 5. It equals the logarithm of a weighted geometric mean of the members'
-probabilities. The fused score F cannot be used, because it is a mean per token, and members split
-the same text into different numbers of tokens. Members that cannot write exactly this text are left
-out of the mean. If no member can write it, the log-likelihood is minus infinity.
+continuation in nats, as in equation 5. It equals the logarithm of a weighted geometric mean of the
+members' probabilities. The fused score F cannot be used, because it is a mean per token, and
+members split the same text into different numbers of tokens. Members that cannot write exactly this
+text are left out of the mean. If no member can write it, the log-likelihood is minus infinity.
 
-`is_greedy` is true if the ensemble's response to the context begins with the continuation. Leading
-whitespace is ignored. The scores do not show this, because a round may reject a token that is the
-most likely one for every member. The ensemble therefore decodes the context until the response
-differs from all continuations. This decode draws nothing, whatever the sampling options are.
+`is_greedy` is true if the ensemble's response to the context begins with the continuation, leading
+whitespace aside. The scores do not show this, because a round may reject a token that is the most
+likely one for every member. The ensemble therefore decodes the context, without sampling, until the
+response differs from all continuations.
 
-For ``loglikelihood_rolling``, a text is split into pieces, and their log-likelihoods are added. A
-piece has at most half the tokens of the smallest context window. Its context is as much of the
-preceding text as fits. The first piece follows the special tokens with which a member's prompts
-begin. If a member's prompts begin with no special token, the first piece follows the member's
-end-of-sequence token.
+For ``loglikelihood_rolling``, the log-likelihoods of pieces of the text are added. A piece has at
+most half the tokens of the smallest context window, and follows as much of the preceding text as
+fits. The first piece follows the special tokens with which a member's prompts begin, or else the
+member's end-of-sequence token.
 
 If a context is too long for a member, its beginning is removed up to a word boundary, and a warning
 is logged. With ``--apply_chat_template``, every member gets the conversation in its own template.
@@ -45,20 +37,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import (
-    InvalidInputError,
-    MissingDependencyError,
-    install_command,
-)
+from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.sampling import derived_seed
-
-__all__ = ["AdaFuseLM"]
 
 try:
     from lm_eval.api.model import LM
@@ -73,9 +60,6 @@ logger = logging.getLogger(__name__)
 
 CONVERSATION = "\x02adafuse messages\x03"
 """Prefix that marks a prompt as a conversation in JSON. The harness passes prompts as text."""
-
-AUTOMATIC = 16
-"""Default number of simultaneous requests if the batch size is "auto"."""
 
 
 @register_model("adafuse")
@@ -93,8 +77,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         batch_size: number of simultaneous requests, which share forward passes. "auto" stands for
             16.
         device_map, dtype, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
-        device: the device that the harness passes ("cuda:0" by default). All members are placed
-            on this device, unless there is a `device_map` or torch cannot use the device.
+        device: the device of all members, unless there is a `device_map`, or torch cannot use it.
         check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
             If False, `is_greedy` is always False. Multiple-choice tasks do not use `is_greedy`.
         **options: options of `AdaFuseConfig`. In the text of ``use`` or ``weights``, ";" separates
@@ -122,10 +105,12 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__()
+        if (device or "").startswith("cuda") and not torch.cuda.is_available():
+            device = None  # the harness passes "cuda:0" by default
         for name in ("use", "weights"):
             if isinstance(options.get(name), str):
                 options[name] = tuple(options[name].split(";"))
-        self.requests = AUTOMATIC if str(batch_size).startswith("auto") else int(batch_size)
+        self.requests = 16 if str(batch_size).startswith("auto") else int(batch_size)
         self.check_greedy = check_greedy
         if engine is not None:
             if models or config:
@@ -144,17 +129,16 @@ class AdaFuseLM(LM):  # type: ignore[misc]
             strategy=strategy or file.strategy,
             runtime=file.runtime.model_copy(update={"max_requests": self.requests}),
             dtype=dtype or file.dtype,
-            device_map=device_map or file.device_map or _available(device),
+            device_map=device_map or file.device_map or device,
             revision=revision or file.revision,
             trust_remote_code=trust_remote_code,
         )
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the response to each ``(context, options)``, up to the first stop sequence.
+        """Return the response to each ``(context, options)``, without reasoning.
 
-        Reasoning of the members is not part of a response. If responses are drawn, each has its own
-        seed. It is derived from the option ``seed``, or else from the seed that the harness has
-        given to torch, and from the context. Repeated requests have different seeds.
+        If responses are drawn, the seed of each is derived from the option ``seed``, or else from
+        the seed that the harness has given to torch, the context, and the number of repetitions.
         """
 
         def respond(numbered: tuple[Any, int]) -> str:
@@ -163,7 +147,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
             options = {**self.options, **generation_options(arguments)}
             config = self.engine.config.override(options)
             if config.temperature > 0:
-                options["seed"] = _seed(config, context, repeat)
+                seed = torch.initial_seed() if config.seed is None else config.seed
+                options["seed"] = derived_seed(seed, f"repeat {repeat} of {context}")
             prompt = self._prompt(context, config.max_new_tokens)
             text = self.engine.generate(**{**options, **prompt}).answer
             self.cache_hook.add_partial("generate_until", request.args, text)
@@ -181,24 +166,24 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         self, requests: list[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
         """Return log-likelihood in nats and `is_greedy` for each ``(context, continuation)``."""
-        by_context: dict[str, list[int]] = {}
-        for index, request in enumerate(requests):
-            by_context.setdefault(request.args[0], []).append(index)
-        results: dict[int, tuple[float, bool]] = {}
+        by_context: dict[str, list[str]] = {}
+        for request in requests:
+            by_context.setdefault(request.args[0], []).append(request.args[1])
 
-        def score(indices: list[int]) -> list[tuple[float, bool]]:
-            context = requests[indices[0]].args[0]
-            continuations = [requests[index].args[1] for index in indices]
+        def score(context: str) -> dict[str, tuple[float, bool]]:
+            continuations = by_context[context]
             likelihoods = self._loglikelihoods(context, continuations)
-            return list(zip(likelihoods, self._are_greedy(context, continuations), strict=True))
+            scores = zip(likelihoods, self._are_greedy(context, continuations), strict=True)
+            return dict(zip(continuations, scores, strict=True))
 
-        groups = list(by_context.values())
-        scored = self._all(score, groups, "contexts", disable_tqdm)
-        for indices, scores in zip(groups, scored, strict=True):
-            for index, result in zip(indices, scores, strict=True):
-                results[index] = result
-                self.cache_hook.add_partial("loglikelihood", requests[index].args, result)
-        return [results[index] for index in range(len(requests))]
+        results = {}
+        for context, scores in zip(
+            by_context, self._all(score, [*by_context], "contexts", disable_tqdm), strict=True
+        ):
+            for text, result in scores.items():
+                results[context, text] = result
+                self.cache_hook.add_partial("loglikelihood", (context, text), result)
+        return [results[request.args[:2]] for request in requests]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihoods of whole texts in nats."""
@@ -248,13 +233,12 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         room = max(map(self._tokens, continuations))
         prompt = self._prompt(context, room)
         options = {**self.options, **prompt}
-        scores = self.engine.score(continuations=continuations, **options)
-        for text in scores.texts:
-            if text.loglikelihood is None:
-                logger.warning("no member can write %r after the context", text.text[:80])
-        return [
-            -math.inf if text.loglikelihood is None else text.loglikelihood for text in scores.texts
-        ]
+        found = []
+        for each in self.engine.score(continuations=continuations, **options).texts:
+            if each.loglikelihood is None:
+                logger.warning("no member can write %r after the context", each.text[:80])
+            found.append(-math.inf if each.loglikelihood is None else each.loglikelihood)
+        return found
 
     def _are_greedy(self, context: str, continuations: Sequence[str]) -> list[bool]:
         """Return, for each continuation, whether the ensemble's response begins with it."""
@@ -263,12 +247,12 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         room = max(map(self._tokens, continuations)) + 1
         prompt = self._prompt(context, room)
         options = {**self.options, "stop": (), "max_new_tokens": room, "temperature": 0.0}
-        response = ""
+        response, wanted = "", [each.lstrip() for each in continuations]
         for event in self.engine.stream(**{**options, **prompt}):
-            response += event.text
-            if not any(_is_possible(each, response) for each in continuations):
+            response = (response + event.text).lstrip()
+            if not any(each.startswith(response) and each != response for each in wanted):
                 break
-        return [_begins(response, each) for each in continuations]
+        return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
         """Return the engine's arguments for a context.
@@ -345,45 +329,6 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
         del rest["num_beams"]
     temperature = rest.pop("temperature", 1.0)
     return {**options, "temperature": temperature if rest.pop("do_sample") else 0.0, **rest}
-
-
-def _seed(config: AdaFuseConfig, context: str, repeat: int) -> int:
-    """Return the seed of a response.
-
-    Args:
-        config: the options of the request.
-        context: the prompt.
-        repeat: number of earlier requests with the same context and options.
-    """
-    import torch
-
-    seed = torch.initial_seed() if config.seed is None else config.seed
-    return derived_seed(seed, f"repeat {repeat} of {context}")
-
-
-def _available(device: str | None) -> str | None:
-    import torch
-
-    if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
-        return None
-    return device
-
-
-def _begins(text: str, beginning: str) -> bool:
-    """Return whether a text begins with `beginning`.
-
-    Leading whitespace of both is ignored, unless `beginning` is nothing but whitespace.
-    """
-    if not beginning.strip():
-        return text.startswith(beginning)
-    return text.lstrip().startswith(beginning.lstrip())
-
-
-def _is_possible(continuation: str, response: str) -> bool:
-    """Return whether a response is only the beginning of a continuation so far."""
-    if not response.strip():
-        return True
-    return continuation.lstrip().startswith(response.lstrip()) and response != continuation
 
 
 if __name__ == "__main__":

@@ -13,22 +13,9 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from types import MappingProxyType
 
 from adafuse_llm.embedded import final_answer
 from adafuse_llm.errors import InvalidInputError, nearest
-
-__all__ = [
-    "METRICS",
-    "Metric",
-    "contains",
-    "exact_match",
-    "final_number",
-    "load_metric",
-    "normalize",
-    "number",
-    "verbatim",
-]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -52,23 +39,13 @@ def exact_match(answer: str, accepted: Iterable[str]) -> bool:
 def contains(answer: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer, such as a sentence, has an accepted answer in it.
 
-    Texts are normalized as for `exact_match`. The words of the accepted answer must occur in the
-    answer as whole words, one right after the other. An answer with the word "or" lists
-    possibilities and does not count, unless the accepted answer has this word.
-
-    The function does not understand the answer. It accepts "It was not Ada Brook", and a list
-    without "or", such as "Ada Brook, Tom Reed and Jane Hill".
+    Texts are normalized as for `exact_match`, and whole words count. An answer with the word "or"
+    lists possibilities and does not count, unless the accepted answer has this word. The function
+    does not understand the answer: it accepts "It was not Ada Brook", and a list without "or".
     """
-    words = normalize(answer).split()
-    return any(_occurs(normalize(each).split(), words) for each in accepted)
-
-
-def _occurs(expected: list[str], words: list[str]) -> bool:
-    """Return whether these words occur among others, which offer no choice."""
-    if "or" in words and "or" not in expected:
-        return False
-    size = len(expected)
-    return any(words[at : at + size] == expected for at in range(len(words) - size + 1))
+    text = f" {normalize(answer)} "
+    found = [words for each in accepted if (words := f" {normalize(each)} ") in text]
+    return any(" or " in words or " or " not in text for words in found)
 
 
 def verbatim(answer: str, accepted: Iterable[str]) -> bool:
@@ -88,11 +65,10 @@ _NUMBER = re.compile(
 def final_number(text: str) -> Decimal | None:
     r"""Return the final number of a solution, or None if the text has no number.
 
-    The text may announce the number with "The answer is", ``####`` or ``\boxed{``. The
-    result is then read from the rest of the line after the last announcement: it is the first
-    number after the last "=", or else the first number. Without an announcement, or if no number
-    follows it, the result is the last number of the text. A number may have commas between
-    thousands, a currency sign, decimals and a minus sign. Fractions are not supported.
+    If the text announces the number with "The answer is", ``####`` or ``\boxed{``, the rest of the
+    line counts: the first number after its last "=", or else its first number. Otherwise, the last
+    number of the text counts. A number may have commas between thousands, a currency sign,
+    decimals and a minus sign. Fractions are not supported.
     """
     text = text.replace("{,}", ",")
     announced = list(_ANNOUNCED.finditer(text))
@@ -127,33 +103,25 @@ class Metric:
     """A metric by which an answer is right or wrong.
 
     Attributes:
-        name: its name in `METRICS`.
         read: function that reads the answer from a response without its reasoning.
         is_right: function that compares an answer with the accepted answers.
     """
 
-    name: str
     read: Callable[[str], str]
     is_right: Callable[[str, Sequence[str]], bool]
 
 
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "exact_match": Metric("exact_match", first_line, exact_match),
-        "contains": Metric("contains", first_line, contains),
-        "number": Metric("number", str, number),
-        "verbatim": Metric("verbatim", final_answer, verbatim),
-    }
-)
+METRICS: Mapping[str, Metric] = {
+    "exact_match": Metric(first_line, exact_match),
+    "contains": Metric(first_line, contains),
+    "number": Metric(str, number),
+    "verbatim": Metric(final_answer, verbatim),
+}
 """Every metric by its name."""
 
 
 def load_metric(name: str) -> Metric:
-    """Return the metric with the given name.
-
-    Raises:
-        InvalidInputError: the name is unknown.
-    """
+    """Return the metric with the given name, or raise `InvalidInputError`."""
     if name not in METRICS:
         raise InvalidInputError(
             f"there is no metric {name!r}.{nearest(name, METRICS)} Metrics: {', '.join(METRICS)}."

@@ -11,13 +11,12 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -43,14 +42,12 @@ from adafuse_llm.strategies.base import Strategy
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]
-
 logger = logging.getLogger(__name__)
 
-FEWEST: Final = 10
+FEWEST = 10
 """Minimum number of questions in each part."""
 
-CHOICES: Final[Mapping[str, Sequence[float]]] = {
+CHOICES: Mapping[str, Sequence[float]] = {
     "margin_threshold": (0.1, 0.3, 0.5, 0.7, 0.9),
     "max_words": (1, 2, 3, 4),
     "branching_factor": (1, 2, 3, 4, 5),
@@ -77,12 +74,10 @@ class Question:
 
 
 def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Question]:
-    """Return the questions of a JSON Lines file with ``question`` and ``answer``.
-
-    A question that is there already is left out with a warning.
+    """Return the questions of a JSON Lines file. A repeated one is left out with a warning.
 
     Args:
-        content: the file. An answer is a text or a list of accepted texts.
+        content: the file. ``answer`` is a text or a list of accepted texts.
         form: the prompt of a question, with ``{question}``.
         chat: whether the prompt is sent as a message.
 
@@ -93,19 +88,17 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
     repeated = []
     for line in read_lines(content):
         label = [line.label] if isinstance(line.label, str) else line.label
-        problem = line.problem
-        if problem is None and not (
-            isinstance(label, list) and label and all(map(_is_text, label))
-        ):
+        problem, is_labeled = line.problem, isinstance(label, list) and bool(label)
+        if problem is None and not (is_labeled and all(map(_is_text, label))):
             problem = 'its "answer" must be a text or a list of texts, which are not empty'
         if problem is not None:
             raise InvalidInputError(f"line {line.number} of the test set: {problem}")
         text = line.question or ""
         if text.strip() in questions:
             repeated.append(line.number)
-            continue
-        request = put(form.replace("{question}", text), chat=chat)
-        questions[text.strip()] = Question(line.number, text, request, tuple(label))
+        else:
+            request = put(form.replace("{question}", text), chat=chat)
+            questions[text.strip()] = Question(line.number, text, request, tuple(label))
     if repeated:
         logger.warning(
             "%s left out, because the question is in an earlier line: %s",
@@ -120,11 +113,7 @@ def _is_text(label: object) -> bool:
 
 
 def embedded_questions(limit: int | None = 300) -> list[Question]:
-    """Return the first held-out questions for the embedded members, or all if `limit` is None.
-
-    Raises:
-        InvalidInputError: `limit` is higher than the number of questions.
-    """
+    """Return the first held-out questions for the embedded members, or all if `limit` is None."""
     questions = []
     for number, each in enumerate(heldout_questions(limit), start=1):
         messages = question_messages(each.question, each.passages)
@@ -141,8 +130,8 @@ class Answer(BaseModel):
         text: the answer that the metric reads from the response.
         is_right: whether it is right. An answer with an error is wrong.
         error: type and message of the error if the request failed.
-        tokens: tokens that all members processed, those of the prompt that they had kept included,
-            as if no earlier request had had the same beginning. None if the request failed.
+        tokens: tokens that all members processed or had kept of earlier requests with the same
+            beginning. None if the request failed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -162,8 +151,7 @@ class Trial(BaseModel):
         score: score in percent.
         tokens: mean tokens per answer over all members.
         failed: number of answers with an error; they count as wrong.
-        lost: number of answers that failed due to the run and not the question, such as lack of
-            memory.
+        lost: number of failed answers that another run may give, for example with more memory.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -212,10 +200,7 @@ class Tuning(BaseModel):
 
     @property
     def lost(self) -> int:
-        """Number of held-out answers that failed due to the run.
-
-        If there are any, no conclusion is valid.
-        """
+        """Number of held-out answers that failed due to the run. With any, nothing is shown."""
         return sum(trial.lost for trial in self.tested.values())
 
     @property
@@ -268,12 +253,10 @@ def tune(
 
     Args:
         engine: an engine with at least two members, and a strategy that uses an option of
-            `CHOICES`. The search ignores the engine's values of these options. To keep a value,
-            pass it as `fixed`.
+            `CHOICES`. The search ignores the engine's values of these options.
         questions: labeled questions, at least `FEWEST` for each part.
         metric: name of the metric to maximize, in `METRICS`.
-        trials: number of ensemble settings to try. A setting that was tried before counts as a
-            trial, but is not decoded again.
+        trials: number of ensemble settings to try. A repeated setting is not decoded again.
         seed: seed of the division into two parts and of the search.
         held_out: share of the questions to keep from the search, for the test.
         fixed: options of `AdaFuseConfig` that are not searched. ``use`` names the members that may
@@ -286,8 +269,8 @@ def tune(
         on_trial: called with every result on the search part, starting with single members.
 
     Raises:
-        InvalidInputError: there are too few members, or too few questions in a part, or the
-            strategy has no options to search, or the metric is unknown; nothing was computed.
+        InvalidInputError: there are too few members or questions, the strategy has no options to
+            search, or the metric is unknown; nothing was computed.
         InvalidOptionError: an option is unknown or out of range.
         MissingDependencyError: optuna is not installed.
         RequestCancelledError: `cancel` was set before the end.
@@ -312,7 +295,8 @@ def tune(
     measure = load_metric(metric)
     search, test = divide(questions, held_out, seed)
     study = optimizer(seed)
-    answers = _Answers(engine, measure, known, log, cancel or threading.Event(), on_answer)
+    cancel = cancel or threading.Event()
+    answers = _Answers(engine, measure, known=known, log=log, cancel=cancel, on_answer=on_answer)
 
     def trial(options: dict[str, Any]) -> Trial:
         result = answers.trial(search, options)
@@ -356,9 +340,7 @@ def tune(
 def divide(
     questions: Sequence[Question], held_out: float, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Divide questions at random into a search part and a held-out part.
-
-    Both parts keep the order of the questions. Equal questions are never in different parts.
+    """Divide questions at random into a search part and a held-out part, each in their order.
 
     Raises:
         InvalidOptionError: ``held_out`` is not between 0 and 1.
@@ -368,20 +350,17 @@ def divide(
         raise InvalidOptionError(f"held_out must be between 0 and 1; got {held_out}")
     different = list(dict.fromkeys(question.text.strip() for question in questions))
     size = round(len(different) * held_out)
-    drawn = set(random.Random(seed).sample(different, size))  # noqa: S311
-    search = [question for question in questions if question.text.strip() not in drawn]
-    test = [question for question in questions if question.text.strip() in drawn]
     if not FEWEST <= size <= len(different) - FEWEST:
-        needed = math.ceil((FEWEST - 0.5) / min(held_out, 1 - held_out))
-        while not FEWEST <= round(needed * held_out) <= needed - FEWEST:
-            needed += 1
+        enough = (n for n in itertools.count() if FEWEST <= round(n * held_out) <= n - FEWEST)
         advice = "Add questions" + (" or change held_out" if len(different) >= 2 * FEWEST else "")
         raise InvalidInputError(
-            f"tuning needs {needed} different questions, {FEWEST} or more to search on and "
+            f"tuning needs {next(enough)} different questions, {FEWEST} or more to search on and "
             f"{FEWEST} or more held out (held_out={held_out:g}); got {len(different)}. {advice}; "
             "several hundred are necessary to detect a difference of a few points."
         )
-    return search, test
+    drawn = set(random.Random(seed).sample(different, size))  # noqa: S311
+    search = [question for question in questions if question.text.strip() not in drawn]
+    return search, [question for question in questions if question.text.strip() in drawn]
 
 
 def best(trials: Iterable[Trial]) -> Trial:
@@ -395,8 +374,7 @@ def candidates(
     """Return the members that may take part, in the order of `members`.
 
     Raises:
-        InvalidInputError: fewer than two members may take part, or the strategy has no options to
-            search.
+        InvalidInputError: there are fewer than two, or the strategy has no options to search.
     """
     if not strategy.options & CHOICES.keys():
         raise InvalidInputError(
@@ -412,11 +390,7 @@ def candidates(
 
 
 def optimizer(seed: int) -> optuna.Study:
-    """Return the optuna study that suggests settings.
-
-    Raises:
-        MissingDependencyError: optuna is not installed.
-    """
+    """Return the optuna study that suggests settings, or raise `MissingDependencyError`."""
     try:
         import optuna
     except ImportError as missing:
@@ -429,36 +403,28 @@ def optimizer(seed: int) -> optuna.Study:
     return study
 
 
-@dataclass
 class _Answers:
-    """The answers of every setting. Each setting is decoded only once.
+    """The answers of every setting. Each setting is decoded only once. Arguments: as for `tune`."""
 
-    Attributes:
-        engine: the ensemble.
-        metric: the metric that reads and judges answers.
-        known, log, cancel, on_answer: as for `tune`.
-    """
-
-    engine: AdaFuseEngine
-    metric: Metric
-    known: Iterable[Mapping[str, Any]]
-    log: Callable[[dict[str, Any]], None] | None
-    cancel: threading.Event
-    on_answer: Callable[[str, Answer], None] | None
-
-    def __post_init__(self) -> None:
-        self._single = self.engine.with_strategy("single")
+    def __init__(
+        self,
+        engine: AdaFuseEngine,
+        metric: Metric,
+        *,
+        known: Iterable[Mapping[str, Any]],
+        log: Callable[[dict[str, Any]], None] | None,
+        cancel: threading.Event,
+        on_answer: Callable[[str, Answer], None] | None,
+    ) -> None:
+        self._engine, self._single = engine, engine.with_strategy("single")
+        self._metric, self._log, self._cancel, self._on_answer = metric, log, cancel, on_answer
         self._done = {
-            line["key"]: [Answer(**fields) for fields in line["answers"]] for line in self.known
+            line["key"]: [Answer(**fields) for fields in line["answers"]] for line in known
         }
         self._logged = len(self._done)
 
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
-        """Return the result of a setting.
-
-        Raises:
-            RequestCancelledError: the search was cancelled before all questions were answered.
-        """
+        """Return the result of a setting."""
         answers = self.of(questions, options)
         counts = [answer.tokens for answer in answers if answer.tokens is not None]
         return Trial(
@@ -474,32 +440,32 @@ class _Answers:
         key = json.dumps([[question.number for question in questions], options], sort_keys=True)
         if key not in self._done:
             answers = self._done[key] = list(self._decode(questions, options))
-            if self.log is not None and not any(is_lost(answer.error) for answer in answers):
+            if self._log is not None and not any(is_lost(answer.error) for answer in answers):
                 self._logged += 1
                 data = [each.model_dump(mode="json", exclude_none=True) for each in answers]
-                self.log({"line": self._logged, "key": key, "answers": data})
+                self._log({"line": self._logged, "key": key, "answers": data})
         return self._done[key]
 
     def _decode(
         self, questions: Sequence[Question], options: Mapping[str, Any]
     ) -> Iterator[Answer]:
         is_single = len(options["use"]) == 1
-        engine = self._single if is_single else self.engine
+        engine = self._single if is_single else self._engine
         given = options if is_single else {**_DEFAULTS, **options}
 
         def ask(question: Question) -> Answer | None:
             try:
-                done = engine.generate(**question.request, **given, cancel=self.cancel)
+                done = engine.generate(**question.request, **given, cancel=self._cancel)
             except Exception as error:  # an error in one question must not stop the others
                 problem = " ".join(f"{type(error).__name__}: {error}".split())
                 return Answer(line=question.number, error=problem)
             if done.finish_reason == "cancelled":
                 return None
-            text, usage = self.metric.read(done.answer), done.usage
+            text, usage = self._metric.read(done.answer), done.usage
             return Answer(
                 line=question.number,
                 text=text,
-                is_right=self.metric.is_right(text, question.accepted),
+                is_right=self._metric.is_right(text, question.accepted),
                 tokens=sum(usage.tokens_processed.values()) + sum(usage.cached_tokens.values()),
             )
 
@@ -507,11 +473,11 @@ class _Answers:
             for answer in in_order(ask, questions, engine.runtime.max_requests):
                 if answer is None:
                     raise RequestCancelledError("the search was cancelled before its end")
-                if self.on_answer is not None:
-                    self.on_answer("+".join(options["use"]), answer)
+                if self._on_answer is not None:
+                    self._on_answer("+".join(options["use"]), answer)
                 yield answer
         except BaseException:  # cancel the running requests, because their results are not needed
-            self.cancel.set()
+            self._cancel.set()
             raise
 
 

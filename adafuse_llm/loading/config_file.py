@@ -163,11 +163,6 @@ def _parsed(values: Mapping[Any, Any], folder: Path) -> ConfigFile:
     schema = options.get("json_schema")
     if isinstance(schema, str):
         options["json_schema"] = read_schema(folder / schema)
-    elif not _is_json(schema):
-        raise InvalidOptionError(
-            "option 'json_schema': it has a YAML value that JSON does not have, such as a date or "
-            "a property named yes. Put it in quotes."
-        )
     return ConfigFile(**options)
 
 
@@ -189,14 +184,6 @@ def read_schema(path: str | PathLike[str]) -> dict[str, Any]:
             f"{short_repr(schema)}"
         )
     return schema
-
-
-def _is_json(value: Any) -> bool:
-    """Return whether a YAML value is also a JSON value, unlike a date or the key True."""
-    try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
-    except (TypeError, ValueError, RecursionError):
-        return False
 
 
 def write_config(

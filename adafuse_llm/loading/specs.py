@@ -39,21 +39,13 @@ class _Member(Options):
     kind: ClassVar[str]
     needs: ClassVar[str] = "path"
 
-    name: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Name in results. Default: the last part of the path, and as many parts before "
-        "it as make the name unique.",
-    )
-    weight: float = Field(
-        default=1.0,
-        ge=0,
-        le=MAX_WEIGHT,
-        description="Weight w of the member in the fused score.",
-    )
-    revision: str | None = Field(
-        default=None, description="Revision of a hub model, or of a tokenizer on the hub."
-    )
+    name: str | None = Field(default=None, min_length=1)
+    """Name in results. Default: the last part of the path, and as many parts before it as make
+    the name unique."""
+    weight: float = Field(default=1.0, ge=0, le=MAX_WEIGHT)
+    """Weight w of the member in the fused score."""
+    revision: str | None = None
+    """Revision of a hub model, or of a tokenizer on the hub."""
 
     if not TYPE_CHECKING:
 
@@ -100,18 +92,11 @@ class _Member(Options):
 class _Files(_Member):
     """A member that this process loads from files."""
 
-    path: str = Field(
-        min_length=1,
-        max_length=4096,
-        kw_only=False,
-        description="Folder, hub id or GGUF file. A folder or hub id can also contain GGUF files.",
-    )
-    prefix_cache_bytes: int | None = Field(
-        default=None,
-        ge=0,
-        description="Maximum bytes of the keys and values that the member keeps from finished "
-        "requests, for later requests that begin with the same tokens. Default: 256 MiB.",
-    )
+    path: str = Field(min_length=1, max_length=4096, kw_only=False)
+    """Folder, hub id or GGUF file. A folder or hub id can also contain GGUF files."""
+    prefix_cache_bytes: int | None = Field(default=None, ge=0)
+    """Maximum bytes of the keys and values that the member keeps from finished requests, for
+    later requests that begin with the same tokens. Default: 256 MiB."""
 
     @field_validator("path", mode="before")
     @classmethod
@@ -132,25 +117,18 @@ class TransformersMember(_Files):
 
     kind: ClassVar[str] = "transformers members"
 
-    dtype: Dtype | None = Field(
-        default=None, description='Dtype of the weights, such as "bfloat16" or "auto".'
-    )
-    device_map: str | int | Mapping[str, Any] | None = Field(
-        default=None,
-        description='One device, such as "cuda:1", "auto", or any other device map of accelerate.',
-    )
-    trust_remote_code: bool | None = Field(
-        default=None, description="Whether to run Python code that comes with the model."
-    )
-    quantization_config: Any = Field(
-        default=None,
-        description="Quantization of the weights: a configuration object of transformers, such as "
-        "`BitsAndBytesConfig`, or a mapping as in `config.json`. A quantized checkpoint does not "
-        "need it.",
-    )
-    allow_pickle: bool = Field(
-        default=False, description="Whether to accept weights in pickle format."
-    )
+    dtype: Dtype | None = None
+    """Dtype of the weights, such as "bfloat16" or "auto"."""
+    device_map: str | int | Mapping[str, Any] | None = None
+    """One device, such as "cuda:1", "auto", or any other device map of accelerate."""
+    trust_remote_code: bool | None = None
+    """Whether to run Python code that comes with the model."""
+    quantization_config: Any = None
+    """Quantization of the weights: a configuration object of transformers, such as
+    `BitsAndBytesConfig`, or a mapping as in `config.json`. A quantized checkpoint does not need
+    it."""
+    allow_pickle: bool = False
+    """Whether to accept weights in pickle format."""
 
     @field_validator("quantization_config")
     @classmethod
@@ -173,58 +151,30 @@ class GGUFMember(_Files):
 
     kind: ClassVar[str] = "GGUF members (path='NAME.gguf', or file='NAME.gguf' for a folder)"
 
-    file: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=4096,
-        description="GGUF file in the folder or hub repository, as a name or a pattern such as "
-        "`*Q4_K_M.gguf`. It is needed if there are several.",
-    )
-    context: int | None = Field(
-        default=None,
-        ge=1,
-        description="Number of tokens that the cache holds, for all requests together.",
-    )
-    threads: int | None = Field(
-        default=None, ge=1, description="Number of CPU threads. Default: all physical cores."
-    )
-    gpu_layers: int | None = Field(
-        default=None,
-        ge=0,
-        description="Number of layers on GPUs. Default: all, if llama.cpp was built for a GPU.",
-    )
-    flash_attention: bool | None = Field(
-        default=None, description="Whether to use flash attention. Default: llama.cpp decides."
-    )
-    cache_type: CacheType | None = Field(
-        default=None, description="Type of the keys and values in the cache. Default: f16."
-    )
-    repeatable: bool | None = Field(
-        default=None,
-        description="Whether the numbers for a token depend only on the tokens before it, and not "
-        "on other requests, drafts or reused prefixes. It needs flash attention, and all layers on "
-        "the CPU.",
-    )
-    end_tokens: tuple[str, ...] | None = Field(
-        default=None,
-        description="Spellings of tokens that end a response, besides those that the file names.",
-    )
-
-    @field_validator("threads")
-    @classmethod
-    def _at_most_the_cores(cls, threads: int | None) -> int | None:
-        cores = os.cpu_count() or 1
-        if threads is not None and threads > cores:
-            raise ValueError(f"it must be at most {cores}, the number of CPU cores")
-        return threads
+    file: str | None = Field(default=None, min_length=1, max_length=4096)
+    """GGUF file in the folder or hub repository, as a name or a pattern such as `*Q4_K_M.gguf`.
+    It is needed if there are several."""
+    context: int | None = Field(default=None, ge=1)
+    """Number of tokens that the cache holds, for all requests together."""
+    threads: int | None = Field(default=None, ge=1)
+    """Number of CPU threads. Default: all physical cores."""
+    gpu_layers: int | None = Field(default=None, ge=0)
+    """Number of layers on GPUs. Default: all, if llama.cpp was built for a GPU."""
+    flash_attention: bool | None = None
+    """Whether to use flash attention. Default: llama.cpp decides."""
+    cache_type: CacheType | None = None
+    """Type of the keys and values in the cache. Default: f16."""
+    repeatable: bool | None = None
+    """Whether the numbers for a token depend only on the tokens before it, and not on other
+    requests, drafts or reused prefixes. It needs flash attention, and all layers on the CPU."""
+    end_tokens: tuple[str, ...] | None = None
+    """Spellings of tokens that end a response, besides those that the file names."""
 
     @field_validator("file")
     @classmethod
     def _in_the_folder(cls, file: str | None, info: ValidationInfo) -> str | None:
         if file is not None and str(info.data.get("path")).lower().endswith(".gguf"):
             raise ValueError("path is a GGUF file already. Leave out file, or pass the folder")
-        if file is not None and ".." in Path(file).parts:
-            raise ValueError("it must be in the folder")
         return file
 
     @field_validator("cache_type", "repeatable")
@@ -245,26 +195,18 @@ class ServerMember(_Member):
     kind: ClassVar[str] = "members on servers (url='http://HOST:PORT')"
     needs: ClassVar[str] = "url"
 
-    url: str = Field(
-        kw_only=False,
-        description="Address of the server, such as `http://host:8000/v1`. It can also have the "
-        "model and other settings: `vllm+http://host:8000/v1/NAME?tokenizer=FOLDER`.",
-    )
-    model: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Name of the model on the server. Default: the only model of the server.",
-    )
-    api: Api | None = Field(default=None, description="Kind of the server. Default: detected.")
-    tokenizer: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Folder or hub id of the tokenizer, or the GGUF file of a model on "
-        "llama-server. Default: what the server says that it has loaded.",
-    )
-    api_key_env: str | None = Field(
-        default=None, description="Name of the environment variable with the key for the server."
-    )
+    url: str = Field(kw_only=False)
+    """Address of the server, such as `http://host:8000/v1`. It can also have the model and other
+    settings: `vllm+http://host:8000/v1/NAME?tokenizer=FOLDER`."""
+    model: str | None = Field(default=None, min_length=1)
+    """Name of the model on the server. Default: the only model of the server."""
+    api: Api | None = None
+    """Kind of the server. Default: detected."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """Folder or hub id of the tokenizer, or the GGUF file of a model on llama-server. Default:
+    what the server says that it has loaded."""
+    api_key_env: str | None = None
+    """Name of the environment variable with the key for the server."""
 
     if not TYPE_CHECKING:
 

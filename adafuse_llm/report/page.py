@@ -6,16 +6,15 @@ The HTML has no scripts and loads no fonts or images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from adafuse_llm.report.charts import Point, Series, bar_chart, line_chart
+from adafuse_llm.report.charts import POINTS, Line, bar_chart, line_chart
 from adafuse_llm.report.styles import (
     AGREED,
     CHOSEN,
@@ -54,9 +53,6 @@ STROKES_OF_SHARED = {AGREED: "double", CHOSEN: "solid", FORCED: "dotted"}
 
 OPTIONS = 20
 """Maximum number of options in the chart of probabilities."""
-
-POINTS = 60
-"""Maximum number of points of a line. Longer lines show means of neighboring values."""
 
 
 @cache
@@ -141,38 +137,30 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
                 ending(generation),
             ]
         ),
-        figures=figures(summary, members),
+        figures=_figures(summary, members),
         points=POINTS,
         margins=_margins(generation.rounds, members),
-        seconds=line_chart([_seconds(generation.rounds)]),
+        seconds=line_chart([Line([(each.elapsed, each.index) for each in generation.rounds])]),
         usage=_usage(generation, members),
     )
 
 
-def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
+def _figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
     """Return the data for a summary's charts: words per round, rounds by member, agreement."""
-    asked = {m.name: summary.asked.get(m.name, 0) for m in members}
+    rows = {member.name: (f"{member.mark} {member.name}", member.color) for member in members}
+
+    def by_member(counts: Mapping[str, int]) -> list[dict[str, Any]]:
+        return bar_chart({name: counts.get(name, 0) for name in rows}, looks=rows)
+
     words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
+    is_uneven = len({summary.asked.get(name, 0) for name in rows}) > 1
     return {
-        "words": bars(words),
-        "asked": bars(asked, members) if len({*asked.values()}) > 1 else (),
-        "backed": bars({m.name: summary.backed.get(m.name, 0) for m in members}, members),
-        "decided": bars({m.name: summary.decided.get(m.name, 0) for m in members}, members),
+        "words": bar_chart(words),
+        "asked": by_member(summary.asked) if is_uneven else (),
+        "backed": by_member(summary.backed),
+        "decided": by_member(summary.decided),
         "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
     }
-
-
-def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dict[str, Any]]:
-    """Return the rows of a bar chart. A row with a member's name has the member's color."""
-    shown = {member.name: member for member in members}
-    return bar_chart(
-        [
-            (f"{shown[name].mark} {name}", value, f"{value:,}", shown[name].color)
-            if name in shown
-            else (name, value, f"{value:,}", None)
-            for name, value in values.items()
-        ]
-    )
 
 
 def count(number: int, thing: str) -> str:
@@ -276,9 +264,8 @@ def _options(rounds: Sequence[Round]) -> dict[str, Any] | None:
     for decided in rounds:
         if (probabilities := choice_probabilities(decided)) is not None:
             found = ranked(decided)
-            best = [(each.text, probabilities[index]) for index, each in found[:OPTIONS]]
-            bars = [(text, value, percent(value), None) for text, value in best]
-            return {"rows": bar_chart(bars, most=1.0), "hidden": len(found) - len(bars)}
+            best = {each.text: probabilities[index] for index, each in found[:OPTIONS]}
+            return {"rows": bar_chart(best, percent, most=1.0), "hidden": len(found) - len(best)}
     return None
 
 
@@ -296,51 +283,9 @@ def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
 
 def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any] | None:
     """Return a chart with a line per member: its margin at each word that it considered."""
-    margins = {
-        member.name: [
-            (margin, decided.index)
-            for decided in rounds
-            for margin in decided.margins.get(member.name, ())
-        ]
-        for member in members
-    }
-    size = _size(max(map(len, margins.values()), default=0))
-    return line_chart(
-        [
-            Series(
-                [
-                    Point(place, value, f"{member.name}, {where}: {value:.2f}")
-                    for place, value, where in _means(margins[member.name], size)
-                ],
-                member.color,
-                member.dashes,
-            )
-            for member in members
-        ],
-        most=1.0,
-    )
-
-
-def _seconds(rounds: Sequence[Round]) -> Series:
-    seconds = [(decided.elapsed, decided.index) for decided in rounds]
-    means = _means(seconds, _size(len(seconds)))
-    return Series([Point(place, value, f"{where}: {value:.3f} s") for place, value, where in means])
-
-
-def _size(values: int) -> int:
-    """Return how many neighboring values a chart joins to show at most `POINTS` points."""
-    return max(1, -(-values // POINTS))
-
-
-def _means(values: Sequence[tuple[float, int]], size: int) -> Iterator[tuple[int, float, str]]:
-    """Yield the place, the mean value and the rounds of each `size` neighboring values.
-
-    Args:
-        values: values with the numbers of their rounds.
-        size: number of values to join.
-    """
-    for place in range(0, len(values), size):
-        group = values[place : place + size]
-        first, last = group[0][1], group[-1][1]
-        where = f"round {first}" if first == last else f"mean of rounds {first} to {last}"
-        yield place, fmean(value for value, _ in group), where
+    lines = []
+    for member in members:
+        values = [(x, each.index) for each in rounds for x in each.margins.get(member.name, ())]
+        tooltip = member.name.replace("{", "{{").replace("}", "}}") + ", {where}: {value:.2f}"
+        lines.append(Line(values, tooltip, member.color, member.dashes))
+    return line_chart(lines, most=1.0)

@@ -14,9 +14,7 @@ Needs = Mapping[str, int]
 
 
 class CacheBudget:
-    """Budget for the key/value cache, which checks whether requests fit at the same time.
-
-    It is thread-safe. It does not record which requests run; callers pass the requests.
+    """Checks whether the key/value caches of requests, which callers pass, fit at the same time.
 
     Args:
         limit: maximum bytes on each device; None for half of the free memory.

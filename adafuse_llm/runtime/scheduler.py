@@ -5,16 +5,15 @@ jobs. One thread, the coordinator, runs the jobs' own code (rounds, tokenizers).
 its members' answers, and resumes when all its queries are answered. Synchronous, asynchronous and
 batched calls all use this one loop.
 
-Jobs start in the order of arrival, within the limits on their number
-(`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). None overtakes another,
-so a job that needs much memory waits until enough others have ended, and all later jobs wait
-behind it. `RuntimeConfig.max_waiting` limits the queue.
+Jobs start in the order of arrival, within the limits of `RuntimeConfig`. None overtakes another, so
+a job that needs much memory waits until enough others have ended, and all later jobs wait behind
+it.
 
-Each lane (`Backend.lane`) has its own thread, so only one thread ever uses a
-model, and lanes run at the same time. GGUF members and members on servers have a lane of their own
-each. Transformers members on the same device share a lane and take turns, because they share the
-threads of torch. When a lane is free, it evaluates the oldest query that waits for it, together
-with all queries that wait for the same member. So jobs that are out of step soon share passes.
+Each lane (`Backend.lane`) has its own thread, so only one thread ever uses a model, and lanes run
+at the same time. Transformers members on the same device share a lane and take turns, because they
+share the threads of torch. All other members have a lane of their own. When a lane is free, it
+evaluates the oldest query that waits for it, together with all queries that wait for the same
+member. So jobs that are out of step soon share passes.
 
 A member reads a long prompt in pieces (`Backend.read_piece`). After each piece, the query waits
 again, so the end of its job comes between. While other jobs write, `READ_PATIENCE` of their
@@ -71,21 +70,12 @@ Work = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingQuery:
-    """A query of a job that waits for its lane.
-
-    Attributes:
-        is_reading: whether the member has read only a part of the prompt.
-    """
+    """A query of a job that waits for its lane."""
 
     job: Job
     member: Member
     query: Query
-    is_reading: bool = False
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that answers it."""
-        return self.member.backend
+    is_reading: bool = False  # whether the member has read only a part of the prompt
 
 
 class _Lane(threading.Thread):
@@ -111,12 +101,11 @@ class _Lane(threading.Thread):
     def next_batch(self) -> list[PendingQuery]:
         """Begin to evaluate the oldest query, and all others to the same backend.
 
-        Returns:
-            The batch, which `waiting` no longer has. It is empty if no query can be evaluated now.
+        The batch, which `waiting` no longer has, is empty if no query can be evaluated now.
         """
         may_read = self._may_read()
         ready = [each for each in self.waiting if may_read or not each.is_reading]
-        self.batch = [each for each in ready if each.backend is ready[0].backend]
+        self.batch = [each for each in ready if each.member.backend is ready[0].member.backend]
         taken = set(self.batch)
         self.waiting = [each for each in self.waiting if each not in taken]
         if not all(each.is_reading for each in self.batch):
@@ -152,10 +141,6 @@ class Scheduler:
 
     The threads start with the first job. They end when the scheduler is closed, or nothing refers
     to it any more.
-
-    Args:
-        backends: all backends that jobs may query.
-        runtime: the limits on the number of jobs and on memory.
     """
 
     def __init__(self, backends: Sequence[Backend], runtime: RuntimeConfig) -> None:
@@ -195,12 +180,7 @@ class Scheduler:
         return self._budget.use(self._coordinator.needs)
 
     def check_accepts(self) -> None:
-        """Raise an error if `submit` would not accept a job now.
-
-        Raises:
-            EngineClosedError: the scheduler is closed.
-            QueueFullError: too many jobs wait.
-        """
+        """Raise the error that `submit` would raise now."""
         if self.closed:
             raise EngineClosedError("this engine is closed; create a new one")
         limit, most = self._runtime.max_waiting, self._runtime.max_requests
@@ -214,9 +194,6 @@ class Scheduler:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Submit jobs that have begun. They enter the queue together.
-
-        The coordinator delivers every event of each job. The last event has the result. If an error
-        ends the job, it is delivered instead.
 
         Raises:
             EngineClosedError: the scheduler is closed.
@@ -252,16 +229,10 @@ class Scheduler:
 
 
 class _Coordinator(threading.Thread):
-    """The thread that runs jobs.
+    """The thread that runs jobs: at most `most` at a time, as far as they fit the `budget`.
 
     Only this thread changes its jobs and lanes. Others put work for it into its inbox. It has no
     reference to its scheduler, so an engine that nobody uses is freed with its members.
-
-    Args:
-        lanes: the lane of each member, by name.
-        local: the lanes that compute in this process.
-        most: maximum number of jobs that run.
-        budget: decides which jobs fit into memory together.
 
     Attributes:
         running: the jobs that have started, in order.
@@ -295,14 +266,10 @@ class _Coordinator(threading.Thread):
     def evaluated(self) -> tuple[str, ...]:
         """Names of the members that are being evaluated."""
         batches = [lane.batch for lane in self._lanes.values() if lane.is_alive()]
-        return tuple(batch[0].backend.name for batch in batches if batch)
+        return tuple(batch[0].member.name for batch in batches if batch)
 
     def start(self) -> None:
-        """Start the threads.
-
-        Raises:
-            RuntimeError: one cannot start, such as when the process has too many. None is left.
-        """
+        """Start the threads. If one cannot start, none is left."""
         try:
             for lane in self._lanes.values():
                 lane.start()
@@ -425,10 +392,7 @@ class _Coordinator(threading.Thread):
             self._end(job)
 
     def _end(self, job: Job, error: BaseException | None = None) -> None:
-        """End a job and free its resources.
-
-        Each lane frees the job's memory before it evaluates queries of later jobs.
-        """
+        """End a job. Each lane frees its memory before it evaluates queries of later jobs."""
         self.running.pop(job, None)
         self._waiting.pop(job, None)
         self.unfinished.discard(job)
@@ -463,7 +427,7 @@ def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
     drafts. If the member is not available, all queries fail at once.
     """
-    backend = batch[0].backend
+    backend = batch[0].member.backend
     failure: BaseException
     try:
         is_read = backend.read_piece([each.query.tree for each in batch])

@@ -1,9 +1,14 @@
-"""The ASGI application."""
+"""The ASGI application: its routes, and what they answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,16 +16,42 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from adafuse_llm import errors
+from adafuse_llm.adapters.reply_form import enforced
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError
-from adafuse_llm.serving.access import middlewares
-from adafuse_llm.serving.errors import ApiError, api_error
-from adafuse_llm.serving.http import error_response
-from adafuse_llm.serving.openai_routes import routes
+from adafuse_llm.request import Request as EngineRequest
+from adafuse_llm.results import Generation, Scores
+from adafuse_llm.run import Run
+from adafuse_llm.serving import bodies, http
+from adafuse_llm.serving.access import CALL, middlewares
+from adafuse_llm.serving.completions import CompletionWriter
+from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.page import page_route
-from adafuse_llm.serving.service import Service
+from adafuse_llm.serving.responses import ResponseWriter, read_response
+from adafuse_llm.serving.service import SINGLE, Service, smallest_window
+from adafuse_llm.text.prompt_warnings import spelled_token
+from adafuse_llm.text.templates import SWITCHES
+from adafuse_llm.wire import EXTENSION
+
+logger = logging.getLogger(__name__)
+
+Writer = CompletionWriter | ResponseWriter
+Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
+"""A request that is opened when the context is entered."""
+
+DEFAULT_LIMIT = AdaFuseConfig().max_new_tokens
+"""The limit of tokens if nobody sets another. It is too low for most calls of tools."""
 
 CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
+
+
+class _TokenizeBody(bodies.Conversational):
+    prompt: str | None = None
+    messages: list[bodies.Message] | None = None
+    add_special_tokens: bool = True
 
 
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
@@ -30,50 +61,301 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         service: the service.
         api_keys: keys of which every request needs one. Empty: no request needs a key.
     """
-    work = routes(service)
-    counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
+    reads = {
+        "/v1/chat/completions": bodies.read_chat,
+        "/v1/completions": bodies.read_completion,
+        "/v1/responses": read_response,
+    }
+    posts = {path: partial(_complete, service, read) for path, read in reads.items()}
+    posts["/tokenize"] = partial(_tokenize, service)
+    gets = dict.fromkeys(("/v1/models", "/v1/models/{name:path}"), partial(_models, service))
 
     def count(path: str, outcome: str, seconds: float) -> None:
-        if path in counted:
+        if path in posts:
             service.metrics.request(path, outcome, seconds)
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(_: Request) -> Response:
+        if service.is_ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready"}, 503)
+
+    async def metrics(_: Request) -> Response:
+        body, kind = service.metrics.exposition()
+        return Response(body, media_type=kind)
 
     app = Starlette(
         middleware=middlewares(service.config, api_keys, count=count),
         routes=[
-            Route("/health", _health, methods=["GET"]),
-            Route("/ready", partial(_ready, service), methods=["GET"]),
-            *work,
-            Route("/metrics", partial(_metrics, service)),
+            Route("/health", health, methods=["GET"]),
+            Route("/ready", ready, methods=["GET"]),
+            *(Route(path, each, methods=["POST"]) for path, each in posts.items()),
+            *(Route(path, each, methods=["GET"]) for path, each in gets.items()),
+            Route("/metrics", metrics),
             *([page_route()] if service.config.page else []),
         ],
-        exception_handlers={
-            **dict.fromkeys((ApiError, AdaFuseError), _failed),
-            HTTPException: partial(_no_route, [route.path for route in work]),
-            ClientDisconnect: _left,
-        },
+        exception_handlers=dict.fromkeys(
+            (ApiError, AdaFuseError, HTTPException, ClientDisconnect),
+            partial(_failed, [*posts, *gets]),
+        ),
     )
     app.state.service = service
     return app
 
 
-async def _health(_: Request) -> Response:
-    return JSONResponse({"status": "ok"})
+async def _models(service: Service, request: Request) -> Response:
+    """Return the models: the ensemble, with the strategy that the query names, and the members."""
+    engine = service.view(request.query_params.get("strategy"))
+    own = service.config.served_model_name
+
+    def described(name: str) -> dict[str, Any]:
+        extension: dict[str, Any] = {"members": [name], "strategy": SINGLE}
+        if name == own:
+            config = engine.config.override(service.check_limits(engine, {}))
+            extension = {
+                "members": list(engine.members),
+                "strategy": engine.strategy.name,
+                "member_info": [each.model_dump() for each in engine.member_info],
+                "config": config.model_dump(mode="json", exclude_defaults=True),
+                "can_enforce": engine.can_enforce,
+            }
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "adafuse-llm",
+            "max_model_len": smallest_window(engine, extension["members"]),
+            EXTENSION: extension,
+        }
+
+    if (name := request.path_params.get("name")) is not None:
+        service.check_model(name)
+        return JSONResponse(described(name))
+    models = [described(name) for name in (own, *engine.members)]
+    return JSONResponse({"object": "list", "data": models})
 
 
-async def _ready(service: Service, _: Request) -> Response:
-    if service.is_ready:
-        return JSONResponse({"status": "ready"})
-    return JSONResponse({"status": "not ready"}, 503)
+async def _complete(
+    service: Service, read: Callable[..., bodies.ServedRequest], request: Request
+) -> Response:
+    """Answer a request for a chat completion, a completion or a response."""
+    asked = await http.read_object(request, read, bodies.Ignored(strict=service.config.strict))
+    extension, limit = asked.body.adafuse, service.config.request_timeout
+    if extension.timeout is not None:
+        limit = min(extension.timeout, limit or extension.timeout)
+    try:
+        if extension.check:
+            work = service.result(partial(_check, service, asked), has_grammar=True)
+            await http.unless_disconnected(request.receive, work)
+            return JSONResponse({"object": "check", "choices": []})
+        opened = service.admitted(
+            partial(_open, service, asked, limit), has_grammar=asked.has_grammar, limit=limit
+        )
+        if not asked.body.stream or extension.texts is not None:
+            return await http.unless_disconnected(request.receive, _whole(service, asked, opened))
+        parts = _parts(service, asked, opened)
+        first = await http.unless_disconnected(request.receive, anext(parts))
+    except (ApiError, AdaFuseError) as error:
+        raise asked.error(error) from error
+    return http.StreamResponse(first, parts, bodies.warnings_header(asked.ignored.warnings))
 
 
-async def _metrics(service: Service, _: Request) -> Response:
-    body, kind = service.metrics.exposition()
-    return Response(body, media_type=kind)
+def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) -> None:
+    """Check that the members can follow the grammar of a request."""
+    engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
+    engine.check_grammar(**service.check_limits(engine, options))
 
 
-async def _no_route(paths: Sequence[str], request: Request, error: Exception) -> Response:
-    """Return the response for an address or a method that the server does not have."""
-    assert isinstance(error, HTTPException), "the application registers it for these"
+def _open(
+    service: Service, asked: bodies.ServedRequest, timeout: float | None, cancel: threading.Event
+) -> tuple[Run[Any], Writer]:
+    """Check a request against the models, the limits and the grammars of the server, and open it.
+
+    Raises:
+        ApiError: the request cannot be served.
+        InvalidInputError: an option cannot be used.
+    """
+    body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
+    engine, options = service.resolve(body.model, extension.strategy, asked.options)
+    options = _with_variables(engine, options, asked)
+    has_limit = "max_new_tokens" in options or engine.config.max_new_tokens != DEFAULT_LIMIT
+    open_ended = asked.open_ended or (asked.form.calls_tools and not has_limit)
+    conversation = asked.conversation
+    sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
+    options = service.check_limits(
+        engine,
+        options,
+        inputs=inputs,
+        characters=max(sizes) + sum(map(len, extension.texts or ())),
+        length_option=asked.length_field,
+        open_ended=open_ended,
+    )
+    try:
+        options, problem = enforced(engine, asked.form, options, asked.enforce)
+    except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
+        raise invalid(str(error), "tools" if asked.form.schema is None else body.FORM) from error
+    if problem:
+        asked.ignored.warnings.append(
+            f"the form of the reply is only described to the members, not enforced: {problem}"
+        )
+    request = EngineRequest(
+        messages=conversation,
+        options=options,
+        texts=extension.texts,
+        ends=extension.ends,
+        timeout=timeout,
+        cancel=cancel,
+    )
+    requests = [replace(request, prompt=each) for each in asked.prompts] or [request]
+    run = _opened(engine, requests, open_ended=open_ended)
+    config = engine.config.override(options)
+    model = body.model or service.config.served_model_name
+    leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
+    if asked.echoed is None or extension.texts is not None:
+        return run, CompletionWriter(model, asked, run.size // inputs, leader)
+    return run, ResponseWriter(model, asked, engine, config, leader)
+
+
+def _with_variables(
+    engine: AdaFuseEngine, options: dict[str, Any], asked: bodies.ServedRequest
+) -> dict[str, Any]:
+    """Return options with those variables of a request that a chat template of a member reads.
+
+    ``reasoning_effort`` is a variable; ``none`` also switches reasoning off. A raw prompt that
+    spells out a control token gets a warning.
+
+    Raises:
+        ApiError: a variable is ignored, and the server is strict.
+    """
+    active = engine.config.override(options).use or engine.members
+    backends = [backend for backend in engine.backends if backend.name in active]
+    known = {name for each in backends for name in each.codec.template_facts.variables}
+    told = (spelled_token(each.name, each.codec, p) for each in backends for p in asked.prompts)
+    asked.ignored.warnings += [warning for warning in told if warning][:1]
+    given = dict(asked.variables)
+    if asked.effort == "none" and "reasoning_effort" not in known:
+        switch = next((name for name in SWITCHES if name in known), "reasoning_effort")
+        given.setdefault(switch, False)
+    elif asked.effort is not None:
+        given.setdefault("reasoning_effort", asked.effort)
+    for name in [name for name in given if name not in known and name not in engine.members]:
+        asked.ignored.add(name, "no chat template of the members reads it")
+        del given[name]
+    given |= options.get("chat_template_kwargs") or {}
+    return {**options, "chat_template_kwargs": given} if given else options
+
+
+def _opened(engine: AdaFuseEngine, requests: list[EngineRequest], *, open_ended: bool) -> Run[Any]:
+    """Open requests. Without a limit of their own, they ask for as many tokens as memory allows."""
+    while True:
+        try:
+            return engine.open(requests)
+        except errors.CacheMemoryError:
+            limit = requests[0].options.get("max_new_tokens", 0) // 2
+            if not open_ended or limit < engine.config.max_new_tokens:
+                raise
+            options = {**requests[0].options, "max_new_tokens": limit}
+            requests = [replace(each, options=options) for each in requests]
+
+
+async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) -> Response:
+    """Return the whole response to a request."""
+    async with opened as (run, writer):
+        done = {
+            index: result
+            async for index, each in service.events(run)
+            if (result := each if isinstance(each, Scores) else each.generation) is not None
+        }
+    results: list[Any] = [done[index] for index in range(run.size)]
+    if isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None:
+        response = writer.scored(results)
+    else:
+        response = writer.response(results)
+    return JSONResponse(response, headers=bodies.warnings_header(asked.ignored.warnings))
+
+
+async def _parts(
+    service: Service, asked: bodies.ServedRequest, opened: Opened
+) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a streamed response.
+
+    Until the first part, an error is raised. Then it is the last part.
+    """
+    writer: Writer | None = None
+    done: dict[int, Generation] = {}
+    try:
+        async with (
+            opened as (run, begun),
+            aclosing(http.with_pauses(service.events(run))) as events,
+        ):
+            async for numbered in events:
+                writer = begun
+                if numbered is None:
+                    yield http.COMMENT
+                    continue
+                index, each = numbered
+                for part in writer.events(index, each):
+                    yield part
+                if each.generation is not None:
+                    done[index] = each.generation
+        for part in begun.ending([done[index] for index in sorted(done)]):
+            yield part
+    except Exception as error:
+        if writer is None:
+            raise
+        if not isinstance(error, (ApiError, AdaFuseError)):
+            logger.exception("request %s failed", CALL.get().id)
+        yield writer.failure(asked.error(error))
+
+
+async def _tokenize(service: Service, request: Request) -> Response:
+    """Return the tokens of a prompt, of a conversation, or of a text inside a prompt."""
+    ignored = bodies.Ignored(strict=service.config.strict)
+    body = await http.read_object(request, partial(bodies.parse, _TokenizeBody), ignored)
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("send either prompt or messages", "prompt")
+
+    def encode(_: threading.Event) -> tuple[dict[str, list[int]], int | None]:
+        asked = bodies.ServedRequest(body, ignored)
+        engine, options = service.resolve(body.model, None, asked.options)
+        options.setdefault("chat_template_kwargs", body.chat_template_kwargs)
+        text, conversation = body.prompt or "", None
+        if body.messages is not None:
+            asked.enforce = False
+            bodies.converse(asked, body, bodies.to_turns(body.messages, ignored), None)
+            conversation = asked.conversation
+        characters = len(text) if conversation is None else conversation.characters
+        service.check_limits(engine, options, characters=characters)
+        if conversation is not None:
+            tokens = engine.encode_prompt(messages=conversation, **options)
+        elif body.add_special_tokens:
+            tokens = engine.encode_prompt(text, **options)
+        else:
+            tokens = engine.encode_text(text, **options)
+        return tokens, smallest_window(engine, tokens)
+
+    tokens, window = await http.unless_disconnected(request.receive, service.result(encode))
+    member = max(tokens, key=lambda name: len(tokens[name]))
+    extension: dict[str, Any] = {"member": member, "tokens": tokens}
+    if ignored.warnings:
+        extension["warnings"] = ignored.warnings
+    answer: dict[str, Any] = {
+        "count": len(tokens[member]),
+        "max_model_len": window,
+        "tokens": tokens[member],
+        EXTENSION: extension,
+    }
+    return JSONResponse(answer, headers=bodies.warnings_header(ignored.warnings))
+
+
+async def _failed(paths: Sequence[str], request: Request, error: Exception) -> Response:
+    """Return the response for an error; also for an address or a method that does not exist."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_CLOSED)
+    if not isinstance(error, HTTPException):
+        return http.error_response(api_error(error))
     path, code = request.url.path[:200], "not_found"
     message = (
         f"there is no address {path!r} here. The server has {', '.join(paths)}. OpenAI's clients "
@@ -81,12 +363,6 @@ async def _no_route(paths: Sequence[str], request: Request, error: Exception) ->
     )
     if error.status_code == 405:
         message, code = f"{path} does not take the method {request.method}", "method_not_allowed"
-    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return error_response(api_error(error))
-
-
-async def _left(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED)
+    return http.error_response(
+        ApiError(error.status_code, message, code=code, headers=error.headers)
+    )

@@ -27,10 +27,8 @@ TOKENS: Final = {
 }
 """Fields of `Usage` by the value of the label ``kind``."""
 
-GetEngine = Callable[[], AdaFuseEngine | None]
 
-
-class Metrics:
+class Metrics(Collector):
     """Counters and gauges of one server, in a registry of their own. They are thread-safe.
 
     Args:
@@ -38,61 +36,39 @@ class Metrics:
             they are read.
     """
 
-    def __init__(self, engine: GetEngine) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = self._counter(
-            "requests", "HTTP requests that have ended, by outcome.", "route", "outcome"
+    def __init__(self, engine: Callable[[], AdaFuseEngine | None]) -> None:
+        self._engine = engine
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"adafuse_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"adafuse_{name}", text, labels, registry=registry, buckets=SECONDS)
+
+        self._requests = counter("requests", "HTTP requests that have ended.", "route", "outcome")
+        self._seconds = histogram(
+            "request_seconds", "Seconds from a request to the end of its response.", "route"
         )
-        self._seconds = self._histogram(
-            "request_seconds",
-            "Seconds from the arrival of a request to the end of its response.",
-            "route",
+        self._first_text = histogram(
+            "first_text_seconds", "Seconds from a request to the first text of its response."
         )
-        self._first_text = self._histogram(
-            "first_text_seconds",
-            "Seconds from the arrival of a request to the first text of its response.",
-        )
-        self._rounds = self._counter("rounds", "Rounds of decoding.")
-        self._joint = self._counter(
-            "rounds_joint", "Rounds in which several members made proposals."
-        )
-        self._unanimous = self._counter(
+        self._rounds = counter("rounds", "Rounds of decoding.")
+        self._joint = counter("rounds_joint", "Rounds in which several members made proposals.")
+        self._unanimous = counter(
             "rounds_unanimous", "Joint rounds in which all proposed the same text, and no other."
         )
-        self._wins = self._counter(
-            "wins", "Joint rounds whose committed text the member proposed.", "member"
+        self._wins = counter("wins", "Joint rounds whose text the member proposed.", "member")
+        self._decided = counter(
+            "decided", "Joint rounds whose text the member alone proposed.", "member"
         )
-        self._decided = self._counter(
-            "decided", "Joint rounds whose committed text the member alone proposed.", "member"
-        )
-        self._tokens = self._counter(
-            "tokens",
-            "Tokens of finished responses, in the vocabulary of the member.",
-            "member",
-            "kind",
-        )
-        self._passes = self._counter(
-            "forward_passes", "Forward passes for finished responses.", "member"
-        )
-        self._registry.register(_EngineState(engine))
-        ProcessCollector(registry=self._registry)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"adafuse_{name}", text, labels, registry=self._registry)
-
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(f"adafuse_{name}", text, labels, registry=self._registry, buckets=SECONDS)
+        self._tokens = counter("tokens", "Tokens of finished responses.", "member", "kind")
+        self._passes = counter("forward_passes", "Forward passes for finished responses.", "member")
+        registry.register(self)
+        ProcessCollector(registry=registry)
 
     def request(self, route: str, outcome: str, seconds: float) -> None:
-        """Count a request that has ended.
-
-        Args:
-            route: the path of the route, such as ``/v1/chat/completions``. Use a fixed set of
-                values: each one becomes a time series.
-            outcome: ``ok``, ``cancelled`` (the client left), ``refused`` (status 4xx), ``busy``
-                (429), ``failed`` (5xx) or ``timeout``.
-            seconds: seconds from the arrival of the request to the end of the response.
-        """
+        """Count a request that has ended. Each route and outcome becomes a time series."""
         self._requests.labels(route, outcome).inc()
         self._seconds.labels(route).observe(seconds)
 
@@ -114,38 +90,29 @@ class Metrics:
             self._decided.labels(members[0]).inc()
 
     def generation(self, generation: Generation) -> None:
-        """Count the tokens and forward passes of a response and of its alternatives."""
-        for each in (generation, *generation.alternatives):
-            for kind, field in TOKENS.items():
-                for name, tokens in getattr(each.usage, field).items():
-                    self._tokens.labels(name, kind).inc(tokens)
-            for name, passes in each.usage.forward_passes.items():
-                self._passes.labels(name).inc(passes)
+        """Count the tokens and forward passes of a response."""
+        for kind, field in TOKENS.items():
+            for name, tokens in getattr(generation.usage, field).items():
+                self._tokens.labels(name, kind).inc(tokens)
+        for name, passes in generation.usage.forward_passes.items():
+            self._passes.labels(name).inc(passes)
 
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics as text for Prometheus, and the content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-
-class _EngineState(Collector):
-    """The state of the engine at the time when metrics are read."""
-
-    def __init__(self, engine: GetEngine) -> None:
-        self._engine = engine
-
     def collect(self) -> Iterator[Metric]:
-        """Yield the current values."""
+        """Yield the state of the engine, when Prometheus reads it."""
         engine = self._engine()
         is_ready = engine is not None and not engine.closed
-        text = "Whether the members are loaded: 1 or 0."
-        yield GaugeMetricFamily("adafuse_ready", text, value=int(is_ready))
+        yield GaugeMetricFamily("adafuse_ready", "Whether the members are loaded.", int(is_ready))
         if engine is None:
             return
         scheduler = engine.scheduler
         text = "Responses that are being decoded. A request with n=2 has two."
-        yield GaugeMetricFamily("adafuse_requests_running", text, value=scheduler.running)
+        yield GaugeMetricFamily("adafuse_requests_running", text, scheduler.running)
         text = "Responses that wait for their turn."
-        yield GaugeMetricFamily("adafuse_requests_waiting", text, value=scheduler.waiting)
+        yield GaugeMetricFamily("adafuse_requests_waiting", text, scheduler.waiting)
         text = "Bytes of key/value cache that running requests reserve."
         reserved = GaugeMetricFamily("adafuse_cache_reserved_bytes", text, labels=["device"])
         text = "Bytes of key/value cache that running requests may reserve."
@@ -153,5 +120,4 @@ class _EngineState(Collector):
         for device, (used, limit) in scheduler.cache_use.items():
             reserved.add_metric([device], used)
             limits.add_metric([device], limit)
-        yield reserved
-        yield limits
+        yield from (reserved, limits)

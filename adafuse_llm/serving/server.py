@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import math
 import os
 import signal
@@ -25,30 +23,12 @@ from adafuse_llm.serving_config import ServerConfig
 
 __all__ = ["listen", "run", "url_of"]
 
-logger = logging.getLogger(__name__)
-
-BACKLOG: Final = 2048
-"""Number of connections that wait to be accepted."""
-
-KEEP_ALIVE_SECONDS: Final = 75
-"""Seconds after which an idle connection is closed. Proxies usually close theirs after 60, and the
-side that opened a connection should be the one that closes it."""
-
 END_SECONDS: Final = 10.0
 """Seconds for members to finish their forward passes, after all requests were cancelled. Until then
 the clients get the ends of their responses."""
 
 CLOSE_SECONDS: Final = 5.0
 """Seconds for members to finish their forward passes, after all requests have ended."""
-
-MARGIN_SECONDS: Final = 10.0
-"""Seconds for everything else at the end. Then the process ends, whatever still runs."""
-
-_PROBLEMS: Final = {
-    errno.EADDRINUSE: "the port is in use by another program. Stop it, or choose another --port.",
-    errno.EACCES: "this port needs special rights. Choose a --port above 1023.",
-    errno.EADDRNOTAVAIL: "this machine does not have the address. Choose another --host.",
-}
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -65,13 +45,13 @@ def listen(host: str, port: int) -> socket.socket:
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
         listener = socket.create_server(
-            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+            (host, port), family=family, backlog=2048, dualstack_ipv6=both
         )
         # asyncio does this only for sockets that it creates; without it, short parts wait 40 ms
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
-        reason = _PROBLEMS.get(error.errno or 0, f"{error.strerror}. Choose another --host.")
+        reason = f"{error.strerror}. Choose another --host or --port."
         raise InvalidInputError(f"cannot listen at {host} port {port}: {reason}") from error
 
 
@@ -98,103 +78,77 @@ def run(
     second signal ends the process at once. If a member hangs, this function ends the process
     instead of returning.
 
-    Args:
-        app: the application.
-        service: the service of the application, without an engine.
-        listener: a socket that accepts connections.
-        load: loads the members.
-        config: options of the server.
-        on_ready: is called when the members are loaded.
-
     Returns:
         0 after SIGTERM, and 130 after SIGINT.
 
     Raises:
         AdaFuseError: the members cannot be loaded.
     """
-    loaded: list[AdaFuseEngine] = []
 
     def load_members() -> None:
         try:
-            engine = load()
-            loaded.append(engine)
-            service.open(engine)
-            on_ready(engine)
+            server.engine = load()
+            service.open(server.engine)
+            on_ready(server.engine)
         except BaseException as error:  # the main thread raises it
             server.failure = error
             server.should_exit = True
 
-    loader = threading.Thread(target=load_members, name="adafuse load", daemon=True)
-    server = _Server(_uvicorn_config(app, config), service, config, on_start=loader.start)
-    try:
-        server.run([listener])
-        code = 130 if server.signal == signal.SIGINT else 0
-        still_run = [_close(engine) for engine in loaded]
-        if loader.is_alive() or any(still_run):
-            _leave(code)
-        if server.failure is not None:
-            raise server.failure
-        return code
-    finally:
-        server.watchdog.cancel()
+    server = _Server(app, service, config)
+    server.loader = threading.Thread(target=load_members, name="adafuse load", daemon=True)
+    server.run([listener])
+    code, still_runs = 130 if server.signal == signal.SIGINT else 0, False
+    if server.engine is not None:
+        server.engine.close(CLOSE_SECONDS)
+        still_runs = bool(server.engine.scheduler.close(0))
+    if still_runs or server.loader.is_alive():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # without waiting for threads
+    if server.failure is not None:
+        raise server.failure
+    return code
 
 
-def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        loop="asyncio",  # by default, uvicorn takes uvloop where another package installed it
-        http=_Connection,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=bool(config.trusted_proxies),
-        forwarded_allow_ips=list(config.trusted_proxies),
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(config.drain_seconds + END_SECONDS),
-    )
+class _Connection(H11Protocol):
+    """Answers requests for another protocol, such as HTTP/2, without two warnings in the log."""
 
-
-def _close(engine: AdaFuseEngine) -> bool:
-    """Close an engine, and return whether a forward pass still runs."""
-    engine.close(CLOSE_SECONDS)
-    return bool(engine.scheduler.close(0))
-
-
-def _leave(code: int) -> None:
-    """End the process without waiting for its threads."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    def _unsupported_upgrade_warning(self) -> None:
+        pass
 
 
 class _Server(uvicorn.Server):
     """A server that drains its service on a signal.
 
-    It calls `on_start` when it accepts connections and signals.
-
     Attributes:
+        loader: the thread that loads members, which starts when connections are accepted.
+        engine: the engine, when it is loaded.
         signal: the signal that stops the server, or None.
         failure: the error that stops the server, or None.
-        watchdog: ends the process if the server does not stop in time.
     """
 
-    def __init__(
-        self,
-        uvicorn_config: uvicorn.Config,
-        service: Service,
-        config: ServerConfig,
-        *,
-        on_start: Callable[[], None],
-    ) -> None:
-        super().__init__(uvicorn_config)
-        self.signal: int | None = None
-        self.failure: BaseException | None = None
+    loader: threading.Thread
+    engine: AdaFuseEngine | None = None
+    signal: int | None = None
+    failure: BaseException | None = None
+
+    def __init__(self, app: ASGIApp, service: Service, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",  # by default, uvicorn takes uvloop where another package has it
+                http=_Connection,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=bool(config.trusted_proxies),
+                forwarded_allow_ips=list(config.trusted_proxies),
+                timeout_keep_alive=75,  # proxies close theirs after 60, and should be the first
+                timeout_graceful_shutdown=math.ceil(config.drain_seconds + END_SECONDS),
+            )
+        )
         self._service = service
-        self._on_start = on_start
-        limit = config.drain_seconds + END_SECONDS + CLOSE_SECONDS + MARGIN_SECONDS
-        self.watchdog = threading.Timer(limit, _give_up)
-        self.watchdog.daemon = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Stop on the first signal, and end the process on the second one."""
@@ -206,22 +160,9 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections."""
         await super().startup(sockets)
-        self._on_start()
+        self.loader.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the service, and wait until its requests have ended."""
-        self.watchdog.start()
         self._service.begin_drain()
         await super().shutdown(sockets)
-
-
-def _give_up() -> None:
-    logger.error("the server did not stop in time, so the process ends now")
-    _leave(1)
-
-
-class _Connection(H11Protocol):
-    """Answers requests for another protocol, such as HTTP/2, without two warnings in the log."""
-
-    def _unsupported_upgrade_warning(self) -> None:
-        pass

@@ -6,34 +6,20 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping
 from contextlib import asynccontextmanager, closing
-from contextvars import copy_context
 from typing import Any, TypeVar
 
-import anyio
+import anyio.to_thread
 from starlette.requests import ClientDisconnect
 
+from adafuse_llm import errors
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import (
-    AdaFuseError,
-    InvalidOptionError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    nearest,
-    short_repr,
-)
+from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import Scores, StreamEvent
 from adafuse_llm.run import Run
-from adafuse_llm.serving.access import note_outcome, outcome_of, request_id, seconds_since_arrival
-from adafuse_llm.serving.errors import (
-    CONTEXT_CODE,
-    ApiError,
-    api_error,
-    invalid,
-    not_ready,
-)
+from adafuse_llm.serving.access import CALL, outcome_of
+from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, not_ready
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
 from adafuse_llm.strategies.base import Strategy
@@ -44,8 +30,8 @@ logger = logging.getLogger(__name__)
 SINGLE = "single"
 """The strategy of a member alone."""
 
-GRAMMAR_THREADS = 16
-"""Number of threads in which requests with a grammar are checked."""
+THREADS = 16
+"""Number of requests with a grammar that are checked at the same time, and of others."""
 
 TOKEN_CHARACTERS = 16
 """Characters of a prompt for each token of the context window, above which it is refused at once.
@@ -72,20 +58,19 @@ class Service:
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
         self._engine: AdaFuseEngine | None = None
-        self._strategies = _strategies(config.allowed_strategies)
+        self._strategies: dict[str, Strategy | str] = {}
+        for name in (*(config.allowed_strategies or (AUTO, *NAMED)), SINGLE):
+            strategy = name if name == AUTO else find_strategy(name)
+            self._strategies[strategy if isinstance(strategy, str) else strategy.name] = strategy
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
-        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "adafuse grammars")
-        self._stops = False
-        self._cancelled = False
+        # requests without a grammar do not wait for those with one
+        self._threads = [anyio.CapacityLimiter(THREADS) for _ in range(2)]
+        self._stops = self._cancelled = False
 
     def open(self, engine: AdaFuseEngine) -> None:
-        """Serve an engine from now on. The caller closes it.
-
-        Raises:
-            InvalidOptionError: a member has the name of the ensemble.
-        """
+        """Serve an engine from now on. The caller closes it."""
         if self.config.served_model_name in engine.members:
             raise InvalidOptionError(
                 f"option 'served_model_name': a member has the name "
@@ -100,11 +85,7 @@ class Service:
 
     @property
     def engine(self) -> AdaFuseEngine:
-        """The engine.
-
-        Raises:
-            ApiError: the members are not loaded, or the server stops.
-        """
+        """The engine. While members load, and when the server stops, this raises an `ApiError`."""
         if self._stops:
             raise not_ready("the server stops")
         if self._engine is None:
@@ -112,12 +93,7 @@ class Service:
         return self._engine
 
     def view(self, strategy: str | None) -> AdaFuseEngine:
-        """Return the engine with a strategy; None for its own.
-
-        Raises:
-            ApiError: the members are not loaded, the server stops, or requests may not name the
-                strategy.
-        """
+        """Return the engine with a strategy that requests may name; None for its own."""
         engine = self.engine
         if strategy is None or strategy == engine.strategy.name:
             return engine
@@ -141,20 +117,10 @@ class Service:
         member alone `SINGLE`.
 
         Raises:
-            ApiError: there is no such model or strategy, or the model contradicts the option
-                ``use``.
-            InvalidOptionError: an option is unknown or out of range.
+            ApiError: there is no such model or strategy, or it contradicts the option ``use``.
         """
         if model is None or model == self.config.served_model_name:
-            engine = self.view(strategy)
-            members = engine.config.override(options).use or engine.members
-            if strategy == SINGLE and len(members) > 1:
-                raise invalid(
-                    f"the strategy {SINGLE!r} decodes with one member. Ask the model "
-                    f"{members[0]!r}, for example, or name one member in adafuse.use.",
-                    "adafuse.strategy",
-                )
-            return engine, {**options}
+            return self.view(strategy), {**options}
         self.check_model(model)
         engine = self.view(strategy or SINGLE)
         used = options.get("use")
@@ -167,11 +133,7 @@ class Service:
         return engine, {**options, "use": (model,)}
 
     def check_model(self, model: str) -> None:
-        """Check that a model exists.
-
-        Raises:
-            ApiError: it does not exist.
-        """
+        """Check that a model exists."""
         names = (self.config.served_model_name, *self.engine.members)
         if model not in names:
             raise ApiError(
@@ -204,10 +166,6 @@ class Service:
 
         Returns:
             The options, with the server's limit of tokens if they have none.
-
-        Raises:
-            ApiError: a limit is exceeded.
-            InvalidOptionError: an option is unknown or out of range.
         """
         config, limits = engine.config.override(options), self.config
         most, active = limits.max_prompt_characters, config.use or engine.members
@@ -245,11 +203,6 @@ class Service:
             )
         return {**options, "max_new_tokens": highest}
 
-    def time_limit(self, timeout: float | None = None) -> float | None:
-        """Return the seconds that a request may take: its own limit, but at most the server's."""
-        limits = [each for each in (timeout, self.config.request_timeout) if each is not None]
-        return min(limits, default=None)
-
     @asynccontextmanager
     async def admitted(
         self,
@@ -265,8 +218,7 @@ class Service:
         Args:
             work: checks the request, and opens it. It receives a flag that is set when nobody waits
                 for the response any more, or when the server ends the request.
-            has_grammar: whether the work checks a grammar. It then waits in threads of its own,
-                so that requests without a grammar do not wait for it.
+            has_grammar: whether the work checks a grammar, which can take long.
             limit: maximum seconds for the work; None for those of the server.
 
         Raises:
@@ -274,55 +226,51 @@ class Service:
             RequestTimeoutError: the work takes too long.
         """
         cancel, outcome = threading.Event(), "ok"
-        threads = self._grammar_threads if has_grammar else None
         limit = self.config.request_timeout if limit is None else limit
         try:
             with self._lock:
                 if self._stops:
                     raise not_ready("the server stops")
                 self._cancels.add(cancel)
-            result = asyncio.get_running_loop().run_in_executor(
-                threads, copy_context().run, work, cancel
-            )
-            # before Python 3.12, asyncio.wait_for loses some cancellations
-            try:
-                with anyio.fail_after(limit):
-                    done = await result
-            except RequestTimeoutError:
-                raise
-            except TimeoutError:
-                raise RequestTimeoutError(
+            with anyio.move_on_after(limit) as scope:
+                done = await anyio.to_thread.run_sync(
+                    work, cancel, abandon_on_cancel=True, limiter=self._threads[has_grammar]
+                )
+            if scope.cancelled_caught:
+                assert limit is not None
+                raise errors.RequestTimeoutError(
                     f"the request was stopped after {limit:g} seconds, before it could start. "
                     "Shorten the prompt, or try again later."
-                ) from None
+                )
             yield done
             if self._cancelled and cancel.is_set():
                 outcome = "stopped"
-        except (asyncio.CancelledError, GeneratorExit, ClientDisconnect, RequestCancelledError):
+        except (
+            asyncio.CancelledError,
+            GeneratorExit,
+            ClientDisconnect,
+            errors.RequestCancelledError,
+        ):
             outcome = "cancelled"
             raise
         except BaseException as error:
             outcome = outcome_of(api_error(error).status)
             if outcome == "failed" and isinstance(error, AdaFuseError):
-                logger.error("request %s failed: %s", request_id(), error)
+                logger.error("request %s failed: %s", CALL.get().id, error)
             raise
         finally:
             with self._lock:
                 self._cancels.discard(cancel)
             cancel.set()  # the thread may still check the request
-            note_outcome(outcome)
+            CALL.get().outcome = outcome
 
     async def result(self, work: Callable[[threading.Event], T], *, has_grammar: bool = False) -> T:
-        """Return the result of some work, which is all of a request. The errors are as above."""
+        """Return the result of some work, which is all of a request."""
         async with self.admitted(work, has_grammar=has_grammar) as result:
             return result
 
     async def events(self, run: Run[E]) -> AsyncGenerator[tuple[int, E], None]:
-        """Yield the events of a run, and count its rounds.
-
-        Raises:
-            ApiError: the server stops before there is any text.
-        """
+        """Yield the events of a run, and count its rounds."""
         has_text = False
         with closing(run):
             async for index, event in run:
@@ -331,7 +279,7 @@ class Service:
                         self.metrics.round(event.round)
                     if event.text and not has_text:
                         has_text = True
-                        self.metrics.first_text(seconds_since_arrival())
+                        self.metrics.first_text(time.perf_counter() - CALL.get().started)
                     if (generation := event.generation) is not None:
                         is_cut = self._cancelled and generation.finish_reason == "cancelled"
                         if is_cut and not has_text:
@@ -350,12 +298,9 @@ class Service:
             if self._stops:
                 return
             self._stops = True
-        logger.info(
-            "the server stops: %d requests may take %g seconds more",
-            self.running,
-            self.config.drain_seconds,
-        )
-        timer = threading.Timer(self.config.drain_seconds, self.cancel_all)
+        seconds = self.config.drain_seconds
+        logger.info("the server stops: %d requests may take %g seconds more", self.running, seconds)
+        timer = threading.Timer(seconds, self.cancel_all)
         timer.daemon = True
         timer.start()
 
@@ -371,16 +316,3 @@ def smallest_window(engine: AdaFuseEngine, members: Container[str]) -> int | Non
     """Return the smallest context window of some members in tokens; None if there is no limit."""
     windows = (each.context_window for each in engine.member_info if each.name in members)
     return min((each for each in windows if each is not None), default=None)
-
-
-def _strategies(names: Sequence[str]) -> dict[str, Strategy | str]:
-    """Return the strategies that requests may name, by name.
-
-    Raises:
-        InvalidOptionError: one of them does not exist.
-    """
-    found: dict[str, Strategy | str] = {}
-    for name in (*(names or (AUTO, *NAMED)), SINGLE):
-        strategy = name if name == AUTO else find_strategy(name)
-        found[strategy if isinstance(strategy, str) else strategy.name] = strategy
-    return found

@@ -35,14 +35,21 @@ def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
         InvalidInputError: the file cannot be read, it or the variable has no keys, or a key is not
             usable.
     """
-    sources = []
+    sources = {}
     if path is not None:
-        lines = [line.strip() for line in _read(path).splitlines()]
-        found = [line for line in lines if line and not line.startswith("#")]
-        sources.append((f"API key file {path}", found))
-    if (text := environment.get(VARIABLE)) is not None:
-        sources.append((VARIABLE, [part.strip() for part in text.split(",") if part.strip()]))
-    for source, found in sources:
+        try:
+            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise InvalidInputError(f"API key file {path}: {reason}") from error
+        sources[f"API key file {path}"] = [
+            each for each in lines if not each.lstrip().startswith("#")
+        ]
+    if VARIABLE in environment:
+        sources[VARIABLE] = environment[VARIABLE].split(",")
+    keys: list[str] = []
+    for source, given in sources.items():
+        found = [each.strip() for each in given if each.strip()]
         if not found:
             raise InvalidInputError(
                 f"{source} has no keys. Write at least one, or remove it to serve without keys."
@@ -53,13 +60,5 @@ def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
                     f"{source}: key {number} is not usable. A key has letters, digits and "
                     "punctuation of ASCII, without spaces."
                 )
-    return [key for _, found in sources for key in found]
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidInputError(f"API key file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"API key file {path} is not UTF-8 text") from error
+        keys += found
+    return keys

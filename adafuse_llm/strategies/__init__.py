@@ -1,8 +1,7 @@
 """AdaFuse, the strategies beside it, and the parts for new strategies."""
 
 from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.lockstep import in_lockstep
-from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, Span, branch, finish_words, propose
 from adafuse_llm.decoding.rounds import (
     PlayRound,
@@ -14,10 +13,9 @@ from adafuse_llm.decoding.rounds import (
 from adafuse_llm.decoding.score import Pool, PoolCandidate, Scorer, fuse, score, to_result
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.fixed import FixedWords
+from adafuse_llm.strategies.fixed import FixedWords, Single
 from adafuse_llm.strategies.mixture import Mixture
 from adafuse_llm.strategies.registry import find_strategy, register_strategy
-from adafuse_llm.strategies.single import Single
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",

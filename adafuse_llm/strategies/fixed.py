@@ -1,15 +1,17 @@
-"""AdaFuse with a fixed number of greedy words per round (Figure 2 of the paper)."""
+"""A fixed number of greedy words per round (Figure 2 of the paper), and one member alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from typing_extensions import override
 
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.rounds import PlayRound
 from adafuse_llm.decoding.score import Scorer, score
-from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens, rounds_of_words
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
@@ -58,3 +60,27 @@ class FixedWords(Strategy):
         return config.override(
             {"margin_threshold": 0.0, "max_words": self.words, "branching_factor": 1}
         )
+
+
+class Single(FixedWords):
+    """One member alone, which decodes greedily. This is the baseline of every ensemble.
+
+    The tokens are the same as those of the model's own greedy ``generate()``. A round has one word.
+    If the engine has several members, choose one with the option ``use=("name",)``. The score and
+    the NLL are both the word's mean negative log-likelihood per token, in nats.
+    """
+
+    name = "single"
+    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens"})
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    @override
+    def check(self, members: Sequence[Backend]) -> None:
+        if len(members) != 1:
+            raise InvalidInputError(
+                f"strategy 'single' decodes with one member; got {len(members)} "
+                f"({', '.join(member.name for member in members)}). Choose one with the option "
+                f"use=({members[0].name!r},)."
+            )

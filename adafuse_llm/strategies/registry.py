@@ -12,9 +12,8 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
-from adafuse_llm.strategies.fixed import FixedWords
+from adafuse_llm.strategies.fixed import FixedWords, Single
 from adafuse_llm.strategies.mixture import Mixture
-from adafuse_llm.strategies.single import Single
 
 AUTO: Final = "auto"
 """Name of the default: `choose_strategy` chooses the strategy for the members."""
@@ -50,22 +49,13 @@ def register_strategy(name: str, strategy: Strategy | Callable[[], Strategy]) ->
             that the name is used.
 
     Raises:
-        InvalidOptionError: the name has other characters or belongs to a strategy of this package,
-            or the object is neither a strategy nor callable.
+        InvalidOptionError: the name has other characters or belongs to a strategy of this package.
     """
-    if not _NAME.fullmatch(name):
+    own = name == AUTO or name in NAMED or _FIXED.fullmatch(name)
+    if own or not _NAME.fullmatch(name):
         raise InvalidOptionError(
-            "the name of a strategy consists of letters, digits, dots, hyphens and underscores; "
-            f"got {short_repr(name)}"
-        )
-    if name == AUTO or name in NAMED or _FIXED.fullmatch(name):
-        raise InvalidOptionError(
-            f"{name!r} is a strategy of this package. Register yours under another name."
-        )
-    if not (_is_strategy(strategy) or callable(strategy)):
-        raise InvalidOptionError(
-            f"strategy {name!r} must be a Strategy object, or a class or function that returns "
-            f"one; got {short_repr(strategy)}"
+            "the name of a strategy must consist of letters, digits, dots, hyphens and "
+            f"underscores, and be none of this package's; got {short_repr(name)}"
         )
     _registered[name] = strategy
 

@@ -145,11 +145,10 @@ class TokenizerCodec(TextCodec):
         self._create_lock()
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
-        declared = getattr(tokenizer, "chat_control_tokens", None) or ()
         markers = {
             int(i): str(t)
             for i, t in added_tokens
-            if str(t).strip() and (str(t) in str(template or "") or str(t) in declared)
+            if str(t).strip() and str(t) in str(template or "")
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
         self._before, self._after = self._affixes()

@@ -49,6 +49,9 @@ _ALIASES = {"developer": "system", "human": "user", "ai": "assistant"}
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
 
+_OWNERS = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+"""The role of the messages that can have each of these."""
+
 TOOL_CHOICES = ("auto", "none", "required")
 MAX_TOOLS = 1_000
 """Maximum number of tools of a conversation."""
@@ -78,9 +81,6 @@ ONLY_THIS_FORM = (
 AUTO = "Call a tool only where it helps; otherwise, answer directly."
 REQUIRED = "This time, your reply must call at least one tool."
 NAMED = "This time, your reply must call the tool {name}."
-
-MARK_CHARACTERS = 16
-"""Characters that count for the marks of a chat template around a message or a tool."""
 
 MAX_DEPTH = 100
 """Maximum number of lists and objects inside each other, in arguments and in schemas of tools."""
@@ -157,7 +157,7 @@ class Conversation:
 
     @property
     def has_system(self) -> bool:
-        """Whether the first message is a system message."""
+        """Whether the conversation begins with a system message."""
         return self.messages[0]["role"] == "system"
 
     @property
@@ -211,24 +211,13 @@ class Conversation:
     @property
     def characters(self) -> int:
         """Size of all texts that members read, and of the marks around them, about."""
-        size = len(self.instructions)
-        for message in self.messages:
-            size += len(message["content"]) + len(message.get("reasoning_content", ""))
-            if calls := message.get("tool_calls"):
-                size += len(to_json(calls))
-        if self.tools:
-            size += len(to_json([vars(tool) for tool in self.tools]))
-        return size + MARK_CHARACTERS * (len(self.messages) + len(self.tools))
+        tools = [vars(tool) for tool in self.tools]
+        return len(to_json([self.messages, tools, self.instructions]))
 
     def with_system(self, *texts: str, default: str = "") -> Conversation:
         """Append texts and the instructions to the first system message, or add such a message.
 
-        The result has no instructions.
-
-        Args:
-            *texts: texts to append.
-            default: system text that members read without a system message. An added message
-                begins with it.
+        An added message begins with `default`: the system text that members read without one.
         """
         added = [text for text in (*texts, self.instructions) if text]
         if not added:
@@ -242,11 +231,8 @@ class Conversation:
     def flat(self, *, default: str = "") -> list[Message]:
         """Return messages without calls and results, which every chat template accepts.
 
-        The first system message describes the tools. If the conversation does not start with a
-        system message, one is added. The results of consecutive messages share one user message.
-
-        Args:
-            default: system text that members read without a system message.
+        The first system message describes the tools; `default` is as for `with_system`. The results
+        of consecutive messages share one user message.
         """
         names: dict[str, str] = {}  # maps the ids of calls to the tools' names
         flat: list[Message] = []
@@ -298,15 +284,10 @@ def check_conversation(
     """Return a checked conversation.
 
     Args:
-        messages: dicts with a role and content. An assistant's message may have ``tool_calls``, a
-            list of dicts with ``id``, ``name`` and ``arguments``; a tool's message may have the
-            ``tool_call_id`` of the call that it answers. The form of OpenAI's API is also allowed.
-            An assistant's message may also have ``reasoning_content``, the reasoning before its
-            content. A `Conversation` is returned as it is.
-        tools: tools that the reply can call: instances of `Tool`, or dicts in the form of OpenAI's
-            API (``{"type": "function", "function": {"name": ..., ...}}``).
-        tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
-            any tool; or the name of a tool, to request a call of that tool.
+        messages: as for `Engine.generate`; messages in the form of OpenAI's API are also allowed. A
+            `Conversation` is returned as it is.
+        tools: as for `Engine.generate`.
+        tool_choice: as for `Engine.generate`.
         instructions: text to append to the first system message, after the tools.
 
     Raises:
@@ -320,11 +301,7 @@ def check_conversation(
                 "check_conversation, or pass messages as a list"
             )
         return messages
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
-        raise InvalidInputError(
-            "messages must be a list of {'role': ..., 'content': ...} dicts; "
-            f"got {type(messages).__name__}"
-        )
+    _check_list(messages, "messages must be a list of {'role': ..., 'content': ...} dicts")
     checked = tuple(_check_message(number, message) for number, message in enumerate(messages))
     checked_tools = check_tools(tools)
     _check_tool_choice(checked_tools, tool_choice)
@@ -358,40 +335,31 @@ def _check_message(number: int, message: Any) -> Message:
             "models into 'content'."
         )
 
-    def check_owner(key: str, owner: str) -> None:
-        if role != owner:
-            raise InvalidInputError(
-                f"{label} has role {role!r}; only {'an' if owner == 'assistant' else 'a'} {owner} "
-                f"message can have {key}"
-            )
-
     checked: Message = {"role": role, "content": check_content(message.get("content"), label)}
-    if calls := message.get("tool_calls"):
-        check_owner("tool_calls", "assistant")
-        if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
+    for name, owner in _OWNERS.items():
+        if message.get(name) and role != owner:
             raise InvalidInputError(
-                f"{label} has tool_calls of type {type(calls).__name__}; pass a list of dicts "
-                "with 'id', 'name' and 'arguments'"
+                f"{label} has role {role!r}; only a message of role {owner!r} can have {name}"
             )
+    if calls := message.get("tool_calls"):
+        _check_list(calls, f"{label}: tool_calls must be a list of dicts with 'id' and 'name'")
         checked["tool_calls"] = [_check_call(call, label) for call in calls]
     if (key := message.get("tool_call_id")) is not None:
-        check_owner("a tool_call_id", "tool")
         checked["tool_call_id"] = str(key)
     if reasoning := check_content(message.get("reasoning_content"), f"the reasoning of {label}"):
-        check_owner("reasoning_content", "assistant")
         checked["reasoning_content"] = reasoning
     return checked
 
 
+def _check_list(value: Any, wanted: str) -> None:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidInputError(f"{wanted}; got {type(value).__name__}")
+
+
 def check_role(role: Any, what: str) -> str:
-    """Return the role in `ROLES` that a role or an alias stands for.
+    """Return the role in `ROLES` that a role or a framework's name for it stands for.
 
-    Args:
-        role: one of `ROLES`, or another framework's name for one of them.
-        what: name of the message in error messages, such as ``"message 0"``.
-
-    Raises:
-        InvalidInputError: the role is unknown.
+    Errors name the message as `what`.
     """
     known = _ALIASES.get(role, role) if isinstance(role, str) else role
     if not isinstance(known, str) or known not in ROLES:
@@ -403,14 +371,9 @@ def check_role(role: Any, what: str) -> str:
 
 
 def check_content(content: Any, what: str) -> str:
-    """Return the content of a message as text.
+    """Return the content of a message as text: a text, a list of text parts, or None.
 
-    Args:
-        content: text, a list of text parts, or None for no text.
-        what: name of the message in error messages, such as ``"message 0"``.
-
-    Raises:
-        InvalidInputError: the content has another type, or is not valid Unicode.
+    Errors name the message as `what`.
     """
     if content is None:
         content = ""
@@ -459,11 +422,7 @@ def _check_call(call: Any, label: str) -> Call:
 
 
 def check_results(messages: Iterable[Message]) -> None:
-    """Check that every result answers an earlier call.
-
-    Raises:
-        InvalidInputError: a result answers no earlier call.
-    """
+    """Check that every result answers an earlier call."""
     ids: dict[str, None] = {}
     for number, message in enumerate(messages):
         ids |= dict.fromkeys(call["id"] for call in message.get("tool_calls", ()))
@@ -476,17 +435,8 @@ def check_results(messages: Iterable[Message]) -> None:
 
 
 def check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Return checked tools.
-
-    Args:
-        tools: instances of `Tool`, or dicts in the form of OpenAI's API.
-
-    Raises:
-        InvalidInputError: a tool has an invalid form, two tools have the same name, or there are
-            more than `MAX_TOOLS`.
-    """
-    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Iterable):
-        raise InvalidInputError(f"tools must be a list of tools; got {type(tools).__name__}")
+    """Return checked tools: at most `MAX_TOOLS`, with different names."""
+    _check_list(tools, "tools must be a list of tools")
     tools = list(tools)
     if len(tools) > MAX_TOOLS:
         raise InvalidInputError(
@@ -554,11 +504,7 @@ def to_json(value: Any) -> str:
 
 
 def _plain_json(value: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """Return a copy that consists of dicts, lists, text, numbers, booleans and None.
-
-    Raises:
-        InvalidInputError: `value` cannot be written as JSON, or has text that is not valid Unicode.
-    """
+    """Return a copy that consists of dicts, lists, text, numbers, booleans and None."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
         plain: dict[str, Any] = json.loads(text)

@@ -85,20 +85,19 @@ class Transcript:
         """Return the length of the longest end of the text that a stop sequence or a turn could cut
         off.
         """
-        stop = self._begun(self._stops)
+        stop = begun_size(self.text, self._stops)
         if not self._turns:
             return stop
-        turn = self._begun(self._turns)
+        turn = begun_size(self.text, self._turns)
         return max(stop, len(self.text) - len(self.text[: len(self.text) - turn].rstrip()))
 
-    def _begun(self, texts: Sequence[str]) -> int:
-        """Return the length of the longest end of the text that begins one of the texts."""
-        return max(
-            (
-                size
-                for text in texts
-                for size in range(1, min(len(text), len(self.text) + 1))
-                if self.text.endswith(text[:size])
-            ),
-            default=0,
-        )
+
+def begun_size(text: str, beginnings: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that begins one of the texts in part."""
+    sizes = (
+        size
+        for each in beginnings
+        for size in range(1, min(len(each), len(text) + 1))
+        if text.endswith(each[:size])
+    )
+    return max(sizes, default=0)

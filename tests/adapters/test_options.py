@@ -29,6 +29,7 @@ def test_options_have_the_names_that_frameworks_use():
     [
         ({"max_word": 3}, "'max_words'"),
         ({"max_token": 3}, "'max_tokens'"),
+        ({"max_tokens": "three"}, "'max_tokens'.*'three'"),
         ({"tool": 3}, "'tools'"),
         ({"frequency_penalties": 1}, "'frequency_penalty'"),
         ({"max_tokens": 5, "max_new_tokens": 6}, "max_new_tokens=6"),
@@ -36,7 +37,6 @@ def test_options_have_the_names_that_frameworks_use():
         ({"gpu_layers": 1}, "members="),
         ({"model_name": "gpt-4o"}, "members="),
         ({"base_url": "http://a"}, "RemoteEngine"),
-        ({"do_sample": True}, "temperature"),
         ({"num_beams": 2}, "num_beams"),
         ({"suppress_tokens": [5]}, "logit_bias"),
     ],

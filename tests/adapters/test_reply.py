@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from adafuse_llm.adapters.reply import (
     InvalidToolCall,
+    Part,
     Reasoning,
-    ReplyParser,
     ReplyReader,
     Text,
     ToolCall,
@@ -20,60 +21,97 @@ from adafuse_llm.text.conversation import Tool
 
 pytestmark = pytest.mark.quick
 
-ADD = '\n{"name": "add", "arguments": {"a": 1}}\n'
-MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+TOOLS = (
+    Tool("add", "Adds.", {"type": "object", "properties": {}, "required": ["a", "b"]}),
+    Tool("now", "Tells the time.", {}),
+    Tool("größe", "Tells a size.", {"properties": {"of": {"type": "string"}}}),
+)
+ADD = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+NOW = '{"arguments": {}, "name": "now"}'
+SIZE = '{"name": "größe", "arguments": {"of": "```[{\\"x\\u00e9"}}'
+MARKED = f"<tool_call>\n{ADD}\n</tool_call>"
+
+ADDED = ToolCall("add", {"a": 1, "b": 2})
+TOLD = ToolCall("now", {})
+SIZED = ToolCall("größe", {"of": '```[{"xé'})
 
 
-def parsed(*pieces, tools=False):
-    """The parts of a reply, neighbouring texts of one kind joined."""
-    parser = ReplyParser(tools=tools)
-    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.close()
-    joined: list[Any] = []
-    for part in parts:
-        kind = type(part)
-        if kind in (Text, Reasoning) and joined and type(joined[-1]) is kind:
-            part = kind(joined.pop().text + part.text)  # noqa: PLW2901
-        joined.append(part)
-    return joined
+def read(
+    *pieces: str, reason: str = "stop", closing: str = "", tools: Any = TOOLS, **options: Any
+) -> tuple[list[Any], list[str]]:
+    """All parts of a reply, with neighbours of one kind joined, and its warnings."""
+    reader = ReplyReader(tools, **options)
+    deltas = [reader.add(piece) for piece in pieces]
+    deltas.append(reader.add(closing, finish_reason=reason, closing=closing))
+    parts: list[Any] = []
+    for part in (part for delta in deltas for part in delta.parts):
+        if isinstance(part, (Text, Reasoning)) and parts and type(parts[-1]) is type(part):
+            parts[-1] = type(part)(parts[-1].text + part.text)
+        else:
+            parts.append(part)
+    assert not any(delta.warnings for delta in deltas[:-1])
+    return parts, deltas[-1].warnings
 
 
-def test_text_reasoning_and_calls():
-    assert parsed(f"\n<think>hm, <tool_call>?</think>\nSo:\n<tool_call>{ADD}</tool_call> done",
-                  tools=True) == [
-        Text("\n"),
-        Reasoning("hm, <tool_call>?"),
-        Text("\nSo:\n"),
-        ToolCall("add", {"a": 1}, ADD),
-        Text(" done"),
-    ]  # fmt: skip
+def pieces_of(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
 
 
-def test_calls_are_text_where_there_are_no_tools():
-    said = f"<think>a</think><tool_call>{ADD}</tool_call>"
-    assert parsed(said) == [Reasoning("a"), Text(f"<tool_call>{ADD}</tool_call>")]
+def cut_at_random(text: str, data: st.DataObject) -> list[str]:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def test_reasoning_comes_first_or_it_is_text():
-    said = "Write <think>x</think> in your prompt."
-    assert parsed(said, tools=True) == [Text(said)]
-    call = f"<tool_call>{ADD}</tool_call>"
-    assert parsed(f"{call}\n<think>x</think>", tools=True)[1:] == [Text("\n"), Reasoning("x")]
+# Markers --------------------------------------------------------------------------------------
+
+WHOLE: dict[str, tuple[str, list[Part]]] = {
+    "text, reasoning and a call": (
+        f"\n<think>hm, <tool_call>?</think>\nSo:\n{MARKED}\n\n done",
+        [Reasoning("hm, <tool_call>?"), Text("So:\n"), ADDED, Text("done")],
+    ),
+    "reasoning after text is text": ("Write <think>x</think>.", [Text("Write <think>x</think>.")]),
+    "reasoning after a call": (f"{MARKED}\n<think>x</think>", [ADDED, Reasoning("x")]),
+    "a marker in a string": (
+        '<tool_call>{"name": "now", "arguments": {"a": "</tool_call>"}}</tool_call> x',
+        [ToolCall("now", {"a": "</tool_call>"}), Text("x")],
+    ),
+    "half a character": (
+        r'<tool_call>{"name": "now", "arguments": {"a": "\ud83d", "b": "\ud83d\ude42"}}',
+        [ToolCall("now", {"a": "\ufffd", "b": "🙂"})],
+    ),
+    "no closing marker": (f"<tool_call>{ADD}", [ADDED]),
+    "half a closing marker": (f"<tool_call>{ADD}</tool", [ADDED]),
+    "the beginning of a marker": ("a <tool_", [Text("a <tool_")]),
+    "one": (ADD, [ADDED]),
+    "in lines": (json.dumps(json.loads(ADD), indent=2), [ADDED]),
+    "another order of keys": (NOW, [TOLD]),
+    "several": (f"{ADD}\n{NOW}{SIZE}", [ADDED, TOLD, SIZED]),
+    "a list": (f"[{ADD}, {NOW}]", [ADDED, TOLD]),
+    "fenced": (f"```json\n{ADD}\n```", [ADDED]),
+    "a fenced list": (f"```json\n[{ADD}, {NOW}]\n```", [ADDED, TOLD]),
+    "several fences": (f"```json\n{ADD}\n```\n```json\n{NOW}\n```", [ADDED, TOLD]),
+    "a fence that is not closed": (f"```json\n{ADD}", [ADDED]),
+    "after reasoning": (f"<think>Hm.</think>\n\n{ADD}", [Reasoning("Hm."), ADDED]),
+}
 
 
-def test_what_may_be_a_marker_is_held_back_and_nothing_else():
-    parser = ReplyParser(tools=True)
-    assert parser.feed("a <b> <tool_") == [Text("a <b> ")]
-    assert parser.feed("x <tool_call") == [Text("<tool_x ")]
-    assert parser.feed(">") == []
-    assert parser.feed('{"name": "add", ') == []
-    assert parser.feed('"arguments": {}}</tool_call') == []
-    assert parser.feed(">\n") == [
-        ToolCall("add", {}, '{"name": "add", "arguments": {}}'),
-        Text("\n"),
-    ]
-    assert parser.feed("<") == []
-    assert parser.close() == [Text("<")]
-    assert parser.close() == []
+@pytest.mark.parametrize("case", WHOLE)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_reply_is_read_in_parts(case: str, size: int) -> None:
+    text, expected = WHOLE[case]
+    assert read(*pieces_of(text, size)) == (expected, [])
+
+
+def test_calls_are_text_without_tools() -> None:
+    assert read(f"<think>a</think>{MARKED}", tools=())[0] == [Reasoning("a"), Text(MARKED)]
+
+
+def test_what_may_be_a_marker_is_held_back_and_nothing_else() -> None:
+    reader = ReplyReader(TOOLS)
+    assert reader.add("a <b> <tool_").parts == [Text("a <b> ")]
+    assert reader.add("x <tool_call").parts == [Text("<tool_x ")]
+    assert reader.add(f">{ADD}</tool_call").parts == []
+    assert reader.add(">\n").parts == [ADDED]
 
 
 @pytest.mark.parametrize(
@@ -87,89 +125,174 @@ def test_what_may_be_a_marker_is_held_back_and_nothing_else():
         ('{"name": "add"}', "add", '"arguments"'),
         ('{"name": "add", "arguments": "{}"}', "add", '"arguments"'),
         ('{"name": "add", "arguments": {"a": NaN}}', None, "NaN"),
-        ('{"name": "add", "arguments": {}} {"name": "b", "arguments": {}}', None, "not JSON"),
+        ('{"name": "add", "arguments": {"a": 1e400}}', None, "too large"),
+        (f'{{"name": "add", "arguments": {{"a": {"9" * 5000}}}}}', None, "digits"),
+        (f"{ADD} {NOW}", None, "not JSON"),
         ("[" * 100_000, None, "not JSON"),
     ],
 )
-def test_malformed_calls_are_told_and_never_repaired(text, name, error):
-    (part,) = parsed(f"<tool_call>{text}</tool_call>", tools=True)
+@pytest.mark.parametrize("rest", ["", f"\n{MARKED}"])
+def test_malformed_calls_are_told_and_never_repaired(
+    text: str, name: str | None, error: str, rest: str
+) -> None:
+    (part, *others), (warning,) = read(f"<tool_call>{text}</tool_call>{rest}")
     assert isinstance(part, InvalidToolCall)
     assert (part.name, part.text) == (name, text)
     assert error in part.error
+    assert part.error in warning
+    assert others == ([ADDED] if rest else [])
 
 
-def test_a_marker_inside_a_string_closes_no_call_unless_the_string_never_ends():
-    call = '{"name": "add", "arguments": {"a": "</tool_call>"}}'
-    assert parsed(f"<tool_call>{call}</tool_call> x", tools=True) == [
-        ToolCall("add", {"a": "</tool_call>"}, call),
-        Text(" x"),
-    ]
-    unfinished = '{"name": "add", "arguments": {"a": "1}}'
-    for rest in ("", "\n", f"\n<tool_call>{ADD}</tool_call>"):
-        first, *others = parsed(f"<tool_call>{unfinished}</tool_call>{rest}", tools=True)
-        assert isinstance(first, InvalidToolCall)
-        assert first.text == unfinished
-        assert others == parsed(rest, tools=True)
+def test_malformed_calls_can_be_text() -> None:
+    for written in ("<tool_call>add!</tool_call>", '<tool_call>{"name": "add"'):
+        assert read(written, as_text=True)[0] == [Text(written)]
+        assert not read(written, as_text=True, reason="length")[0] or "add!" in written
 
 
-@pytest.mark.parametrize("number", ["1e400", "-1E+999", "9" * 5000])
-def test_a_call_with_a_number_that_is_too_large_is_invalid(number):
-    """A tool must not run with another number."""
-    call = f'{{"name": "add", "arguments": {{"a": {number}}}}}'
-    (part,) = parsed(f"<tool_call>{call}</tool_call>", tools=True)
-    assert isinstance(part, InvalidToolCall)
-    assert "number" in part.error
+def test_only_the_first_call_counts_if_calls_are_not_parallel() -> None:
+    for text in (f"{ADD}\n{NOW}", f"{MARKED}\n{MARKED}"):
+        assert read(text, parallel=False)[0] == [ADDED]
 
 
-def test_half_a_character_in_a_call_is_replaced_because_it_cannot_be_encoded():
-    call = r'{"name": "add", "arguments": {"a": "x\ud83d", "b": "\ud83d\ude42"}}'
-    (part,) = parsed(f"<tool_call>{call}</tool_call>", tools=True)
-    assert part.arguments == {"a": "x\ufffd", "b": "🙂"}
+def test_a_valid_call_of_no_tool_has_a_warning() -> None:
+    parts, (warning,) = read('<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>')
+    assert parts == [ToolCall("sub", {})]
+    assert "'sub'" in warning
+    _, (warning,) = read('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
+    assert "lacks the arguments b" in warning
 
 
-def test_a_reply_that_ends_inside_a_call():
-    begun = ADD[:-2]  # its last brace is missing
-    (text, call) = parsed(f"So: <tool_call>{begun}</tool", tools=True)
-    assert text == Text("So: ")
-    assert call == InvalidToolCall("add", f"{begun}</tool", "it is not closed by </tool_call>")
-    for end in ("", "<", "</tool"):  # only the marker is missing
-        assert parsed(f"<tool_call>{ADD}{end}", tools=True) == [ToolCall("add", {"a": 1}, ADD)]
+# Calls without markers -----------------------------------------------------------------------
+
+TEXTS = [
+    ("The sum is 3.", ""),
+    ('{"price": 3, "currency": "EUR"}', ""),
+    ('{"name": "add"}', ""),
+    ("```python\nprint(1)\n```", ""),
+    ("[]", ""),
+    ("", "empty"),
+    ('{"name": "sub", "arguments": {}}', "there is no tool 'sub'"),
+    ('{"name": "add", "arguments": {"a": 1}}', "lacks the arguments b"),
+    ('{"name": "now", "arguments": {}, "x": 1}', "other keys"),
+    ('{"name": "now", "arguments": {"a": 1 + 2, "b": 7}}', "JSON"),
+    (f"{ADD}\nThis adds the numbers.", "JSON"),
+    (f"Sure: {ADD}", "JSON"),
+    (f'{ADD}\n{{"name": "sub", "arguments": {{}}}}', "no tool 'sub'"),
+    (f"[{ADD}, {NOW}", "JSON"),
+]
 
 
-TOOLS = [Tool("add", "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})]
+@pytest.mark.parametrize(("text", "problem"), TEXTS)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_other_replies_stay_text(text: str, problem: str, size: int) -> None:
+    parts, warnings = read(*pieces_of(text, size))
+    assert parts == ([Text(text)] if text else [])
+    assert len(warnings) == bool(problem)
+    assert all(problem in each for each in warnings)
+
+
+def test_only_what_can_be_calls_is_held_back() -> None:
+    for begun in (
+        "The sum",
+        '{"price": 3, "currency": "EUR", "x"',
+        "```python\nimport sys\nprint(sys.a",
+    ):
+        assert ReplyReader(TOOLS).add(begun).content == begun
+    for begun in ("{", '[{"na', "``", "```json\n", '```\n[ {"arg', ADD, f"[{ADD}", f"{ADD} x"):
+        assert ReplyReader(TOOLS).add(begun).content == ""
+
+
+def test_calls_without_markers_are_text_beside_calls_with_markers() -> None:
+    assert read(f"{ADD}\n{MARKED}")[0] == [Text(f"{ADD}\n"), ADDED]
+    assert read(f"{MARKED}\n{ADD}")[0] == [ADDED, Text(ADD)]
+
+
+# Replies that are cut ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", ["<tool_call>", "<tool_call>\n{", f"```json\n{ADD[:-3]}"])
+@pytest.mark.parametrize("before", ["", f"{MARKED}\n"])
+def test_a_call_that_is_cut_off_is_invalid_and_whole_calls_before_it_stay(
+    begun: str, before: str
+) -> None:
+    if before and begun[0] == "`":
+        begun = f"<tool_call>{ADD[:-3]}"
+    parts, (warning,) = read(before + begun, reason="length")
+    assert parts[:-1] == ([ADDED] if before else [])
+    assert isinstance(parts[-1], InvalidToolCall)
+    assert parts[-1].is_cut
+    assert "max_tokens" in warning
+
+
+@pytest.mark.parametrize("begun", ["<", "<t", "<tool_call"])
+def test_the_beginning_of_a_marker_is_no_text_if_a_reply_is_cut_or_calls_are_forbidden(
+    begun: str,
+) -> None:
+    ended = [("length", ""), ("cancelled", ""), ("stop", begun)]
+    for reason, shown in ended:
+        assert read(f"1 {begun}", reason=reason) == ([Text(f"1 {shown}")], [])
+        forbidden = "" if begun == "<tool_call" else shown
+        parts, _ = read(f"1 {begun}", reason=reason, tools=(), calls_forbidden=True)
+        assert parts == [Text(f"1 {forbidden}")]
+    assert read(f"1 {begun}", reason="length", tools=())[0] == [Text(f"1 {begun}")]
 
 
 @pytest.mark.parametrize(
     ("own", "closing", "kinds", "content"),
     [
-        (f"<tool_call>{ADD[:-3]}", "}}\n</tool_call>", [InvalidToolCall], ""),
+        (f"<tool_call>\n{ADD[:-3]}", "}}\n</tool_call>", [InvalidToolCall], ""),
         (f"<tool_call>{ADD}", "</tool_call>", [ToolCall], ""),
         (f"<tool_call>{ADD}</tool", "_call>", [ToolCall], ""),
         ("<tool", f"_call>{ADD}</tool_call>", [InvalidToolCall], ""),
-        ("", f"<tool_call>{ADD}</tool_call>", [InvalidToolCall], ""),
-        (f"<tool_call>{ADD}</tool_call>\n<tool_call>", f"{ADD}</tool_call>",
-         [ToolCall, InvalidToolCall], ""),
-        (ADD[1:-3], "}}", [], ADD.strip()),
+        ("", MARKED, [InvalidToolCall], ""),
+        (f"{MARKED}\n<tool_call>", f"{ADD}</tool_call>", [ToolCall, InvalidToolCall], ""),
+        (ADD[:-2], "}}", [], ADD),
         ('{"b": "', '"}', [], '{"b": ""}'),
         ("<think>hm", "</think>", [], ""),
     ],
-)  # fmt: skip
-def test_the_text_that_closes_a_reply_completes_its_text_but_no_call(own, closing, kinds, content):
+)
+def test_the_text_that_completes_a_reply_completes_its_text_but_no_call(
+    own: str, closing: str, kinds: list[type], content: str
+) -> None:
     delta = ReplyReader(TOOLS).add(own + closing, "", "length", closing)
     assert [type(call) for call in delta.calls] == kinds
     assert delta.content == content
     assert all("max_tokens" in c.error for c in delta.calls if isinstance(c, InvalidToolCall))
     assert bool(delta.warnings) == (kinds[-1:] == [InvalidToolCall] or not kinds)
+    own_text = ReplyReader(TOOLS, completes=False).add(own + closing, "", "length", closing)
+    assert own_text.content == content.removesuffix(closing)
 
 
-replies = st.lists(
+def test_a_call_that_is_being_written_shows_its_arguments() -> None:
+    reader = ReplyReader(TOOLS)
+    reader.add('<tool_call>\n{"name": "add", "argum')
+    assert reader.unfinished() is None
+    reader.add('ents": {"a": 1')
+    assert reader.unfinished() == ("add", '{"a": 1')
+    reader.add(', "b": 2}}\n</tool_call>')
+    assert reader.unfinished() is None
+
+
+# Pieces --------------------------------------------------------------------------------------
+
+MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+REPLIES = st.lists(
     st.sampled_from([*MARKERS, ADD, "<", "</", "<tool", "text", " ", "\n", "\U0001f600"]),
     max_size=12,
-).map("".join)  # fmt: skip
+).map("".join)
+EXAMPLES = st.sampled_from([*(text for text, _ in WHOLE.values()), *(text for text, _ in TEXTS)])
 
 
-@given(replies, st.data(), st.booleans())
-def test_the_parts_do_not_depend_on_how_a_reply_is_cut(reply, data, tools):
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(reply)))))
-    pieces = [reply[a:b] for a, b in zip([0, *cuts], [*cuts, len(reply)], strict=True)]
-    assert parsed(*pieces, tools=tools) == parsed(reply, tools=tools)
+@given(REPLIES | EXAMPLES, st.data(), st.sampled_from([TOOLS, ()]))
+def test_the_parts_do_not_depend_on_how_a_reply_is_cut(
+    reply: str, data: st.DataObject, tools: Any
+) -> None:
+    assert read(*cut_at_random(reply, data), tools=tools) == read(reply, tools=tools)
+
+
+@given(st.sampled_from([text for text, _ in TEXTS]), st.data())
+def test_nothing_of_a_text_is_lost_wherever_it_ends(text: str, data: st.DataObject) -> None:
+    text = text[: data.draw(st.integers(0, len(text)))]
+    parts, _ = read(*cut_at_random(text, data))
+    if not any(isinstance(part, ToolCall) for part in parts):
+        assert "".join(part.text for part in parts) == text

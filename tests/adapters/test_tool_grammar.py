@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import GrammarError, InvalidInputError
-from adafuse_llm.adapters.reply import ReplyParser, Text, ToolCall
+from adafuse_llm import GrammarError
+from adafuse_llm.adapters.reply import ReplyReader, Text, ToolCall
 from adafuse_llm.adapters.schema import close_objects, recursive_schema
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.text.conversation import Tool
+from adafuse_llm.text.matchers import byte_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -31,23 +32,8 @@ A_TEXT = '<tool_call>\n{"name": "add_text", "arguments": {"text": "x"}}\n</tool_
 A_TIME = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
-class Bytes:
-    """A tokenizer with one token for each byte."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
-    special_token_ids = (256,)
-
-    def __call__(self, text):
-        return list(text if isinstance(text, bytes) else text.encode())
-
-
-BYTES = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), eos_token=256)
-
-
 def matcher(grammar):
-    follower = llguidance.LLMatcher(BYTES, grammar)
+    follower = llguidance.LLMatcher(byte_tokenizer(), grammar)
     assert not follower.is_error(), follower.get_error()
     return follower
 
@@ -57,12 +43,6 @@ def accepts(grammar: str, text: str) -> bool:
     follower = matcher(grammar)
     data = list(text.encode())
     return follower.try_consume_tokens(data) == len(data) and follower.is_accepting()
-
-
-def begins(grammar: str, text: str) -> bool:
-    """Whether a reply of the grammar can begin with the text."""
-    data = list(text.encode())
-    return matcher(grammar).try_consume_tokens(data) == len(data)
 
 
 @pytest.mark.parametrize(
@@ -106,56 +86,51 @@ def test_auto_forbids_malformed_calls(reply):
     assert not accepts(tool_grammar(TOOLS), reply)
 
 
-def test_none_allows_text_without_a_call():
-    grammar = tool_grammar(TOOLS, choice="none")
-    for reply in ("", "Four.", "<think>a</think>\n\nFour.", "a <tool_cal"):
-        assert accepts(grammar, reply)
-    for reply in (A_SUM, f"So:\n{A_SUM}", "<tool_call>", "<think><tool_call>"):
-        assert not begins(grammar, reply)
+@pytest.mark.parametrize(
+    ("options", "allowed", "forbidden"),
+    [
+        (
+            {"choice": "none"},
+            ("", "Four.", "<think>a</think>\n\nFour.", "a <tool_cal"),
+            (A_SUM, f"So:\n{A_SUM}", "<tool_call>", "<think><tool_call>"),
+        ),
+        (
+            {"choice": "required"},
+            (A_TIME, f"{A_TIME}\n{A_SUM}"),
+            ("", "Four.", f"So: {A_SUM}", f"<think></think>{A_SUM}"),
+        ),
+        (
+            {"choice": "add"},
+            (A_SUM,),
+            (A_TEXT, A_TIME, f"{A_SUM}\n{A_SUM}", "", f"So: {A_SUM}"),
+        ),
+        ({"parallel": False}, ("Four.", A_SUM), (f"{A_SUM}\n", f"{A_SUM}\n{A_SUM}")),
+        ({"choice": "required", "parallel": False}, (A_SUM,), (f"{A_SUM}\n{A_SUM}", "")),
+        (
+            {"reply": {"type": "object", "properties": NUMBERS}},
+            ('{"a": 1}', A_SUM, f"{A_SUM}\n{A_TIME}"),
+            ("", "Four.", '{"c": 1}', f'{{"a": 1}}\n{A_SUM}'),
+        ),
+    ],
+)
+def test_the_choice_says_what_a_reply_can_be(options, allowed, forbidden):
+    grammar = tool_grammar(TOOLS, **options)
+    for reply in allowed:
+        assert accepts(grammar, reply), reply
+    for reply in forbidden:
+        assert not accepts(grammar, reply), reply
 
 
-def test_required_allows_calls_and_nothing_else():
-    grammar = tool_grammar(TOOLS, choice="required")
-    assert accepts(grammar, A_TIME)
-    assert accepts(grammar, f"{A_TIME}\n{A_SUM}")
-    for other in ("", "Four.", f"So: {A_SUM}", f"<think></think>{A_SUM}"):
-        assert not accepts(grammar, other)
-
-
-def test_a_name_allows_exactly_one_call_of_that_tool():
-    grammar = tool_grammar(TOOLS, choice="add")
-    assert accepts(grammar, A_SUM)
-    for other in (A_TEXT, A_TIME, f"{A_SUM}\n{A_SUM}", "", f"So: {A_SUM}"):
-        assert not accepts(grammar, other)
-
-
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_without_parallel_calls_the_reply_ends_after_the_first(choice):
-    grammar = tool_grammar(TOOLS, choice=choice, parallel=False)
-    assert accepts(grammar, A_SUM)
-    assert not begins(grammar, f"{A_SUM}\n")
-
-
-def parsed(reply, pieces=1):
-    parser = ReplyParser(tools=True)
-    step = max(1, len(reply) // pieces)
-    cut = [reply[start : start + step] for start in range(0, len(reply), step)]
-    parts = [part for piece in cut for part in parser.feed(piece)] + parser.close()
-    return [part for part in parts if not (isinstance(part, Text) and not part.text.strip())]
+def parsed(reply: str) -> list[Any]:
+    return ReplyReader(TOOLS).add(reply, finish_reason="stop").parts
 
 
 def test_an_argument_can_contain_the_closing_marker():
     text = 'end with </tool_call>, then "quote\\" </tool_call>\n'
-    arguments = {"text": text}
-    call = json.dumps({"name": "add_text", "arguments": arguments})
-    reply = f"<tool_call>\n{call}\n</tool_call>"
-    assert accepts(tool_grammar(TOOLS, choice="required"), f"{reply}\n{A_SUM}")
-    for pieces in (1, 7, len(reply)):
-        first, second = parsed(f"{reply}\n{A_SUM}", pieces)
-        assert isinstance(first, ToolCall)
-        assert isinstance(second, ToolCall)
-        assert first.arguments == arguments
-        assert second.arguments == {"a": 1, "b": -2}
+    call = json.dumps({"name": "add_text", "arguments": {"text": text}})
+    reply = f"<tool_call>\n{call}\n</tool_call>\n{A_SUM}"
+    assert accepts(tool_grammar(TOOLS, choice="required"), reply)
+    assert [part.arguments for part in parsed(reply)] == [{"text": text}, {"a": 1, "b": -2}]
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "add"])
@@ -223,16 +198,11 @@ def test_arguments_are_always_an_object():
     assert not accepts(grammar, reply % "[]")
 
 
-def test_names_and_choices_are_checked():
+def test_names_of_tools_can_have_any_characters():
     odd = Tool('é"\\/}%json {\n', "", {})
-    reply = (
-        f'<tool_call>\n{{"name": {json.dumps(odd.name, ensure_ascii=False)}, "arguments": {{}}}}'
-    )
-    assert accepts(tool_grammar([odd], choice="required"), f"{reply}\n</tool_call>")
-    with pytest.raises(InvalidInputError, match="Did you mean 'add'"):
-        tool_grammar(TOOLS, choice="ad")
-    with pytest.raises(InvalidInputError, match="at least one tool"):
-        tool_grammar([])
+    name = json.dumps(odd.name, ensure_ascii=False)
+    reply = f'<tool_call>\n{{"name": {name}, "arguments": {{}}}}\n</tool_call>'
+    assert accepts(tool_grammar([odd], choice="required"), reply)
 
 
 def test_objects_are_closed_unless_their_schema_says_otherwise():

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, KeptPrefixes, late, longest
+from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, PrefixCache
 
 pytestmark = pytest.mark.quick
 
@@ -31,49 +31,59 @@ def sequence(rng: random.Random) -> list[int]:
 def test_what_is_kept_and_found_is_what_the_definition_says(seed: int) -> None:
     rng = random.Random(seed)
     plain: dict[int, list[int]] = {}  # the least recently used is first
-    kept = KeptPrefixes[int]()
-    for value in range(150):
+    kept = PrefixCache[int](limit := 400, most_kept := 12)
+    for value in range(200):
         ids = sequence(rng)
         most = max((common(each, ids[:-1]) for each in plain.values()), default=0)
-        found = longest(ids, kept, ())
+        found = kept.longest(ids, ())
         assert (found[1] if found else 0) == (most if most >= MIN_SHARED else 0)
         if found:
             assert common(plain[found[0]], ids[:-1]) == most
             plain[found[0]] = plain.pop(found[0])
-        if kept.shared(as_ids(ids)) < len(ids):
+        is_known = any(common(each, ids) == len(ids) for each in plain.values())
+        fitting = kept.fitting(ids)
+        assert fitting.tolist() == ([] if is_known or len(ids) < MIN_SHARED else ids)
+        if len(fitting):
             covered = [old for old, each in plain.items() if common(each, ids) == len(each)]
-            assert kept.add(as_ids(ids), value) == (covered[0] if covered else None)
             plain = {old: each for old, each in plain.items() if old not in covered}
             plain[value] = ids
-        if rng.random() < 0.3 and plain:
-            oldest = next(iter(plain))
-            assert kept.pop_oldest() == oldest
-            del plain[oldest]
+            while sum(map(len, plain.values())) > limit or len(plain) > most_kept:
+                covered.append(next(iter(plain)))
+                del plain[covered[-1]]
+            assert kept.add(fitting, value) == covered
         assert list(kept) == list(plain)
 
 
 def test_prompts_wait_for_those_that_begin_alike() -> None:
     header, other = list(range(40)), list(range(100, 140))
     prompts = {0: [*header, 1], 1: [*header, 2], 2: [*other, 3], 3: header[:MIN_SHARED], 4: [5]}
-    kept: KeptPrefixes[str] = KeptPrefixes()
-    assert late(prompts, kept, ()) == {1, 3}
+    kept: PrefixCache[str] = PrefixCache(1000)
+    assert kept.late(prompts, ()) == {1, 3}
     kept.add(as_ids(header[:30]), "kept")
-    assert late(prompts, kept, ()) == set()
-    assert late({7: [*other, 8], 9: [*other, 6]}, kept, ()) == {9}
-    assert late({7: [*other, 8], 9: [*other, 6]}, kept, [(other, 40, "runs")]) == set()
-    assert late({7: [*other, 8], 9: [*other, 6]}, kept, [(other, 20, "runs")]) == {9}
+    assert kept.late(prompts, ()) == set()
+    assert kept.late({7: [*other, 8], 9: [*other, 6]}, ()) == {9}
+    assert kept.late({7: [*other, 8], 9: [*other, 6]}, [(other, 40, "runs")]) == set()
+    assert kept.late({7: [*other, 8], 9: [*other, 6]}, [(other, 20, "runs")]) == {9}
 
 
 def test_the_longest_prefix_is_kept_or_runs() -> None:
     header = list(range(40))
-    kept: KeptPrefixes[str] = KeptPrefixes()
+    kept: PrefixCache[str] = PrefixCache(1000)
     kept.add(as_ids([*header[:30], 7, 7]), "kept")
     kept.add(as_ids([1, 2]), "other")
-    assert longest([*header, 5], kept, ()) == ("kept", 30)
+    assert kept.longest([*header, 5], ()) == ("kept", 30)
     assert list(kept) == ["other", "kept"]
-    assert longest([*header, 5], kept, [(header, 30, "runs")]) == ("kept", 30)
-    assert longest([*header, 5], kept, [(header, 31, "runs")]) == ("runs", 31)
-    assert longest([*header[:20], 5], kept, [(header, 31, "runs")]) == ("kept", 20)
-    assert longest(header[: MIN_SHARED + 1], kept, ()) == ("kept", MIN_SHARED)
-    assert longest(header[:MIN_SHARED], kept, ()) is None
-    assert longest([5], kept, [([5], 1, "runs")]) is None
+    assert kept.longest([*header, 5], [(header, 30, "runs")]) == ("kept", 30)
+    assert kept.longest([*header, 5], [(header, 31, "runs")]) == ("runs", 31)
+    assert kept.longest([*header[:20], 5], [(header, 31, "runs")]) == ("kept", 20)
+    assert kept.longest(header[: MIN_SHARED + 1], ()) == ("kept", MIN_SHARED)
+    assert kept.longest(header[:MIN_SHARED], ()) is None
+    assert kept.longest([5], [([5], 1, "runs")]) is None
+
+
+def test_with_a_limit_of_0_nothing_is_kept_found_or_waited_for() -> None:
+    header, nothing = list(range(40)), PrefixCache[str](0)
+    assert not len(nothing.fitting(header))
+    assert nothing.longest(header, [(header, 40, "runs")]) is None
+    assert nothing.late({0: header, 1: header}, ()) == set()
+    assert PrefixCache[str](20).fitting(header).tolist() == header[:20]

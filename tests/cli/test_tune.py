@@ -12,16 +12,11 @@ from adafuse_llm.loading.config_file import read_config
 
 
 @pytest.fixture
-def data(tmp_path):
+def job(questions, tmp_path, fakes):
     """Twenty questions; wren alone says "Ada Brook", heron alone "Ada Stone"."""
-    path = tmp_path / "set.jsonl"
-    items = [{"question": f"Who founded mill {n}?", "answer": "Ada Brook did"} for n in range(20)]
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    return path
-
-
-@pytest.fixture
-def job(data, tmp_path, fakes):
+    data = questions(
+        *({"question": f"Who founded mill {n}?", "answer": "Ada Brook did"} for n in range(20))
+    )
     return ["tune", data, "--output", tmp_path / "tuned.yaml", "--trials", 3]
 
 
@@ -38,7 +33,7 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     assert "10 questions to search on, 10 held out, seed 1" in text
     assert "10 questions show no difference between the ensemble and its best member, wren" in text
     assert read_config(tmp_path / "tuned.yaml").options == {"use": ("wren",)}
-    assert len(fakes) == 1
+    assert [call["config"].stop for call in fakes] == [("\nQuestion:",)]
 
 
 def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes, monkeypatch):
@@ -58,7 +53,8 @@ def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes
 
 def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path, monkeypatch):
     (tmp_path / "wren").mkdir()
-    models = ["--model", tmp_path / "wren", "--model", "org/heron", "--dtype", "float64"]
+    monkeypatch.chdir(tmp_path)
+    models = ["--model", "wren", "--model", "org/heron", "--dtype", "float64"]
     result = adafuse(*job, *models, "-o", "max_words=2")
     assert result.exit_code == 0, result.output
     said = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
@@ -70,7 +66,7 @@ def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path
 
 
 def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
-    models = ["--model", "org/wren", "--model", "org/heron", "--weights", "wren=1,heron=2"]
+    models = ["--model", "org/wren", "--model", "org/heron", "-o", "weights={wren: 1, heron: 2}"]
     result = adafuse(*job, *models, "--keep-ensemble")
     assert result.exit_code == 0, result.output
     assert "describes the ensemble." in result.stdout
@@ -124,10 +120,10 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--held-out", "0.1"], "needs 95 different questions"),
-        (["--use", "wren"], "at least two members; got wren"),
-        (["--docs", ".", "--template", "{question}?"], "leave out --prompts and --template"),
-        (["--strategy", "single"], "strategy 'single' has no options to tune"),
+        (["--held-out", "0.1"], "needs 95"),
+        (["--use", "wren"], "at least two members"),
+        (["--docs", ".", "--template", "{question}?"], "--template"),
+        (["--strategy", "single"], "'single'"),
         (["--metric", "number_"], "Did you mean 'number'"),
     ],
 )
@@ -140,60 +136,3 @@ def test_what_cannot_be_searched_is_one_error_before_anything_is_loaded(
     assert len(result.stderr.splitlines()) == 1
     assert not fakes
     assert not (tmp_path / "tuned.yaml").exists()
-
-
-# --config -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        'models: [org/wren, org/heron]\ndtype: float64\nmax_words: 2\nstop: ["\\n"]\n'
-        "weights: {wren: 1, heron: 3}\n"
-    )
-    return path
-
-
-@pytest.mark.quick
-def test_a_configuration_file_says_what_flags_say(adafuse, config, fakes):
-    result = adafuse("generate", "x:", "--config", config)
-    assert result.exit_code == 0, result.output
-    call = fakes[0]
-    assert [spec.path for spec in call["paths"]] == ["org/wren", "org/heron"]
-    assert (call["dtype"], call["strategy"]) == ("float64", "auto")
-    assert (call["config"].max_words, call["config"].stop) == (2, ("\n",))
-    assert call["config"].weights == {"wren": 1.0, "heron": 3.0}
-
-
-@pytest.mark.quick
-def test_what_is_typed_comes_before_the_file(adafuse, config, fakes):
-    flags = ["-o", "max_words=3", "--dtype", "auto", "--model", "a", "--model", "b", "--stop", "!"]
-    result = adafuse("generate", "x:", "--config", config, *flags, "--weights", "wren=1,heron=1")
-    assert result.exit_code == 0, result.output
-    call = fakes[0]
-    assert (call["config"].max_words, call["config"].stop) == (3, ("!",))
-    assert (call["dtype"], [spec.path for spec in call["paths"]]) == ("auto", ["a", "b"])
-    assert call["config"].weights == {"wren": 1.0, "heron": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("max_word: 2", "unknown option 'max_word'. Did you mean 'max_words'?"),
-        ("trust_remote_code: true", "unknown option 'trust_remote_code'"),
-        ("max_words: 0", "option 'max_words': input should be greater than or equal to 1"),
-        ("models: 3", "option 'models'"),
-        ("- max_words", "must contain names and values"),
-        ("a: [", "is not YAML"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_one_error(adafuse, tmp_path, fakes, text, message):
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    result = adafuse("generate", "x:", "--config", path)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert str(path) in result.stderr
-    assert not fakes
-    assert adafuse("generate", "x:", "--config", tmp_path / "none.yaml").exit_code == 2

@@ -57,8 +57,7 @@ def test_all_options_at_a_time_equal_the_reference() -> None:
 
 
 def test_choices_have_the_members_own_probabilities() -> None:
-    choices = (" the light", " Orrin")
-    check(PAIR, PROMPTS[0], choices=choices, **OPTIONS["all"])
+    check(PAIR, PROMPTS[0], choices=(" the light", " Orrin"), **OPTIONS["all"])
 
 
 def test_a_generation_config_is_followed_unless_a_call_sets_the_option() -> None:

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 pytest.importorskip("llguidance")
 
 from adafuse_llm.errors import InvalidOptionError
+from tests.decoding import cases
+from tests.decoding.cases import STARTS
 from tests.reference import Options, Response, choose
 from tests.support.compare import TOLERANCE, check
 from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, engine, reference
 from tests.support.schemas import PERSON, is_valid, schemas
+from tests.support.sizes import sized
 
 pytestmark = pytest.mark.usefixtures("untried")
 
@@ -26,22 +29,7 @@ MIXES = (
     (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88)),
     (Recipe("llama", "sentencepiece", seed=89),),
 )
-FORMS: tuple[dict[str, Any], ...] = (
-    {"json_schema": PERSON},
-    {"regex": "[a-c]{2,5}( [d-f]{2,4}){1,3}"},
-    {"regex": "(caf\u00e9|\u4e2d\u6587|\U0001f600)+( the light)?"},
-    {"regex": " *\\w+ {1,3}\\w+\\n?"},
-    {"regex": "the light is the light"},
-    {"grammar": 'start: "the " ("cat"|"dog") (" and the " ("cat"|"dog"))*'},
-    {"grammar": 'start: sum\nsum: sum "+" num | num\nnum: /[0-9]{1,3}/ | "(" sum ")"'},
-    {"choices": ("yes", "no", "perhaps not", "caf\u00e9")},
-)
-STARTS: tuple[dict[str, Any], ...] = (
-    {"prompt": "The ferry to"},
-    {"prompt": "Answer:   "},
-    {"prompt": " - bread\n"},
-    {"messages": [{"role": "user", "content": "Who keeps the light?"}]},
-)
+FORMS = (*cases.FORMS, {"choices": ("yes", "no", "perhaps not", "caf\u00e9")})
 
 
 @pytest.mark.sweep(5)
@@ -143,38 +131,12 @@ def test_choose_gives_the_sums_of_the_reference() -> None:
                 assert found.nll[name] == pytest.approx(values, abs=TOLERANCE, rel=0)
 
 
-CONFIGS = st.fixed_dictionaries(
-    {
-        "margin_threshold": st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0]),
-        "max_words": st.integers(1, 3),
-        "branching_factor": st.sampled_from([1, 2, 3, 5]),
-        "max_word_tokens": st.sampled_from([1, 2, 4, 16]),
-        "max_word_letters": st.sampled_from([1, 2, 256]),
-    }
-)
-
-
-def check_schema(
-    members: tuple[Recipe, ...],
-    schema: dict[str, Any],
-    start: dict[str, Any],
-    extra: int,
-    **more: Any,
-) -> None:
-    language = Options(json_schema=schema).language
-    assert language is not None
-    references = [reference(member) for member in members]
-    response = Response(references, start.get("prompt"), start.get("messages"), language)
-    limit = max(1, response.minimum()) + extra
-    generation = check(members, **start, json_schema=schema, max_new_tokens=limit, **more)
-    assert is_valid(schema, generation.text), generation.text
-
-
-@settings(max_examples=8)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(8, 600))
 @given(
     schema=schemas(),
     start=st.sampled_from(STARTS),
-    options=CONFIGS,
+    options=st.fixed_dictionaries(cases.WORDS),
     members=st.sampled_from(MIXES),
     extra=st.integers(0, 24),
 )
@@ -185,23 +147,10 @@ def test_random_schemas_equal_the_reference(
     members: tuple[Recipe, ...],
     extra: int,
 ) -> None:
-    check_schema(members, schema, start, extra, **options)
-
-
-@pytest.mark.slow
-@settings(max_examples=600, derandomize=False)
-@given(
-    schema=schemas(),
-    start=st.sampled_from(STARTS),
-    options=CONFIGS,
-    members=st.sampled_from(MIXES),
-    extra=st.integers(0, 40),
-)
-def test_many_random_schemas_equal_the_reference(
-    schema: dict[str, Any],
-    start: dict[str, Any],
-    options: dict[str, Any],
-    members: tuple[Recipe, ...],
-    extra: int,
-) -> None:
-    check_schema(members, schema, start, extra, **options)
+    language = Options(json_schema=schema).language
+    assert language is not None
+    references = [reference(member) for member in members]
+    response = Response(references, start.get("prompt"), start.get("messages"), language)
+    limit = max(1, response.minimum()) + extra
+    generation = check(members, **start, json_schema=schema, max_new_tokens=limit, **options)
+    assert is_valid(schema, generation.text), generation.text

@@ -15,8 +15,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.config import DecodeOptions
-from adafuse_llm.decoding.draft import Drafts
-from adafuse_llm.decoding.lookup import Lookup
+from adafuse_llm.decoding.draft import Drafts, Lookup
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.tree import Node
@@ -39,27 +38,15 @@ class Bulk(FakeBackend):
         sizes: tokens of every pass.
     """
 
-    def __init__(self, name: str, rule: Callable[[str], dict[str, float]]) -> None:
-        super().__init__(name, rule, vocabulary=WORDS)
+    def __init__(
+        self, name: str, rule: Callable[[str], dict[str, float]], device: str = "cpu"
+    ) -> None:
+        super().__init__(name, rule, WORDS, device=device)
         self.sizes: list[int] = []
 
     def evaluate(self, asks: Sequence[Query]) -> list[QueryResult]:
         self.sizes += [len(ask.evaluate) for ask in asks]
         return super().evaluate(asks)
-
-
-class OnDevice(Bulk):
-    """A fake that tells its device."""
-
-    def __init__(self, name: str, rule: Callable[[str], dict[str, float]], device: str) -> None:
-        super().__init__(name, rule)
-        self.device = device
-
-    def cache_bytes(self, tokens: int) -> int:
-        return 0
-
-    def free_bytes(self) -> int:
-        return 1
 
 
 def counting(text: str) -> dict[str, float]:
@@ -217,11 +204,7 @@ def test_nothing_of_the_drafts_piles_up():
 
 
 def test_members_on_different_devices_propose_side_by_side():
-    backends = [
-        OnDevice("a", counting, "gpu:0"),
-        OnDevice("b", counting, "gpu:1"),
-        OnDevice("c", counting, "gpu:0"),
-    ]
+    backends = [Bulk(n, counting, f"gpu:{d}") for n, d in (("a", 0), ("b", 1), ("c", 0))]
     members = [Member(each, each.codec.encode_prompt("Go:"), 2, 1.0) for each in backends]
     config = AdaFuseConfig()
     steps = Drafts(members).together({m: propose(m, config) for m in members}, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from tests.decoding.cases import CONVERSATIONS, FREE, PROMPTS, TEXTS
 from tests.reference import Options, ReferenceMember, decode
-from tests.support.compare import TOLERANCE, approximately, as_data, assert_same, check
+from tests.support.compare import TOLERANCE, assert_same, check
 from tests.support.models import (
     ARCHITECTURES,
     CHATML,
@@ -26,7 +28,6 @@ from tests.support.models import (
     Recipe,
     TokenizerKind,
     backend,
-    engine,
     model,
     reference,
     tokenizer,
@@ -34,17 +35,6 @@ from tests.support.models import (
 from tests.support.sizes import sized
 
 ARCHS = list(ARCHITECTURES)
-
-PROMPTS = (
-    "The ferry to Orrin leaves at nine.",
-    "Question: who keeps the light?\nAnswer: ",
-    " - bread, salt and oil\n - rope\n\n",
-    "Caf\u00e9 \U0001f600 Orrin   ",
-    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587",
-    "a\ttab, and  two spaces\t",
-    "The light\u00a0",
-    "x",
-)
 
 
 def recipe(arch: str, number: int = 0, **changes: Any) -> Recipe:
@@ -164,22 +154,6 @@ def test_every_finish_reason_occurs() -> None:
     assert check(PAIR, PROMPTS[0], max_new_tokens=6).finish_reason == "length"
 
 
-CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "user", "content": "Who keeps the light?"}],
-    [
-        {"role": "system", "content": "Answer briefly."},
-        {"role": "user", "content": "Who keeps the light? "},
-    ],
-    [
-        {"role": "system", "content": "Answer."},
-        {"role": "user", "content": "Count."},
-        {"role": "user", "content": "Caf\u00e9 \U0001f600"},
-        {"role": "assistant", "content": "one, two"},
-        {"role": "user", "content": "Go on\n"},
-    ],
-)
-
-
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "system", "many"])
 def test_conversations_with_and_without_templates(messages: list[dict[str, str]]) -> None:
@@ -252,8 +226,8 @@ def talkative(arch: str, kind: TokenizerKind, seed: int) -> Recipe:
 @pytest.mark.parametrize(
     ("tokens", "new"),
     [
-        *((5, sized(40, 75)), (300, sized(15, 30))),
-        *(pytest.param(tokens, 150, marks=pytest.mark.slow) for tokens in (5, 300)),
+        (5, sized(40, 150)),
+        (300, sized(15, 150)),
     ],
 )
 def test_long_decodes_with_many_rounds(tokens: int, new: int) -> None:
@@ -286,22 +260,6 @@ def test_a_long_decode_in_the_path_form() -> None:
     assert len(generation.rounds) >= sized(20, 30)
 
 
-TEXTS = st.text(
-    st.sampled_from([*"aeiortn  .,\n\t\"'0159-", "\u00e9", "\u4e2d", "\U0001f600", "\u00a0"]),
-    min_size=1,
-    max_size=24,
-).filter(lambda text: bool(text.rstrip(" ")))
-CONFIGS = st.fixed_dictionaries(
-    {
-        "margin_threshold": st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0]),
-        "max_words": st.integers(1, 3),
-        "branching_factor": st.sampled_from([1, 2, 3, 5]),
-        "max_word_tokens": st.sampled_from([1, 2, 4, 16]),
-        "max_word_letters": st.sampled_from([1, 2, 256]),
-        "max_new_tokens": st.integers(1, 20),
-        "stop": st.sampled_from([(), ("\n",), ("e",), ("th", " o")]),
-    }
-)
 SEVERAL = (
     PAIR,
     (Recipe("gemma2", "unigram", seed=81), Recipe("llama", "sentencepiece", seed=82)),
@@ -311,24 +269,19 @@ SEVERAL = (
 
 
 @pytest.mark.sweep(1)
-@settings(max_examples=sized(20, 40))
-@given(text=TEXTS, options=CONFIGS, members=st.sampled_from(SEVERAL))
-def test_random_prompts_and_options(
-    text: str, options: dict[str, Any], members: tuple[Recipe, ...]
-) -> None:
-    check(members, text, **options)
-
-
-@pytest.mark.slow
-@settings(max_examples=1500, derandomize=False)
+@settings(max_examples=sized(20, 1500))
 @given(
     text=TEXTS,
-    options=CONFIGS,
-    archs=st.lists(st.sampled_from(ARCHS), min_size=1, max_size=3, unique=True),
-    shift=st.integers(0, 3),
+    options=st.fixed_dictionaries(FREE),
+    members=st.one_of(
+        st.sampled_from(SEVERAL),
+        st.lists(st.sampled_from(ARCHS).map(recipe), min_size=1, max_size=sized(1, 3), unique=True),
+    ),
 )
-def test_random_ensembles(text: str, options: dict[str, Any], archs: list[str], shift: int) -> None:
-    check([recipe(arch, shift) for arch in archs], text, **options)
+def test_random_prompts_and_options(
+    text: str, options: dict[str, Any], members: Sequence[Recipe]
+) -> None:
+    check(members, text, **options)
 
 
 @functools.cache
@@ -370,9 +323,3 @@ def test_the_embedded_members(question: int, margin_threshold: float) -> None:
     expected = decode(references, None, Options(**options), messages=messages)
     with AdaFuseEngine(backends) as ensemble:
         assert_same(ensemble.generate(messages=messages, **options), expected, TOLERANCE)
-
-
-def test_the_same_request_twice_gives_the_same_result() -> None:
-    ensemble = engine(*TRIPLE)
-    first, second = (ensemble.generate(PROMPTS[0], max_new_tokens=24) for _ in range(2))
-    assert as_data(second) == approximately(as_data(first))

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 import string
-import sysconfig
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from adafuse_llm import AdaFuseEngine, Generation
 from tests.support.models import CHATML, STRICT, TOKENIZER_KINDS, Recipe
 from tests.support.recorded import (
     RecordedFake,
@@ -56,38 +52,13 @@ CHARACTERS = st.one_of(
 )
 PARTS = st.one_of(
     st.sampled_from(
-        [
-            "The ferry",
-            " light",
-            "x = {",
-            "def f(x):",
-            "\n",
-            "\n\n",
-            "\r\n",
-            "\t",
-            "\n\t\t",
-            "\n    ",
-            "\n        ",
-            "    ",
-            " ",
-            "  ",
-            ".",
-            "9",
-            "caf\u00e9",
-            "cafe\u0301",
-            "\u4e2d\u6587",
-            "\U0001f469\u200d\U0001f680",
-            "\u0939\u093f\u0928\u094d\u0926\u0940",
-            "\u05e9\u05dc\u05d5\u05dd",
-            "<|end|>",
-            "<|im_start|>",
-            "<|eot_id|>",
-            "</s>",
-            "<s>",
-            "<unk>",
-            "[END]",
-            "<0x41>",
-        ]
+        (
+            *("The ferry", " light", "x = {", "def f(x):", "\n", "\n\n", "\r\n", "\t", "\n\t\t"),
+            *("\n    ", "\n        ", "    ", " ", "  ", ".", "9", "caf\u00e9", "cafe\u0301"),
+            *("\u4e2d\u6587", "\U0001f469\u200d\U0001f680", "\u0939\u093f\u0928\u094d\u0926\u0940"),
+            *("\u05e9\u05dc\u05d5\u05dd", "<|end|>", "<|im_start|>", "<|eot_id|>", "</s>", "<s>"),
+            *("<unk>", "[END]", "<0x41>"),
+        )
     ),
     st.text(CHARACTERS, min_size=1, max_size=3),
 )
@@ -165,19 +136,6 @@ def test_members_hold_the_text_with_every_strategy(
     held = check_prompt_is_exact(engine.backends, prompt, generation)
     if strategy in SPANS:
         check_scores(engine, prompt, generation, held, cut=is_cut(generation))
-
-
-@pytest.mark.sweep(1)
-def test_many_rounds_can_be_compared_with_their_scores() -> None:
-    """The comparison of rounds with `score` above would be empty if no encoding were the same."""
-    engine = ensemble("adafuse", *members_of("sentencepiece"))
-    compared = 0
-    for number in range(sized(16, 40)):
-        prompt = f"The ferry to Orrin leaves at {number}."
-        generation = decode(engine, prompt, max_new_tokens=2 + number % 5)
-        held = check_prompt_is_exact(engine.backends, prompt, generation)
-        compared += check_scores(engine, prompt, generation, held, cut=is_cut(generation))
-    assert compared >= sized(4, 10)
 
 
 @settings(max_examples=60)
@@ -258,69 +216,18 @@ def test_the_margin_is_that_of_the_allowed_tokens() -> None:
     assert generation.rounds[0].margins["oak"] == pytest.approx((0.3 / 0.4 - 0.1 / 0.4,))
 
 
-@pytest.mark.parametrize("prompt", ["", " ", "     "])
-def test_a_prompt_of_spaces_alone_is_refused(prompt: str) -> None:
-    engine = ensemble("adafuse", *members_of("bytelevel"))
-    with pytest.raises(InvalidInputError, match="empty"):
-        engine.generate(prompt)
-
-
 # Code -----------------------------------------------------------------------------------------
 
 
-def code_prompts(count: int, seed: int = 2601) -> list[tuple[str, str, str]]:
-    """Prompts cut out of Python's standard library: the place, the prompt, and what follows.
+SOURCE = """class Light:
+    def __init__(self, colour):
+        self.colour = colour
 
-    A third is cut at the start of a line, a third inside or at the end of an indentation, and a
-    third after a colon that ends a line.
-    """
-    chance = random.Random(seed)
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    places = ("line start", "indentation", "indentation end", "colon")
-    prompts: list[tuple[str, str, str]] = []
-    while len(prompts) < count:
-        place = places[len(prompts) * len(places) // count]
-        lines = chance.choice(files).read_text("utf-8").splitlines(keepends=True)
-        at = chance.randrange(4, max(5, len(lines) - 4))
-        if len(lines) < 12 or not lines[at].strip():
-            continue
-        indent = len(lines[at]) - len(lines[at].lstrip(" "))
-        before, after = "".join(lines[at - 2 : at]), "".join(lines[at : at + 4])
-        if place == "colon":
-            line = lines[at].rstrip()
-            if not line.endswith(":"):
-                continue
-            cut = len(line)
-        elif place == "line start":
-            cut = 0
-        elif indent < 4:
-            continue
-        else:
-            cut = indent if place == "indentation end" else chance.randrange(1, indent)
-        if (before + after[:cut]).strip(" "):
-            prompts.append((place, before + after[:cut], after[cut:]))
-    return prompts
-
-
-places_in_code = pytest.mark.parametrize("count", [12, pytest.param(180, marks=pytest.mark.slow)])
-
-
-@places_in_code
-def test_code_is_continued_where_the_prompt_ends(count: int) -> None:
-    """Random members: what they hold is the code so far, in all of the places."""
-    engine = ensemble("adafuse", *members_of("sentencepiece"))
-    failed: Counter[str] = Counter()
-    examples = []
-    for place, prompt, _ in code_prompts(count):
-        generation = decode(engine, prompt, max_new_tokens=6, max_words=2)
-        try:
-            check_prompt_is_exact(engine.backends, prompt, generation)
-        except AssertionError as error:
-            failed[place] += 1
-            examples.append(str(error)[-300:])
-    assert not failed, f"{failed.total()} of {count} fail: {dict(failed)}, such as {examples[:3]}"
-
-
+    def turn(self):
+        if self.colour:
+            return "on"
+        return None
+"""
 PIECES = (
     ["    ", "        ", "\n", "\n    ", "self", "return", "def ", "if ", "):\n"],
     [" ", "  ", "   ", "\n\n", " self", " return", ":\n", " = ", "()"],
@@ -352,37 +259,23 @@ def writes_on(pieces: Sequence[str], *sources: str) -> Any:
     return rule
 
 
-@places_in_code
-def test_members_that_know_a_file_complete_it_from_any_place(count: int) -> None:
-    """Three members, each with other tokens for indentation, write the file's next lines.
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("cut", range(1, len(SOURCE), sized(9, 1)))
+def test_members_that_know_a_file_complete_it_from_any_place(cut: int) -> None:
+    """Three members, each with other tokens for indentation, write the rest of the file.
 
     The third would write the same with more indentation, and is outvoted.
     """
-    failed: Counter[str] = Counter()
-    examples = []
-    for place, prompt, rest in code_prompts(count):
-        whole = prompt + rest
-        rules = [
-            writes_on(PIECES[0], whole),
-            writes_on(PIECES[1], whole),
-            writes_on(PIECES[2], prompt + "    " + rest, whole),
-        ]
-        members = [
-            RecordedFake(name, rule, pieces)
-            for name, rule, pieces in zip(("oak", "elm", "ash"), rules, PIECES, strict=True)
-        ]
-        with AdaFuseEngine(members) as engine:
-            generation = engine.generate(prompt, max_new_tokens=1000)
-        if prompt + generation.text != whole or generation.finish_reason != "stop":
-            failed[place] += 1
-            examples.append((prompt[-30:], generation.text[:60], rest[:60]))
-            continue
-        try:
-            check_prompt_is_exact(members, prompt, generation)
-        except AssertionError as error:
-            failed[place] += 1
-            examples.append((prompt[-30:], str(error)[:300], rest[:60]))
-    assert not failed, f"{failed.total()} of {count} fail: {dict(failed)}, such as {examples[:3]}"
+    prompt, rest = SOURCE[:cut], SOURCE[cut:]
+    sources = ([SOURCE], [SOURCE], [f"{prompt}    {rest}", SOURCE])
+    members = [
+        RecordedFake(name, writes_on(pieces, *own), pieces)
+        for name, own, pieces in zip(("oak", "elm", "ash"), sources, PIECES, strict=True)
+    ]
+    with AdaFuseEngine(members) as engine:
+        generation = engine.generate(prompt, max_new_tokens=1000)
+    assert (generation.text, generation.finish_reason) == (rest, "stop")
+    check_prompt_is_exact(members, prompt, generation)
 
 
 # Replies to messages --------------------------------------------------------------------------

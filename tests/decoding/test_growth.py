@@ -10,7 +10,7 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends.fake import FakeBackend, FakeCodec
-from adafuse_llm.decoding.lookup import Lookup
+from adafuse_llm.decoding.draft import Lookup
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.tree import TokenTree
 

@@ -14,6 +14,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation
 from adafuse_llm.backends.logits.draw import draw_one
 from adafuse_llm.sampling import Draw, text_hash
+from tests.decoding.cases import CONVERSATIONS, FORMS, FREE, PROMPTS, STARTS, TEXTS
 from tests.reference import Options, Response, decode
 from tests.reference_sampling import kept, seeds
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same, check
@@ -28,29 +29,12 @@ from tests.support.models import (
     reference,
     tokenizer,
 )
-from tests.support.schemas import PERSON
 from tests.support.sizes import sized
 
 TEMPLATES = (*CHATTING, Recipe("qwen3", "unigram", seed=53))
 OTHERS = (Recipe("qwen2", "gemma", seed=85), Recipe("llama", "legacy", seed=86))
 PREFIXED = (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88))
 MIXES = (PAIR, TRIPLE, OTHERS, PREFIXED, LOSSY, TRIPLE[2:])
-PROMPTS = (
-    "The ferry to Orrin leaves at nine.",
-    "Question: who keeps the light?\nAnswer: ",
-    " - bread, salt and oil\n - rope\n\n",
-    "Caf\u00e9 \U0001f600 Orrin   ",
-    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587",
-    "The light\u00a0",
-)
-CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "user", "content": "Who keeps the light?"}],
-    [
-        {"role": "user", "content": "Count."},
-        {"role": "assistant", "content": "one, two"},
-        {"role": "user", "content": "Go on\n"},
-    ],
-)
 DRAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 1},
     {"temperature": 0.7, "top_p": 0.9, "seed": 2},
@@ -75,7 +59,7 @@ def test_draws_after_every_prompt_equal_the_reference(prompt: str, draws: dict[s
     )
 
 
-@pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "many"])
+@pytest.mark.parametrize("messages", CONVERSATIONS[::2], ids=["user", "many"])
 def test_draws_in_conversations_equal_the_reference(messages: list[dict[str, str]]) -> None:
     mixes = (TEMPLATES, TEMPLATES[:2], TEMPLATES[1:], OTHERS)
     for members, draws in zip(mixes, DRAWS, strict=True):
@@ -148,21 +132,6 @@ def test_draws_in_small_context_windows(extra: int) -> None:
     small = Recipe("llama", "bytelevel", seed=61, window=room)
     for members in ([small], [PAIR[1], small]):
         check(members, "The ferry to", **DRAWS[extra % 3], margin_threshold=0.2, max_new_tokens=30)
-
-
-FORMS: tuple[dict[str, Any], ...] = (
-    {"json_schema": PERSON},
-    {"regex": "[a-c]{2,5}( [d-f]{2,4}){1,3}"},
-    {"regex": "(caf\u00e9|\u4e2d\u6587|\U0001f600)+( the light)?"},
-    {"regex": " *\\w+ {1,3}\\w+\\n?"},
-    {"grammar": 'start: sum\nsum: sum "+" num | num\nnum: /[0-9]{1,3}/ | "(" sum ")"'},
-)
-STARTS: tuple[dict[str, Any], ...] = (
-    {"prompt": "The ferry to"},
-    {"prompt": "Answer:   "},
-    {"prompt": " - bread\n"},
-    {"messages": CONVERSATIONS[0]},
-)
 
 
 @pytest.mark.sweep(4)
@@ -262,30 +231,6 @@ def test_batches_threads_and_streams_draw_what_one_decode_draws() -> None:
             assert as_data(last.generation) == approximately(expected)
 
 
-def test_the_first_of_n_responses_is_the_one_alone_and_seeds_give_each_again() -> None:
-    ensemble = engine(*PAIR)
-    options = draws_of(0)
-    first = ensemble.generate(PROMPTS[0], n=4, **options)
-    responses = [first, *first.alternatives]
-    assert [each.seed for each in responses] == seeds(options["seed"], 4)
-    assert len({each.text for each in responses}) == 4
-    for each in responses:
-        again = ensemble.generate(PROMPTS[0], **{**options, "seed": each.seed})
-        assert as_data(again) == approximately({**as_data(each), "alternatives": ()})
-
-
-def test_seeds_determine_the_text() -> None:
-    ensemble = engine(*PAIR)
-    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 16}
-    texts = [ensemble.generate(PROMPTS[0], seed=seed, **options).text for seed in range(4)]
-    assert len(set(texts)) == 4
-    assert [ensemble.generate(PROMPTS[0], seed=s, **options).text for s in range(4)] == texts
-    random = [ensemble.generate(PROMPTS[0], **options) for _ in range(2)]
-    assert len({each.seed for each in random}) == len({each.text for each in random}) == 2
-    for each in random:
-        assert ensemble.generate(PROMPTS[0], seed=each.seed, **options).text == each.text
-
-
 def test_a_temperature_near_zero_writes_what_is_likeliest() -> None:
     options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 16}
     for number, members in enumerate(MIXES):
@@ -359,40 +304,22 @@ def test_a_fixed_number_of_words_draws_what_the_reference_draws(words: int) -> N
 
 # Random requests ------------------------------------------------------------------------------
 
-TEXTS = st.text(
-    st.sampled_from([*"aeiortn  .,\n\t\"'0159-", "\u00e9", "\u4e2d", "\U0001f600", "\u00a0"]),
-    min_size=1,
-    max_size=24,
-).filter(lambda text: bool(text.rstrip(" ")))
 CONFIGS = st.fixed_dictionaries(
     {
+        **FREE,
         "temperature": st.sampled_from([0.01, 0.3, 0.7, 1.0, 1.5, 4.0]),
         "top_p": st.sampled_from([0.05, 0.5, 0.9, 0.99, 1.0]),
         "top_k": st.sampled_from([None, 1, 2, 5, 40]),
         "seed": st.integers(-10, 10_000),
         "logprobs": st.booleans(),
         "top_logprobs": st.sampled_from([0, 0, 1, 3]),
-        "margin_threshold": st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0]),
-        "max_words": st.integers(1, 3),
         "branching_factor": st.sampled_from([1, 3]),
-        "max_word_tokens": st.sampled_from([1, 2, 4, 16]),
-        "max_word_letters": st.sampled_from([1, 2, 256]),
-        "max_new_tokens": st.integers(1, 16),
-        "stop": st.sampled_from([(), ("\n",), ("e",), ("th", " o")]),
     }
 )
 
 
-@settings(max_examples=12)
-@given(text=TEXTS, options=CONFIGS, members=st.sampled_from(MIXES))
-def test_random_draws_equal_the_reference(
-    text: str, options: dict[str, Any], members: tuple[Recipe, ...]
-) -> None:
-    check(members, text, **options)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, derandomize=False)
+@pytest.mark.sweep(1)
+@settings(max_examples=sized(12, 1000))
 @given(
     text=TEXTS,
     options=CONFIGS,
@@ -400,7 +327,7 @@ def test_random_draws_equal_the_reference(
     as_messages=st.booleans(),
     form=st.sampled_from([{}, {}, *FORMS]),
 )
-def test_many_random_draws_equal_the_reference(
+def test_random_draws_equal_the_reference(
     text: str,
     options: dict[str, Any],
     members: tuple[Recipe, ...],
@@ -411,6 +338,7 @@ def test_many_random_draws_equal_the_reference(
     is_chat = as_messages and bool(text.strip())
     start: dict[str, Any] = {"messages": messages} if is_chat else {"prompt": text}
     if form and members is not LOSSY:  # it has no token for some characters of the forms
+        pytest.importorskip("llguidance")
         options |= {**form, "max_new_tokens": 60}
     check(members, **start, **options)
 

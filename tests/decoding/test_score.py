@@ -16,6 +16,7 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
+    Request,
     RequestCancelledError,
     RuntimeConfig,
 )
@@ -95,17 +96,6 @@ def test_all_continuations_take_one_pass_over_their_different_tokens():
     assert usage.tokens_processed[recipe.name] == fresh + len(read)
 
 
-def test_scores_do_not_depend_on_simultaneous_requests():
-    ensemble = engine(*MEMBERS[:2])
-    alone = [ensemble.score(PROMPT, [text]).texts[0] for text in TEXTS]
-    with ThreadPoolExecutor(len(TEXTS)) as pool:
-        decoding = pool.submit(ensemble.generate, "The ferry", max_new_tokens=12)
-        concurrent = list(pool.map(lambda text: ensemble.score(PROMPT, [text]).texts[0], TEXTS))
-        decoding.result()
-    for one, other in zip(alone, concurrent, strict=True):
-        assert one.nll == pytest.approx(other.nll, abs=1e-9)
-
-
 @pytest.mark.quick
 def test_with_an_empty_prompt_a_text_follows_the_tokens_that_begin_prompts():
     recipe = Recipe("llama", "bytelevel", 31)  # its tokenizer adds no special tokens to a prompt
@@ -181,18 +171,6 @@ def test_an_error_of_the_texts_of_tokens_names_the_member(prompt, temperature):
         ensemble.generate(prompt, temperature=temperature)
 
 
-def test_an_error_names_the_failed_member_and_the_engine_stays_usable():
-    def rule(text):
-        if "bad" in text:
-            raise RuntimeError("boom")
-        return {"yes": 1.0}
-
-    with AdaFuseEngine([FakeBackend("one", rule, ["yes"])]) as ensemble:
-        with pytest.raises(MemberError, match="one"):
-            ensemble.score("bad", ["yes"])
-        assert ensemble.score("good", ["yes"]).texts[0].score == 0.0
-
-
 # Scores are requests like all others ----------------------------------------------------------
 
 
@@ -248,21 +226,14 @@ def test_a_score_can_be_cancelled(hanging: Hanging) -> None:
 
 @pytest.mark.quick
 def test_a_batch_of_scores_shares_passes_and_equals_single_scores(hanging: Hanging) -> None:
-    prompts, texts = ["x", "yes", "no no"], [["yes"], ["no", "yesno"], ["yes"]]
+    requests = [
+        Request(prompt=prompt, texts=texts)
+        for prompt, texts in (("x", ["yes"]), ("yes", ["no", "yesno"]), ("no no", ["yes"]))
+    ]
     with AdaFuseEngine([hanging]) as ensemble:
-        alone = [ensemble.score(*each) for each in zip(prompts, texts, strict=True)]
+        alone = [ensemble.open([each]).results()[0] for each in requests]
         hanging.sizes.clear()
-        assert ensemble.score_batch(prompts, texts) == alone
+        assert ensemble.open(requests).results() == alone
         assert hanging.sizes == [3]
-        assert ensemble.score_batch(iter(prompts), iter(texts)) == alone  # type: ignore[arg-type]
-        assert ensemble.score_batch([], []) == []
-        wrong: list[tuple[Any, Any, str]] = [
-            (prompts, texts[:2], r"for each of the 3 inputs"),
-            (prompts, "yes", r"for each of the 3 inputs"),
-            (prompts, ["yes", "no", "yes"], r"input 0 of the batch: continuations must be a list"),
-            (prompts, [["yes"], [""], ["no"]], r"input 1 of the batch: a continuation must be"),
-            ("x", [["yes"]], "pass a list of prompts"),
-        ]
-        for given, continuations, message in wrong:
-            with pytest.raises(InvalidInputError, match=message):
-                ensemble.score_batch(given, continuations)
+        with pytest.raises(InvalidInputError, match=r"input 1 of the batch: a continuation must"):
+            ensemble.open([requests[0], Request(prompt="x", texts=[""])])

@@ -69,11 +69,3 @@ def test_its_outputs_are_those_of_one_clean_run(path: Path) -> None:
         assert output.output_type != "error"
         assert output.get("name") != "stderr"
         assert not PLACES.search(json.dumps(output)), "a path of some machine"
-
-
-@pytest.mark.quick
-@each_cookbook
-def test_what_it_links_to_is_there(path: Path) -> None:
-    text = "\n".join(cell.source for cell in stored(path).cells if cell.cell_type == "markdown")
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
-        assert (path.parent / link).exists(), link

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from mdit_py_plugins.anchors import anchors_plugin
 
 from docs.generated import REPOSITORY
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
-FENCE = re.compile(r"^\s*(`{3,}|~{3,})(.*)$")
-LINK = re.compile(r"\]\(<?([^()\s>]+(?:\([^()\s]*\))?)>?(?:\s+\"[^\"]*\")?\)")
 READMES = sorted((ROOT / "integrations").glob("*/README.md"))
 GENERATED = re.compile(r"^(cookbooks|site)/")
 """Pages that only the site has: copies of the cookbooks."""
@@ -39,53 +39,30 @@ PAGES = sorted(
 pytestmark = pytest.mark.quick
 
 
+MARKDOWN = MarkdownIt("gfm-like", {"linkify": False}).use(anchors_plugin, max_level=6)
+
+
 @cache
-def prose(page: Path) -> str:
-    """The Markdown of a page without its code."""
+def parsed(page: Path) -> list[Token]:
+    """The parts of a page, those of its paragraphs included."""
+    text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
-        cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
-        text = "\n\n".join(
-            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
-        )
-    else:
-        text = page.read_text(encoding="utf-8")
-    return re.sub(r"`[^`\n]+`", "``", "\n".join(_without_code(text)))
-
-
-def _without_code(text: str) -> Iterator[str]:
-    """Yield the lines outside of fenced blocks."""
-    fence = ""
-    for line in text.splitlines():
-        found = FENCE.match(line)
-        if found and not fence:
-            fence = found[1]
-        elif found and found[1].startswith(fence) and not found[2].strip():
-            fence = ""
-        elif not fence:
-            yield line
+        cells = json.loads(text)["cells"]
+        markdown = ("".join(each["source"]) for each in cells if each["cell_type"] == "markdown")
+        text = "\n\n".join(markdown)
+    tokens = MARKDOWN.parse(text)
+    return [*tokens, *(child for token in tokens for child in token.children or ())]
 
 
 def links(page: Path) -> list[str]:
-    """The targets of a page's links that are in the repository, absolute ones as absolute paths."""
-    found = [
-        link.replace(f"{REPOSITORY}/blob/main", str(ROOT)) for link in LINK.findall(prose(page))
-    ]
-    return [link for link in found if not re.match(r"[a-z]+:", link)]
+    """All links of a page, those to other sites included."""
+    found = (token.attrGet("href") or token.attrGet("src") for token in parsed(page))
+    return [unquote(str(link)) for link in found if link]
 
 
-@cache
-def anchors(page: Path) -> frozenset[str]:
+def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and MyST make them."""
-    text = page.read_text(encoding="utf-8") if page.suffix == ".md" else ""
-    seen: Counter[str] = Counter()
-    names = set()
-    for line in _without_code(text):
-        if heading := re.match(r"#{1,6}\s+(.*)", line):
-            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1]).strip().lower()
-            slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
-            names.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
-            seen[slug] += 1
-    return frozenset(names)
+    return {str(each.attrGet("id")) for each in parsed(page) if each.type == "heading_open"}
 
 
 def problem(page: Path, link: str) -> str | None:
@@ -106,7 +83,8 @@ def problem(page: Path, link: str) -> str | None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    wrong = {link: said for link in links(page) if (said := problem(page, link))}
+    here = [link for link in links(page) if not re.match(r"[a-z]+:", link)]
+    wrong = {link: said for link in here if (said := problem(page, link))}
     assert wrong == {}
 
 
@@ -120,6 +98,6 @@ def test_the_first_page_leads_to_every_page_and_reads_well_on_github() -> None:
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
 def test_links_of_an_integration_also_lead_there_from_a_package_index(readme: Path) -> None:
-    found = LINK.findall(prose(readme))
+    found = links(readme)
     assert len(found) > 2
     assert [link for link in found if not link.startswith(f"{REPOSITORY}/blob/main/")] == []

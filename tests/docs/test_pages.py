@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ GGUF_PAGES = {"README.md": 3, "docs/guides/models.md": 1, "docs/guides/gguf.md":
 
 
 def examples(page: Path) -> Document:
-    return Sybil([PythonCodeBlockParser(), SkipParser()], path=str(ROOT)).parse(page)
+    return Sybil([PythonCodeBlockParser(), SkipParser()], path=str(page.parent)).parse(page)
 
 
 def put_models(page: Path, folder: Path) -> None:
@@ -72,28 +72,26 @@ def needs_llama_cpp(block: Example) -> bool:
 
 @contextmanager
 def addressed(page: Path, folder: Path) -> Iterator[Document]:
-    """The examples of a page, with the address of a running server where the page names one."""
+    """The examples of a page, with the addresses of running servers where the page names some."""
+    copy = folder / page.name
     text = page.read_text(encoding="utf-8")
-    if any(INFERENCE_SERVER in block.parsed for block in examples(page).examples()):
-        with served(InferenceServer("vllm", folder=member_paths()[0]).app()) as address:
-            copy = folder / page.name
-            copy.write_text(text.replace(INFERENCE_SERVER, address), encoding="utf-8")
-            yield Sybil([PythonCodeBlockParser(), SkipParser()], path=str(folder)).parse(copy)
-        return
-    if not any(SERVER in block.parsed for block in examples(page).examples()):
-        yield examples(page)
-        return
-    with AdaFuseEngine.from_embedded() as engine, served(create_app(engine)) as address:
-        copy = folder / page.name
-        copy.write_text(text.replace(SERVER, address), encoding="utf-8")
-        yield Sybil([PythonCodeBlockParser(), SkipParser()], path=str(folder)).parse(copy)
+    code = "".join(str(block.parsed) for block in examples(page).examples())
+    with ExitStack() as stack:
+        if INFERENCE_SERVER in code:
+            app = InferenceServer("vllm", folder=member_paths()[0]).app()
+            text = text.replace(INFERENCE_SERVER, stack.enter_context(served(app)))
+        elif SERVER in code:
+            engine = stack.enter_context(AdaFuseEngine.from_embedded())
+            text = text.replace(SERVER, stack.enter_context(served(create_app(engine))))
+        copy.write_text(text, encoding="utf-8")
+        yield examples(copy)
 
 
 PRINTING = {"decisions": 2, "structured-output": 7, "sampling": 2, "chat": 2, "your-documents": 3}
 """Guides that show what their code prints, and the number of these outputs."""
 
-ELSEWHERE = (*(GUIDES / f"{name}.md" for name in (*PRINTING, "langchain", "llamaindex")),)
-"""Pages with tests of their own; those of the integrations are in `tests/integrations`."""
+ELSEWHERE = (GUIDES / "langchain.md", GUIDES / "llamaindex.md")
+"""Pages that `tests/integrations` runs."""
 
 
 @pytest.mark.parametrize(
@@ -101,13 +99,24 @@ ELSEWHERE = (*(GUIDES / f"{name}.md" for name in (*PRINTING, "langchain", "llama
     [page for page in PAGES if page not in ELSEWHERE],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> None:
+def test_the_code_of_a_page_runs_and_prints_what_a_guide_shows(
+    page: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     put_models(page, tmp_path)
+    put_documents(tmp_path / "documents")
     monkeypatch.chdir(tmp_path)
     with addressed(page, tmp_path) as document:
         for block in document.examples():
             if not needs_llama_cpp(block):
                 block.evaluate()
+    if page.stem not in PRINTING:
+        return
+    printed = capsys.readouterr().out
+    outputs = re.findall(r"```\n\n```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(outputs) == PRINTING[page.stem]
+    for output in outputs:
+        assert output in printed
+        assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"
 
 
 @pytest.mark.gguf
@@ -121,21 +130,3 @@ def test_the_code_for_gguf_models_runs(name: str, tmp_path: Path, monkeypatch, c
         block.evaluate()
         assert capsys.readouterr().out
     assert len(blocks) == GGUF_PAGES[name]
-
-
-@pytest.mark.parametrize(("name", "count"), PRINTING.items())
-def test_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatch, capsys):
-    page = GUIDES / f"{name}.md"
-    put_models(page, tmp_path)
-    put_documents(tmp_path / "documents")
-    monkeypatch.chdir(tmp_path)
-    with addressed(page, tmp_path) as document:
-        for block in document.examples():
-            if not needs_llama_cpp(block):
-                block.evaluate()
-    printed = capsys.readouterr().out
-    outputs = re.findall(r"```\n\n```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(outputs) == count
-    for output in outputs:
-        assert output in printed
-        assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"

@@ -20,19 +20,10 @@ from adafuse_llm.embedded import (
     member_paths,
 )
 
-TEXTS = [
-    "",
-    " ",
-    "Maren Tolvik",
-    " leading and  double   spaces, trailing ",
-    "lines\nmore\n\nand \n indented\n\n\n",
-    "\ttabs\tand\r\nreturns\r",
-    "emoji 😀👩‍👩‍👧‍👦🇳🇴 and é ü ß ñ",
-    "中文没有空格，标点。日本語テキスト",
-    "code: if (x<|y|>z) { return '\\n'; }  # 100%",
-    "12345 6.78 9:10 <0x41> [INST] <s",
-    "\u0000\u200b\ufeff\u00a0",
-]
+TEXT = (
+    " leading and  double   spaces, trailing \nlines\n\n\n\ttabs\r\nemoji 😀👩‍👩‍👧‍👦 é ß "
+    "中文没有空格，标点。<|y|>z '\\n' 12345 6.78 <0x41> [INST] <s\u0000\u200b\ufeff\u00a0"
+)
 
 
 @pytest.fixture(scope="module", params=MEMBERS)
@@ -40,68 +31,34 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return next(path for path in member_paths() if path.name == request.param)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder)
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder).eval()
-
-
 @pytest.mark.quick
-def test_together_the_members_are_below_25_megabytes() -> None:
+def test_the_members_are_small_and_differ() -> None:
     files = [file for path in member_paths() for file in path.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 25_000_000
-
-
-@pytest.mark.quick
-def test_architectures_and_vocabularies_differ() -> None:
     configs = [json.loads((path / "config.json").read_text()) for path in member_paths()]
     assert len({config["model_type"] for config in configs}) == 3
-    has_model = [(path / "tokenizer.model").exists() for path in member_paths()]
-    kinds = {
-        json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["type"]
-        for path in member_paths()
-        if (path / "tokenizer.json").exists()
-    }
-    assert sum(has_model) == 1
-    assert kinds == {"BPE", "Unigram"}
+    assert sum((path / "tokenizer.model").exists() for path in member_paths()) == 1
     assert len({AutoTokenizer.from_pretrained(p).chat_template for p in member_paths()}) == 3
 
 
-def test_weights_are_safetensors_in_float32_with_room_for_long_prompts(
-    folder: Path, model: Any
-) -> None:
+def test_a_member_is_standard_loses_no_text_and_ends_its_turns(folder: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     assert (folder / "model.safetensors").exists()
     assert not list(folder.glob("*.bin"))
     assert model.dtype == torch.float32
     assert model.config.max_position_embeddings >= 2048
-    assert model.get_input_embeddings().num_embeddings >= len(AutoTokenizer.from_pretrained(folder))
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("text", TEXTS)
-def test_tokenizers_lose_nothing(tokenizer: Any, text: str) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids
-
-
-def test_the_end_of_a_turn_is_an_end_of_sequence(tokenizer: Any, model: Any) -> None:
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.unk_token_id not in ids
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
-    ids = tokenizer.encode(
-        tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False
-    )
+    whole = tokenizer.apply_chat_template(chat, tokenize=False)
     prompt = tokenizer.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True)
-    start = len(tokenizer.encode(prompt, add_special_tokens=False))
-    assert tokenizer.decode(ids[start : start + 1]) == "A"
-    end = ids[start + 1]
+    rest = tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
+    assert tokenizer.decode(rest[:1]) == "A"
+    assert rest[1] == tokenizer.eos_token_id
     for stops in (model.config.eos_token_id, model.generation_config.eos_token_id):
-        assert end in (stops if isinstance(stops, list) else [stops])
-    assert tokenizer.eos_token_id == end
-    assert end in tokenizer.all_special_ids
+        assert rest[1] in (stops if isinstance(stops, list) else [stops])
 
 
 def test_the_ensemble_answers_questions_from_the_passages_it_retrieves() -> None:

@@ -1,9 +1,7 @@
-"""Metrics compared with manual cases and with other implementations, if installed."""
+"""Metrics compared with manual cases."""
 
 from __future__ import annotations
 
-import json
-import re
 from decimal import Decimal
 
 import pytest
@@ -19,7 +17,6 @@ from adafuse_llm.evaluation.metrics import (
     number,
     verbatim,
 )
-from tests.support.paths import BENCHMARKS
 
 
 @pytest.mark.parametrize(
@@ -39,31 +36,17 @@ def test_normalization_is_that_of_squad(text, normal):
     assert normalize(text) == normal
 
 
-def test_an_exact_match_is_equal_after_normalization():
-    assert exact_match("The Beatles", ["x", "beatles!"])
-    assert exact_match("A", ["a"])
-    assert not exact_match("the", ["a"])
-    assert not exact_match("", ["A"])
-    assert not exact_match("3", ["13"])
-
-
 @pytest.mark.parametrize(
     ("prediction", "accepted", "right"),
     [
         ("The mill was founded by Ada Brook.", ["Tom Reed", "ada brook"], True),
         ("It is the Ada, Brook", ["The Ada Brook"], True),
-        ("Ada Brook", ["Ada Brook"], True),
         ("Ada Brooks founded it", ["Ada Brook"], False),  # whole words
         ("Brook Ada founded it", ["Ada Brook"], False),
-        ("Ada M. Brook founded it", ["Ada Brook"], False),
-        ("Ada", ["Ada Brook"], False),
         ("14 pears", ["4 pears"], False),
         ("Ada Brook or Tom Reed", ["Ada Brook"], False),
-        ("Tom, Ada Brook, Or maybe Jane", ["Ada Brook"], False),
         ("Either way, it is sink or swim.", ["sink or swim"], True),
         ("Grade A, of course", ["A"], False),  # an article in the answer, but not as a whole
-        ("A", ["A"], True),
-        ("", ["Ada Brook"], False),
         ("It was not Ada Brook", ["Ada Brook"], True),  # not understood
     ],
 )
@@ -71,7 +54,9 @@ def test_an_answer_contains_an_accepted_one(prediction, accepted, right):
     assert contains(prediction, accepted) is right
 
 
-def test_verbatim_compares_characters():
+def test_answers_match_after_normalization_or_character_by_character():
+    assert exact_match("The Beatles", ["x", "beatles!"])
+    assert not exact_match("3", ["13"])
     assert verbatim("19.88 crowns", ["x", "19.88 crowns"])
     assert not verbatim("19.88 Crowns", ["19.88 crowns"])
 
@@ -80,25 +65,20 @@ def test_verbatim_compares_characters():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("The answer is 18", "18"),
         ("The answer is 18.", "18"),
         ("so the ANSWER IS: $1,234.50.", "1234.50"),
         ("9 * 2 = 18 dollars", "18"),
-        ("16-3=13", "13"),
         ("5-3", "3"),
         ("it is -5", "-5"),
         ("it is -$5", "-5"),
-        ("it is $-5", "-5"),
         ("x = \u22127", "-7"),
         (r"The answer is \boxed{4}", "4"),
         (r"\boxed{\$1{,}000} is it, of 3", "1000"),
         ("The answer is 5 + 3 = 8.", "8"),
-        ("The answer is 18 eggs, of 20", "18"),
         ("The answer is 3. No: the answer is 4", "4"),
         ("The answer is\n\n**72**", "72"),
         ("work\n#### 72", "72"),
         ("3 eggs. The answer is unclear", "3"),
-        ("1,234,567.89", "1234567.89"),
         (".5", "0.5"),
         ("50%", "50"),
         ("7,8", "8"),
@@ -108,17 +88,13 @@ def test_the_final_number(text, found):
     assert final_number(text) == Decimal(found)
 
 
-@pytest.mark.parametrize("text", ["", "none at all", "The answer is unknown", "-", "$"])
-def test_a_text_without_a_number_is_never_right(text):
-    assert final_number(text) is None
-    assert not number(text, ["3", text])
-
-
 def test_numbers_are_equal_as_numbers():
     assert number("18.00 dollars", ["Therefore, the answer is 18"])
     assert number("$1,000", ["5", "1000"])
     assert not number("3", ["13"])
     assert not number("-3", ["3"])
+    for text in ("", "none at all", "The answer is unknown", "$"):
+        assert not number(text, ["3", text])
 
 
 def test_every_metric_reads_its_part_of_a_response():
@@ -129,15 +105,3 @@ def test_every_metric_reads_its_part_of_a_response():
     assert final_number(read["number"]) == 12
     with pytest.raises(InvalidInputError, match="Did you mean 'exact_match'"):
         load_metric("exact-match")
-
-
-@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the paper's test sets are not there")
-def test_the_final_numbers_of_gsm8k_equal_those_of_the_filter_of_lm_eval():
-    pattern = re.compile(
-        r"(-?[$0-9.,]{2,})|(-?[0-9]+)"
-    )  # lm-eval's flexible-extract takes the last match
-    lines = (BENCHMARKS / "gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
-    for line in lines:
-        label = json.loads(line)["answer"]
-        last = "".join(pattern.findall(label)[-1]).strip("$.,").replace(",", "").replace("$", "")
-        assert final_number(label) == Decimal(last)

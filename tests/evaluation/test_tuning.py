@@ -21,7 +21,7 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.evaluation import tune
-from adafuse_llm.evaluation.tuning import Question, Trial, Tuning, best, divide, read_questions
+from adafuse_llm.evaluation.tuning import Question, Tuning, divide, read_questions
 
 
 def knows(name, known, sure=0.9):
@@ -90,12 +90,8 @@ def test_a_member_that_the_ensemble_does_not_beat_is_recommended():
     found = search(engine, trials=2)
     assert found.best_member == "all"
     assert not found.pays
-    said = "questions show no difference between the ensemble and its best member, all"
-    assert said in found.verdict
+    assert "no difference between the ensemble and its best member, all" in found.verdict
     assert found.options == {"use": ["all"]}
-    again = AdaFuseEngine(members, AdaFuseConfig(**found.options))
-    with again:
-        assert again.generate("Question: is it w3\nAnswer:").text == " w3"
 
 
 def test_the_search_does_not_see_held_out_questions():
@@ -205,32 +201,12 @@ def test_lost_answers_allow_no_conclusion_and_are_decoded_again(monkeypatch):
         found = search(engine, log=lines.append)
     assert (found.lost, found.tested["ensemble"].failed) == (1, 1)
     assert not found.pays
-    assert found.verdict.startswith(
-        "1 answer to held-out questions failed, so the run does not show"
-    )
+    assert "does not show whether the ensemble beats" in found.verdict
     assert found.options == {"use": [found.best_member]}
-    again = search(
-        complementary(),
-        known=lines,
-        on_answer=lambda _name, answer: answered.append(answer.line),
-    )
+    again = search(complementary(), known=lines, on_answer=lambda _, a: answered.append(a.line))
     assert held.number in answered
     assert len(answered) == 20  # only this setting
     assert again.pays
-
-
-@pytest.mark.quick
-def test_failed_answers_of_the_search_are_counted():
-    def rule(text):
-        if "w7\n" in text:
-            raise RuntimeError("boom")
-        return {END: 1.0}
-
-    engine = AdaFuseEngine([FakeBackend("one", rule), FakeBackend("two", rule)])
-    held = {each.number for each in divide(questions(40), 0.5, seed=1)[1]}
-    found = search(engine, trials=1)
-    assert found.trials[0].failed == (7 not in held)
-    assert found.lost == 2 * (7 in held)
 
 
 def test_options_of_the_engine_do_not_affect_settings():
@@ -241,14 +217,6 @@ def test_options_of_the_engine_do_not_affect_settings():
     assert [t.score for t in found.trials] == [t.score for t in plain.trials]
 
 
-def test_the_cheapest_of_the_best_settings_is_selected():
-    trials = [
-        Trial(options={"use": [name]}, score=score, tokens=tokens)
-        for name, score, tokens in (("a", 80, 900), ("b", 81, 950), ("c", 81, 940), ("d", 70, 100))
-    ]
-    assert best(trials).options == {"use": ["c"]}
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -256,28 +224,18 @@ def test_the_cheapest_of_the_best_settings_is_selected():
         ({"held_out": 0.1}, InvalidInputError, "needs 95 .*change held_out"),
         ({"held_out": 1.0}, InvalidOptionError, "between 0 and 1"),
         ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
-        ({"fixed": {"max_words": 0}}, InvalidOptionError, "max_words"),
         ({"fixed": {"temperature": 0.5}}, InvalidOptionError, "without sampling"),
         ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one value per member"),
-        (
-            {"fixed": {"use": ("even", "idle"), "weights": (1, 0, 0)}},
-            InvalidOptionError,
-            r"all members that decode \(even, idle\) have weight 0",
-        ),
+        ({"fixed": {"use": ("even", "idle"), "weights": (1, 0, 0)}}, InvalidOptionError, "weight"),
         ({"fixed": {"use": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
     ],
 )
 def test_an_impossible_search_is_an_error_before_anything_is_computed(options, error, message):
-    engine = complementary()
     options = {"on_answer": lambda *_: pytest.fail("something was decoded"), **options}
     with pytest.raises(error, match=message):
-        search(engine, **options)
-
-
-def test_other_strategies_have_nothing_to_tune():
-    members = complementary().backends
-    with pytest.raises(InvalidInputError, match="strategy 'single' has no options to tune"):
-        search(AdaFuseEngine(members, strategy="single"))
+        search(complementary(), **options)
+    with pytest.raises(InvalidInputError, match="'single' has no options to tune"):
+        search(AdaFuseEngine(complementary().backends, strategy="single"))
 
 
 def test_without_the_optimizer_an_error_names_the_extra(monkeypatch):

@@ -9,9 +9,6 @@ from typing import Any
 
 import openai
 import pytest
-from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
-from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM
 
@@ -22,8 +19,8 @@ from langchain_adafuse import ChatAdaFuse
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
 
-CALL = '{"name": "add", "arguments": {"a": 12, "b": 7}}'
 ARGUMENTS = {"a": 12, "b": 7}
+CALL = json.dumps({"name": "add", "arguments": ARGUMENTS})
 QUESTION = "What is 12 plus 7?"
 
 
@@ -32,92 +29,87 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-}
 TOOL: dict[str, Any] = {
     "type": "function",
-    "function": {"name": "add", "description": "Add two numbers.", "parameters": SCHEMA},
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
 }
-
 ASKED: dict[str, Any] = {
     "model": "adafuse",
     "messages": [{"role": "user", "content": QUESTION}],
     "tools": [TOOL],
 }
 
-
-def replying(reply: str) -> Any:
-    """An engine whose members write `reply`, and the answer after a result."""
-    return scripted_engine(
-        lambda prompt: "It is 19." if '<tool_response>\n{"name"' in prompt else reply
-    )
+Found = tuple[list[Any], Any, list[str]]
+"""Arguments of calls, text, and warnings of a response."""
 
 
-def test_bare_calls_are_calls_in_langchain() -> None:
-    with replying(f"```json\n{CALL}\n```") as engine:
-        chat = ChatAdaFuse(engine=engine)
-        bound = chat.bind_tools([add])
-        for message in (bound.invoke(QUESTION), reduce(joined, list(bound.stream(QUESTION)))):
-            assert [call["args"] for call in message.tool_calls] == [ARGUMENTS]
-            assert message.content == ""
-            assert message.response_metadata["finish_reason"] == "tool_calls"
-            assert "adafuse_warnings" not in message.response_metadata
-        state = create_agent(chat, [add]).invoke({"messages": [HumanMessage(QUESTION)]})
-        assert [m.type for m in state["messages"]] == ["human", "ai", "tool", "ai"]
-        assert state["messages"][-1].content == "It is 19."
+def of_langchain(engine: Any) -> list[Found]:
+    bound = ChatAdaFuse(engine=engine).bind_tools([add])
+    messages: list[Any] = [bound.invoke(QUESTION), reduce(joined, list(bound.stream(QUESTION)))]
+    return [
+        (
+            [call["args"] for call in each.tool_calls],
+            each.content,
+            each.response_metadata.get("adafuse_warnings", []),
+        )
+        for each in messages
+    ]
 
 
-async def test_bare_calls_are_calls_in_llama_index() -> None:
-    with replying(f"[{CALL}, {CALL}]") as engine:
-        llm = AdaFuseLLM(engine=engine)
-        asked: dict[str, Any] = {
-            "tools": [FunctionTool.from_defaults(add)],
-            "user_msg": QUESTION,
-            "allow_parallel_tool_calls": True,
-        }
-        *_, last = llm.stream_chat_with_tools(**asked)
-        for response in (llm.chat_with_tools(**asked), last):
-            calls = llm.get_tool_calls_from_response(response)
-            assert [call.tool_kwargs for call in calls] == [ARGUMENTS] * 2
-            assert not response.message.content
-            assert "adafuse_warnings" not in response.additional_kwargs
-        agent = FunctionAgent(llm=llm, tools=[add])
-        assert str(await agent.run(QUESTION)) == "It is 19."
+def of_llama_index(engine: Any) -> list[Found]:
+    llm = AdaFuseLLM(engine=engine)
+    asked: tuple[Any, ...] = ([FunctionTool.from_defaults(add)], QUESTION)
+    *_, last = llm.stream_chat_with_tools(*asked)
+    return [
+        (
+            [
+                call.tool_kwargs
+                for call in llm.get_tool_calls_from_response(each, error_on_no_tool_call=False)
+            ],
+            each.message.content,
+            each.additional_kwargs.get("adafuse_warnings", []),
+        )
+        for each in (llm.chat_with_tools(*asked), last)
+    ]
 
 
-def test_bare_calls_are_calls_on_the_server() -> None:
-    with replying(CALL) as engine, served(create_app(engine)) as url:
+def of_server(engine: Any) -> list[Found]:
+    with served(create_app(engine)) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        (choice,) = client.chat.completions.create(**ASKED).choices
-        calls = choice.message.tool_calls or []
-        assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]
-        assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
-        parts = [part.choices[0] for part in client.chat.completions.create(**ASKED, stream=True)]
-        calls = [call for part in parts for call in part.delta.tool_calls or ()]
-        assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]
-        assert not any(part.delta.content for part in parts)
-        assert parts[-1].finish_reason == "tool_calls"
+        whole = client.chat.completions.create(**ASKED)
+        *_, last = parts = list(client.chat.completions.create(**ASKED, stream=True))
+    streamed = [call for part in parts for call in part.choices[0].delta.tool_calls or ()]
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    message = whole.choices[0].message
+    return [
+        (
+            [json.loads(call.function.arguments) for call in calls],
+            content,
+            (end.model_extra or {}).get("adafuse", {}).get("warnings", []),
+        )
+        for calls, content, end in (
+            (message.tool_calls or [], message.content, whole),
+            (streamed, text, last),
+        )
+    ]
 
 
-def test_what_looks_like_a_call_has_a_warning() -> None:
-    with replying(CALL.replace("add", "sum")) as engine:
-        bound = ChatAdaFuse(engine=engine).bind_tools([add])
-        for message in (bound.invoke(QUESTION), reduce(joined, list(bound.stream(QUESTION)))):
-            (warning,) = message.response_metadata["adafuse_warnings"]
+@pytest.mark.parametrize("door", [of_langchain, of_llama_index, of_server])
+def test_bare_calls_are_calls_and_what_only_looks_like_one_has_a_warning(door: Any) -> None:
+    with scripted_engine(lambda prompt: f"```json\n{CALL}\n```") as engine:
+        for calls, text, warnings in door(engine):
+            assert (calls, text or "", warnings) == ([ARGUMENTS], "", [])
+    with scripted_engine(lambda prompt: CALL.replace("add", "sum")) as engine:
+        for calls, text, (warning,) in door(engine):
+            assert (calls, text) == ([], CALL.replace("add", "sum"))
             assert "'sum'" in warning
-        llm = AdaFuseLLM(engine=engine)
-        tools = ([FunctionTool.from_defaults(add)], QUESTION)
-        *_, last = llm.stream_chat_with_tools(*tools)
-        for response in (llm.chat_with_tools(*tools), last):
-            assert response.additional_kwargs["adafuse_warnings"] == [warning]
-        with served(create_app(engine)) as url:
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-            *_, end = client.chat.completions.create(**ASKED, stream=True)
-            for answer in (client.chat.completions.create(**ASKED), end):
-                assert (answer.model_extra or {})["adafuse"]["warnings"] == [warning]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette")
 
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
@@ -64,23 +64,11 @@ def timeless(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def by_response(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rounds of each call, one response after the other: responses run at the same time."""
-    calls = list(dict.fromkeys(each["run_id"] for each in rounds))
-    return sorted(rounds, key=lambda each: (calls.index(each["run_id"]), each.get("response", 0)))
-
-
 class Joke(BaseModel):
     """A joke."""
 
     setup: str
     punchline: str
-
-
-class Weather(TypedDict):
-    """A place."""
-
-    location: str
 
 
 def get_weather(location: str) -> str:
@@ -94,22 +82,22 @@ async def langchain_calls(engine: Engine) -> list[Any]:
     chat = ChatAdaFuse(engine=engine, round_detail="full", callbacks=[rounds])
     tools = chat.bind_tools([get_weather])
     text = TextAdaFuse(engine=engine, top_logprobs=2)
-    chunks = list(tools.stream("How is the weather?"))
     drawn: dict[str, Any] = {"temperature": 0.8, "seed": 2, "n": 2}
-    return [
-        chat.invoke("Hello"),
+    said = [
         await chat.ainvoke("Hello"),
         [chunk async for chunk in chat.astream("Hello")],
-        chunks,
+        list(tools.stream("How is the weather?")),
         tools.invoke("How is the weather?").tool_calls,
         chat.with_structured_output(Joke).invoke("Tell a joke. Reply in JSON."),
-        chat.with_structured_output(Weather).invoke("Any weather?"),
-        chat.generate([[HumanMessage("Hello")]], **drawn).generations,
         text.generate(["Hello. Answer:", "Well? Answer:"]).generations,
+    ]
+    return [
+        *said,
+        [{**each, "run_id": ""} for each in rounds.rounds],
         (await text.agenerate(["Hello. Answer:"], **drawn)).generations,
         chat.get_num_tokens_from_messages([AIMessage("Hello")], tools=[get_weather]),
         chat.get_token_ids("Hello there"),
-        (chat.profile, chat.model_name, by_response(rounds.rounds)),
+        (chat.profile, chat.model_name),
     ]
 
 

@@ -1,9 +1,9 @@
-"""Loading of members: names, memory, and errors for invalid folders."""
+"""Loading of transformers members: what loads, and the errors of what does not."""
 
 from __future__ import annotations
 
 import json
-import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import transformers
-from huggingface_hub import constants
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import constants, errors
+from safetensors.torch import load_file, save_file
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -29,7 +23,11 @@ from adafuse_llm import (
     TransformersMember,
     UnsupportedModelError,
 )
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.loading import huggingface
 from tests.support.models import Recipe, model, tokenizer
+
+Change = Callable[[Path], None]
 
 
 def load(*members: str | Path | TransformersMember, **options: Any) -> AdaFuseEngine:
@@ -40,133 +38,46 @@ def load(*members: str | Path | TransformersMember, **options: Any) -> AdaFuseEn
 
 def test_a_folder_loads_and_decodes(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    with load(saved) as engine:
+    placed = TransformersMember(str(saved), name="placed", device_map="cpu")
+    with load(saved, placed, device_map="auto") as engine:
         assert "member 'tiny-llama' is loaded in" in caplog.text
-        assert engine.members == ("tiny-llama",)
+        assert engine.members == ("tiny-llama", "placed")
         assert engine.context_window == 1024
         assert engine.generate("The ferry", max_new_tokens=4).text
 
 
 @pytest.mark.quick
-def test_a_member_can_override_the_dtype_of_the_call(saved: Path) -> None:
+def test_settings_of_a_member_win_over_those_of_the_call(saved: Path) -> None:
     specs = [
-        TransformersMember(path=str(saved)),
-        TransformersMember(path=str(saved), dtype="bfloat16"),
+        TransformersMember(str(saved), name="a", weight=2.0),
+        TransformersMember(str(saved), name="b", dtype="bfloat16"),
     ]
     with load(*specs, dtype="float32") as engine:
-        assert [backend.model.dtype for backend in engine.backends] == [  # type: ignore[attr-defined]
-            torch.float32,
-            torch.bfloat16,
-        ]
+        dtypes = [backend.model.dtype for backend in engine.backends]  # type: ignore[attr-defined]
+        assert dtypes == [torch.float32, torch.bfloat16]
+        assert engine.config.weights == {"a": 2.0, "b": 1.0}
+    given = load(*specs, config=AdaFuseConfig(weights=(3, 4)))
+    assert given.config.weights == (3.0, 4.0)
     with load(saved) as engine:
         assert engine.backends[0].model.dtype == torch.float64  # type: ignore[attr-defined]
+        assert engine.config.weights is None
 
 
-@pytest.mark.quick
-def test_weights_of_members_become_weights_of_the_ensemble(saved: Path) -> None:
-    specs = [
-        TransformersMember(path=str(saved), name="a", weight=2.0),
-        TransformersMember(path=str(saved), name="b"),
-    ]
-    assert load(*specs).config.weights == {"a": 2.0, "b": 1.0}
-    assert load(*specs, config=AdaFuseConfig(weights=(3, 4))).config.weights == (3.0, 4.0)
-    assert load(saved).config.weights is None
+def test_a_loaded_model_and_its_tokenizer_are_not_changed() -> None:
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+    mine = model(Recipe("qwen2", seed=8))
+    before = mine.config.to_json_string(), mine.generation_config.to_json_string()
+    weights = {name: value.clone() for name, value in mine.state_dict().items()}
+    hooks = sum(len(module._forward_hooks) for module in mine.modules())
+    with AdaFuseEngine([HuggingFaceBackend(mine, tokenizer("bytelevel"), "mine")]) as engine:
+        engine.generate("The ferry", max_new_tokens=4)
+    assert (mine.config.to_json_string(), mine.generation_config.to_json_string()) == before
+    assert all(torch.equal(value, weights[name]) for name, value in mine.state_dict().items())
+    assert sum(len(module._forward_hooks) for module in mine.modules()) == hooks
 
 
-@pytest.mark.quick
-def test_members_placed_by_accelerate_decode(saved: Path) -> None:
-    with load(
-        saved, TransformersMember(path=str(saved), name="second"), device_map="auto"
-    ) as engine:
-        assert engine.generate("The ferry", max_new_tokens=3).text
-    with load(TransformersMember(path=str(saved), device_map="cpu")) as engine:
-        assert engine.generate("The ferry", max_new_tokens=3).text
-
-
-# Errors of loading -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", ["models/one/two", "./one", "~/one", "one/"])
-def test_a_missing_folder_is_not_asked_of_the_hub(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
-    with pytest.raises(LoadError, match="the folder does not exist"):
-        load(path)
-
-
-@pytest.mark.parametrize("path", ["qwen3:8b", "hf.co/a/b:Q4_0"])
-def test_a_name_of_ollama_gets_the_command_that_prints_its_file(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
-    with pytest.raises(LoadError, match=f"ollama show --modelfile {path}$"):
-        load(path)
-    with pytest.raises(LoadError, match="the folder does not exist"):
-        load(r"C:\models\one")
-
-
-@pytest.mark.parametrize("file", ["model.safetensors"])
-def test_a_file_of_a_model_folder_gets_the_folder(saved: Path, file: str) -> None:
-    with pytest.raises(LoadError, match=f"Pass the folder: '{re.escape(str(saved))}'"):
-        load(saved / file)
-
-
-def test_the_name_of_an_embedded_member_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
-    with pytest.raises(LoadError, match=r"embedded member.*from_embedded\(\).*member_paths\(\)"):
-        load("wren")
-
-
-def test_a_folder_with_the_name_of_an_embedded_member_loads(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy.rename(copy.parent / "wren")
-    monkeypatch.chdir(copy.parent)
-    load("wren").close()
-
-
-@pytest.mark.parametrize(
-    ("offline", "says"),
-    [
-        (True, r"no such folder.*HF_HUB_OFFLINE is set.*unset HF_HUB_OFFLINE"),
-        (False, r"no such folder.*cannot be reached.*set HF_HUB_OFFLINE=1"),
-    ],
-)
-def test_the_error_without_the_hub_says_what_to_do(
-    offline: bool, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    if offline:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    else:  # the hub's client itself would try to connect for half a minute
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        error = OSError()
-        error.__cause__ = LocalEntryNotFoundError("no connection")
-        monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(error))
-    with pytest.raises(LoadError, match=says) as caught:
-        load("gpt-4")
-    assert str(caught.value).count("gpt-4") == 1
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        (RepositoryNotFoundError, "the Hugging Face hub has no such model.*hf auth login"),
-        (GatedRepoError, "grant access.*https://huggingface.co/some/model,.*hf auth login"),
-        (RevisionNotFoundError, "does not have this revision"),
-    ],
-)
-def test_errors_of_the_hub_say_what_to_do(
-    kind: type[HfHubHTTPError], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer: Any = MagicMock()
-    error = OSError("a long text")
-    error.__cause__ = kind("another long text", response=answer)
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(error))
-    with pytest.raises(LoadError, match=says):
-        load("some/model")
+# Paths and the hub ----------------------------------------------------------------------------
 
 
 def raises(error: Exception) -> Any:
@@ -178,16 +89,78 @@ def raises(error: Exception) -> Any:
     return function
 
 
-def test_an_invalid_configuration_is_explained_in_one_line(copy: Path) -> None:
-    file = copy / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_size": "wide" * 1000}))
-    with pytest.raises(LoadError, match=r"hidden_size.*int") as caught:
-        load(copy)
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        *((path, "the folder does not exist") for path in ("a/b/c", "./one", "~/one", "one/")),
+        (r"C:\models\one", "the folder does not exist"),
+        ("qwen3:8b", "ollama show --modelfile qwen3:8b$"),
+        ("hf.co/a/b:Q4_0", "ollama show --modelfile hf.co/a/b:Q4_0$"),
+        ("wren", r"embedded member.*from_embedded\(\).*member_paths\(\)"),
+        (str(member_paths()[0] / "model.safetensors"), r"Pass the folder: '.*wren'"),
+    ],
+)
+def test_what_is_no_hub_id_is_not_asked_of_the_hub(
+    path: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
+    with pytest.raises(LoadError, match=says):
+        load(path)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("members", [[], [""], [5], "gpt2"])
+def test_what_is_no_list_of_members_is_refused(members: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"member|path|list"):
+        AdaFuseEngine.from_pretrained(members)
+
+
+def test_a_folder_with_the_name_of_an_embedded_member_loads(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy.rename(copy.parent / "wren")
+    monkeypatch.chdir(copy.parent)
+    load("wren").close()
+
+
+def test_models_of_the_hubs_cache_load(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = copy.parent / "hub" / "models--someone--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots").mkdir()
+    copy.rename(repository / "snapshots" / ("0" * 40))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(copy.parent / "hub"))
+    load("someone/tiny").close()
+    with pytest.raises(LoadError, match=r"no such folder.*HF_HUB_OFFLINE is set"):
+        load("someone/else")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (errors.RepositoryNotFoundError, "the Hugging Face hub has no such model.*hf auth login"),
+        (errors.GatedRepoError, "grant access.*https://huggingface.co/some/model,.*hf auth login"),
+        (errors.RevisionNotFoundError, "does not have this revision"),
+        (errors.LocalEntryNotFoundError, r"no such folder.*cannot be reached.*HF_HUB_OFFLINE=1"),
+    ],
+)
+def test_errors_of_the_hub_say_what_to_do(
+    kind: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    error = OSError("a long text")
+    is_http = issubclass(kind, errors.HfHubHTTPError)
+    error.__cause__ = kind("another long text", **({"response": MagicMock()} if is_http else {}))
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(error))
+    with pytest.raises(LoadError, match=says) as caught:
+        load("some/model")
     assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 600
 
 
-def spoil(name: str, content: bytes | None) -> Callable[[Path], None]:
+# Folders --------------------------------------------------------------------------------------
+
+
+def spoil(name: str, content: bytes | None) -> Change:
     """Return a function that replaces or removes files of a model's folder."""
 
     def change(folder: Path) -> None:
@@ -197,29 +170,30 @@ def spoil(name: str, content: bytes | None) -> Callable[[Path], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (spoil("config.json", None), r"config\.json"),
-        (spoil("config.json", b"{not json"), "spoiled"),
-        (spoil("*token*", None), "tokenizer"),
-        (spoil("model.safetensors", None), "spoiled"),
-        (spoil("model.safetensors", b"\x10" * 64), "spoiled"),
-    ],
-)
-def test_a_folder_that_lacks_a_part_or_has_a_damaged_one(
-    saved: Path, copy: Path, change: Callable[[Path], None], says: str
-) -> None:
-    change(copy)
-    with pytest.raises(LoadError, match=says):
-        load(saved, copy)
+def configure(**values: Any) -> Change:
+    """Return a function that changes the configuration."""
+
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+    return change
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("members", [[], [""], [5], "gpt2"])
-def test_what_is_no_list_of_members(members: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"member|path|list"):
-        AdaFuseEngine.from_pretrained(members)
+def rename(new_name: Callable[[str], str | None], **more: torch.Tensor) -> Change:
+    """Return a function that renames tensors, removes them, and adds more."""
+
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        found = load_file(file).items()
+        renamed = {new: tensor for name, tensor in found if (new := new_name(name)) is not None}
+        save_file({**renamed, **more}, file, {"format": "pt"})
+
+    return change
+
+
+def without(*names: str) -> Change:
+    return rename(lambda name: None if name in names else name)
 
 
 def pickled(folder: Path) -> None:
@@ -228,53 +202,115 @@ def pickled(folder: Path) -> None:
     torch.save(weights, folder / "pytorch_model.bin")
 
 
-def test_pickled_weights_are_an_error_unless_allowed(copy: Path) -> None:
-    pickled(copy)
-    with pytest.raises(LoadError, match=r"pickle.*allow_pickle=True"):
-        load(copy)
-    with load(TransformersMember(path=str(copy), allow_pickle=True)) as engine:
+def evil_index(folder: Path) -> None:
+    """An index of safetensors that names pickled weights, which would run code."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return open, (str(folder / "ran"), "w")
+
+    torch.save({"lm_head.weight": Evil()}, folder / "pytorch_model.bin")
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "pytorch_model.bin")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def homemade(folder: Path) -> None:
+    """A model with code of its own."""
+    auto = {"AutoConfig": "homemade.Config", "AutoModelForCausalLM": "homemade.Model"}
+    configure(model_type="homemade", auto_map=auto)(folder)
+    (folder / "homemade.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+
+
+Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (spoil("config.json", None), r"config\.json"),
+        (spoil("config.json", b"{not json"), "config"),
+        (configure(hidden_size="wide" * 1000), "hidden_size.*int"),
+        (spoil("*token*", None), "tokenizer"),
+        (spoil("model.safetensors", None), "cannot be loaded"),
+        (spoil("model.safetensors", b"\x10" * 64), "cannot be loaded"),
+        (without("lm_head.weight"), r"1 tensor \(lm_head.weight\) missing"),
+        (without(Q, UP), rf"2 tensors \({Q}, {UP}\) missing"),
+        (configure(num_hidden_layers=3), r"9 tensors \(model\.layers\.2\..*, \.\.\.\) missing"),
+        (configure(intermediate_size=40), r"down_proj\.weight \[32, 48\] instead of \[32, 40\]"),
+        (configure(quantization_config={"quant_method": "made-up"}), "quant_method.*'made-up'"),
+        (pickled, "pickle.*allow_pickle=True"),
+        (evil_index, "cannot be loaded"),
+        (homemade, "trust_remote_code=True"),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_has_one_error_and_runs_no_code(
+    saved: Path, copy: Path, change: Change, says: str
+) -> None:
+    change(copy)
+    with pytest.raises(LoadError, match=f"member 'spoiled'.*{says}") as caught:
+        load(saved, copy)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 900
+    assert not (copy / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        (pickled, {"allow_pickle": True}),
+        (rename(str, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}), {}),
+        (rename(str, **{"vision_tower.layers.0.mlp.up_proj.weight": torch.ones(4)}), {}),
+    ],
+)
+def test_old_and_larger_checkpoints_load(
+    copy: Path, change: Change, settings: dict[str, Any]
+) -> None:
+    change(copy)
+    with load(TransformersMember(str(copy), **settings)) as engine:
         assert engine.generate("The ferry", max_new_tokens=3).text
 
 
-def test_an_encoder_decoder_model(tmp_path: Path) -> None:
-    config = transformers.T5Config(
-        vocab_size=450,
-        d_model=16,
-        d_kv=8,
-        d_ff=16,
-        num_layers=1,
-        num_heads=2,
-        decoder_start_token_id=0,
-    )
-    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "tiny-t5")
-    tokenizer("bytelevel").save_pretrained(tmp_path / "tiny-t5")
-    with pytest.raises(UnsupportedModelError, match=r"tiny-t5.*causal"):
-        load(tmp_path / "tiny-t5")
+def test_names_without_the_prefix_of_the_base_model_load(tmp_path: Path) -> None:
+    model(Recipe("gpt2")).save_pretrained(tmp_path)
+    tokenizer("bytelevel").save_pretrained(tmp_path)
+    rename(lambda name: name.removeprefix("transformer."))(tmp_path)
+    load(tmp_path).close()
 
 
-def test_remote_code_without_the_flag(copy: Path) -> None:
-    config = json.loads((copy / "config.json").read_text())
-    config["model_type"] = "homemade"
-    config["auto_map"] = {
-        "AutoConfig": "homemade.HomemadeConfig",
-        "AutoModelForCausalLM": "homemade.Homemade",
-    }
-    (copy / "config.json").write_text(json.dumps(config))
-    (copy / "homemade.py").write_text("raise SystemExit('this code ran')\n")
-    with pytest.raises(LoadError, match=r"trust_remote_code=True"):
+def test_an_encoder_decoder_model_is_refused(copy: Path) -> None:
+    sizes = {"vocab_size": 450, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2}
+    config = transformers.T5Config(**sizes, num_layers=1, decoder_start_token_id=0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(copy)
+    with pytest.raises(UnsupportedModelError, match=r"spoiled.*causal"):
         load(copy)
 
 
-def test_a_loaded_model_and_its_tokenizer_are_not_changed() -> None:
-    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+def test_an_adapter_is_not_ignored(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (copy / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr(huggingface, "find_spec", lambda _name: None)
+    with pytest.raises(LoadError, match=r"adapter.*peft.*merge_and_unload"):
+        load(copy)
 
-    recipe = Recipe("qwen2", seed=8)
-    mine = model(recipe)
-    before = mine.config.to_json_string(), mine.generation_config.to_json_string()
-    weights = {name: value.clone() for name, value in mine.state_dict().items()}
-    hooks = sum(len(module._forward_hooks) for module in mine.modules())
-    with AdaFuseEngine([HuggingFaceBackend(mine, tokenizer("bytelevel"), "mine")]) as engine:
-        engine.generate("The ferry", max_new_tokens=4)
-    assert (mine.config.to_json_string(), mine.generation_config.to_json_string()) == before
-    assert all(torch.equal(value, weights[name]) for name, value in mine.state_dict().items())
-    assert sum(len(module._forward_hooks) for module in mine.modules()) == hooks
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_quantized_member_with_missing_tensors_is_refused(
+    is_stored: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    quantization = transformers.BitsAndBytesConfig(load_in_4bit=True)
+    folder = tmp_path / "quantized"
+    shutil.copytree(member_paths()[0], folder)
+    spec = TransformersMember(str(folder), quantization_config=quantization)
+    if is_stored:
+        made = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=quantization
+        )
+        made.save_pretrained(folder)
+        spec = TransformersMember(str(folder))
+    load(spec).close()
+    without(UP)(folder)
+    # transformers fails on quantized tensors that it cannot fill, before it reports them
+    with pytest.raises(LoadError, match="'quantized'" if is_stored else UP):
+        load(spec)

@@ -5,11 +5,8 @@ The embedded members are quantized here. Methods whose package is absent are ski
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +29,6 @@ Answer:"""
 ANSWER = " Jenbert Zalwyn"
 
 
-def bitsandbytes(**options: Any) -> Any:
-    return transformers.BitsAndBytesConfig(**options)
-
-
-def torchao(name: str, **options: Any) -> Any:
-    from torchao import quantization as ao
-
-    return transformers.TorchAoConfig(getattr(ao, name)(**options))
-
-
 @dataclass(frozen=True)
 class Case:
     """A quantization that runs on a CPU.
@@ -50,43 +37,24 @@ class Case:
         weight: type of a quantized weight.
     """
 
-    package: str
     config: Callable[[], Any]
     weight: str
 
 
-CASES = {
-    "bitsandbytes-4bit": Case(
-        "bitsandbytes",
-        lambda: bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
-        "Params4bit",
-    ),
-    "bitsandbytes-8bit": Case(
-        "bitsandbytes", lambda: bitsandbytes(load_in_8bit=True), "Int8Params"
-    ),
-    "torchao-int8": Case("torchao", lambda: torchao("Int8WeightOnlyConfig"), "Int8Tensor"),
-}
+def four_bits() -> Any:
+    pytest.importorskip("bitsandbytes")
+    return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
 
 
-def need(package: str) -> None:
-    """Skip where a package is not installed."""
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        pytest.skip(f"{package} is not installed")
+def int8() -> Any:
+    ao = pytest.importorskip("torchao.quantization")
+    return transformers.TorchAoConfig(ao.Int8WeightOnlyConfig())
 
 
-USUAL = ("bitsandbytes-4bit", "torchao-int8")
-"""One method with its own kernels, and one of tensor subclasses; the others run as slow tests."""
-
-
-@pytest.fixture(
-    params=[pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in CASES]
-)
+@pytest.fixture(params=[Case(four_bits, "Params4bit"), Case(int8, "Int8Tensor")], ids=["nf4", "ao"])
 def case(request: pytest.FixtureRequest) -> Case:
-    chosen = CASES[request.param]
-    need(chosen.package)
-    return chosen
+    found: Case = request.param
+    return found
 
 
 def load(*members: Path | TransformersMember, **options: Any) -> AdaFuseEngine:
@@ -169,18 +137,3 @@ def test_what_is_no_quantization_configuration_is_refused_at_once(wrong: Any) ->
 def test_a_method_that_transformers_does_not_know_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(LoadError, match=r"'wren'.*quant_method.*got"):
         load(quantized(WREN, wrong))
-
-
-def spoiled(folder: Path, quantization_config: dict[str, Any]) -> Path:
-    """A copy of a member that says it is quantized."""
-    shutil.copytree(WREN, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = quantization_config
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def test_a_checkpoint_of_an_unknown_method_is_refused(tmp_path: Path) -> None:
-    """transformers would warn and load its packed weights as if they were plain."""
-    with pytest.raises(LoadError, match=r"'strange'.*quant_method.*got 'made-up'"):
-        load(spoiled(tmp_path / "strange", {"quant_method": "made-up"}))

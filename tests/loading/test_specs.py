@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -99,12 +98,10 @@ def test_the_home_folder_is_that_of_the_user() -> None:
         ({"path": "x", "prefix_cache_bytes": -1}, "'prefix_cache_bytes'.*got -1"),
         ({"path": "x", "quantization_config": "x" * 10_000}, "BitsAndBytesConfig"),
         ({"path": "x.gguf", "threads": 0}, "'threads'.*got 0"),
-        ({"path": "x.gguf", "threads": 10_000}, f"at most {os.cpu_count()}.*got 10000"),
         ({"path": "x.gguf", "cache_type": "q5_0"}, "'f32', 'f16', 'bf16'"),
         ({"path": "x.gguf", "cache_type": "q4_0", "flash_attention": False}, "needs flash"),
         ({"path": "x.gguf", "repeatable": True, "flash_attention": False}, "needs flash"),
-        ({"path": "x.gguf", "end_tokens": "</s>"}, "'end_tokens'.*tuple"),
-        ({"path": "x", "file": "../y.gguf"}, "in the folder"),
+        ({"path": "x.gguf", "end_tokens": "</s>"}, "'end_tokens'.*list"),
         ({"path": "x.gguf", "file": "x.gguf"}, "path is a GGUF file already"),
         ({"path": "x.gguf", "dtype": "float16"}, "dtype is a setting of transformers members"),
         ({"path": "x", "context": 5}, "context is a setting of GGUF members"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from tests.reference import ReferenceMember
+from tests.reference import Options, ReferenceMember, decode
+from tests.support.compare import assert_same
 
 
 @dataclass
@@ -143,3 +145,22 @@ def reference_of(backend: Any, model: Any, tokenizer: Any) -> CachedMember:
     kind = CachedMember if isinstance(backend, HuggingFaceBackend) else GgufMember
     codec, window = backend.codec, backend.context_window
     return kind(backend.name, model, tokenizer, codec, backend.end_ids, window)
+
+
+def check(
+    backends: Sequence[Any],
+    members: Sequence[CachedMember],
+    request: Mapping[str, Any],
+    tolerance: float,
+    **options: Any,
+) -> Generation:
+    """Decode with and without drafting, and with the reference. Fail where they differ."""
+    prompt, messages = request.get("prompt"), request.get("messages")
+    expected = decode(members, prompt, Options(**options), messages=messages)
+    for drafting in (False, True):
+        runtime = RuntimeConfig(drafting=drafting)
+        engine = AdaFuseEngine(backends, strategy="adafuse", runtime=runtime)
+        actual = engine.generate(**request, **options)
+        assert_same(actual, expected, tolerance)
+        engine.close()
+    return actual

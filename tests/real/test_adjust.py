@@ -11,9 +11,7 @@ import torch
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from tests.real.reference import CachedMember
-from tests.reference import Options, decode
-from tests.support.compare import assert_same
+from tests.real.reference import CachedMember, check
 
 pytestmark = pytest.mark.real
 
@@ -78,7 +76,7 @@ def test_one_member_equals_generate(
 def test_ensembles_equal_the_reference(
     names: tuple[str, ...],
     branches: int,
-    real_engine: Engine,
+    real_backends: dict[str, HuggingFaceBackend],
     references: dict[str, CachedMember],
 ) -> None:
     given: dict[str, Any] = {
@@ -89,12 +87,9 @@ def test_ensembles_equal_the_reference(
         "max_new_tokens": 20,
     }
     members = [references[name] for name in names]
+    backends = [real_backends[name] for name in names]
     for prompt in PROMPTS[: 1 if names == NAMES else None]:
-        expected = decode(members, prompt, Options(**given))
-        for drafting in (False, True):
-            runtime = RuntimeConfig(drafting=drafting)
-            engine = real_engine(*names, strategy="adafuse", runtime=runtime)
-            assert_same(engine.generate(prompt, **given), expected, TOLERANCE)
+        check(backends, members, {"prompt": prompt}, TOLERANCE, **given)
 
 
 def test_a_generation_config_is_followed_as_by_generate(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
+from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.strategies import Mixture
 from adafuse_llm.tree import TokenTree
-from tests.real.reference import CachedMember
+from tests.real.reference import CachedMember, check
 from tests.reference import Options, ReferenceMember, WordMixture, decode
 from tests.support.compare import assert_same
 
@@ -46,43 +46,24 @@ def given(kind: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]} if kind == "chat" else {"prompt": text}
 
 
-def check(
-    engine: Engine,
-    references: Mapping[str, CachedMember],
-    names: Sequence[str],
-    request: Mapping[str, Any],
-    **options: Any,
-) -> Generation:
-    """Decode with and without drafting, and with the reference. Fail where they differ."""
-    members = [references[name] for name in names]
-    prompt, messages = request.get("prompt"), request.get("messages")
-    expected = decode(members, prompt, Options(**options), messages=messages)
-    for drafting in (False, True):
-        runtime = RuntimeConfig(drafting=drafting)
-        ensemble = engine(*names, strategy="adafuse", runtime=runtime)
-        actual = ensemble.generate(**request, **options)
-        assert_same(actual, expected, TOLERANCE)
-    return actual
-
-
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_ensembles_equal_the_reference_and_their_tokens_are_the_text(
     kind: str,
-    real_engine: Engine,
+    real_backends: dict[str, HuggingFaceBackend],
     references: dict[str, CachedMember],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All three members, a pair and a member alone. Prompts take turns with pairs and members."""
     number = list(PROMPTS).index(kind)
     trees: dict[str, TokenTree] = {}
-    for backend in real_engine(*NAMES).backends:
+    for backend in real_backends.values():
         record(backend, trees, monkeypatch)
     for turn, names in enumerate((NAMES, PAIRS[number % 3], (NAMES[(number + 1) % 3],))):
         actual = check(
-            real_engine,
-            references,
-            names,
+            [real_backends[name] for name in names],
+            [references[name] for name in names],
             given(kind),
+            TOLERANCE,
             branching_factor=(3, 1)[(turn + number // 3) % 2],
             max_new_tokens=8,
         )
@@ -130,15 +111,17 @@ def check_tokens(
 
 @pytest.mark.parametrize("copies", [30, 100], ids=["beyond-512", "beyond-2000"])
 def test_long_prompts_equal_the_reference(
-    copies: int, real_engine: Engine, references: dict[str, CachedMember]
+    copies: int,
+    real_backends: dict[str, HuggingFaceBackend],
+    references: dict[str, CachedMember],
 ) -> None:
     prompt = FACTS * copies + "\n\nQuestion: When does the ferry leave?\nAnswer: The ferry leaves"
     for names in (("gemma",), NAMES):
         actual = check(
-            real_engine,
-            references,
-            names,
+            [real_backends[name] for name in names],
+            [references[name] for name in names],
             {"prompt": prompt},
+            TOLERANCE,
             branching_factor=3,
             max_new_tokens=6,
         )

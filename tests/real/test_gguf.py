@@ -16,12 +16,10 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends import Query, TokenTree
-from tests.real.reference import CachedMember, reference_of
+from tests.real.reference import CachedMember, check, reference_of
 from tests.real.test_equality import FACTS, NAMES, PROMPTS, given
-from tests.real.test_grammar import FORMS, check_forms
+from tests.real.test_grammar import check_forms, forms
 from tests.real.test_rules import check_draws
-from tests.reference import Options, decode
-from tests.support.compare import assert_same
 from tests.support.rules import check_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf]
@@ -88,18 +86,11 @@ def test_repeatable_members_equal_the_reference(
     real_gguf: dict[str, Any],
     gguf_references: dict[str, CachedMember],
 ) -> None:
-    request = given(kind)
-    options: dict[str, Any] = {"branching_factor": (3, 1)[len(team) % 2], "max_new_tokens": 12}
+    backends = [real_gguf[name] for name in team]
     members = [gguf_references[name] for name in team]
-    prompt, messages = request.get("prompt"), request.get("messages")
-    expected = decode(members, prompt, Options(**options), messages=messages)
-    for drafting in (False, True):
-        engine = AdaFuseEngine(
-            [real_gguf[name] for name in team],
-            strategy="adafuse",
-            runtime=RuntimeConfig(drafting=drafting),
-        )
-        assert_same(engine.generate(**request, **options), expected, TOLERANCE)
+    branches = (3, 1)[len(team) % 2]
+    options = {"branching_factor": branches, "max_new_tokens": 12}
+    check(backends, members, given(kind), TOLERANCE, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -165,12 +156,11 @@ def test_members_of_both_kinds_equal_the_reference(
     references: dict[str, CachedMember],
     gguf_references: dict[str, CachedMember],
 ) -> None:
-    engine = AdaFuseEngine([real_gguf["qwen"], real_backends["smollm"]], strategy="adafuse")
+    backends = [real_gguf["qwen"], real_backends["smollm"]]
     members = [gguf_references["qwen"], references["smollm"]]
     for branches in (1, 3):
-        options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": 12}
-        expected = decode(members, PROMPTS["german"], Options(**options))
-        assert_same(engine.generate(PROMPTS["german"], **options), expected, 2e-3)
+        options = {"branching_factor": branches, "max_new_tokens": 12}
+        check(backends, members, given("german"), 2e-3, **options)
 
 
 def test_a_real_file_keeps_the_rules_of_backends(
@@ -193,7 +183,7 @@ def test_a_real_file_draws_from_its_own_distribution(
 
 def test_every_response_has_its_form(real_gguf: dict[str, Any]) -> None:
     engine = AdaFuseEngine([real_gguf["smollm"], real_gguf["qwen"]])
-    check_forms(engine, range(3, FORMS, 10))
+    check_forms(engine, [*forms()][3::8])
 
 
 def test_a_kept_prefix_beyond_the_window_changes_no_number(real_gguf: dict[str, Any]) -> None:

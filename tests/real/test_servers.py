@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError, ServerMember, TransformersMember
+from adafuse_llm import AdaFuseEngine, GGUFMember, ServerMember, TransformersMember
 from adafuse_llm.backends import Query, TokenTree
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
@@ -102,15 +102,3 @@ def test_a_request_survives_a_kill_of_the_server(smollm: Path) -> None:
         thread.join(120)
         assert found == [expected]
     far.close()
-
-
-def test_a_key_is_needed_where_the_server_has_one(
-    smollm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RIGHT", "a-key")
-    monkeypatch.setenv("WRONG", "another-key")
-    with llama_server(smollm, key="a-key") as address:
-        member(address, api_key_env="RIGHT").close()
-        for name, message in ((None, "needs a key"), ("WRONG", "refuses the key")):
-            with pytest.raises(LoadError, match=message):
-                member(address, api_key_env=name)

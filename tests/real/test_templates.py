@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from langchain_core.messages import convert_to_messages
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM
 from transformers import AutoTokenizer
 
@@ -78,20 +77,20 @@ BOTH = {
 }
 RESULTS = [RESULT, {"role": "tool", "tool_call_id": "call00002", "content": "5"}]
 
-CHATS = {
+CHATS: dict[str, list[Any]] = {
     "one question": [ASK],
-    "a system message": [SYSTEM, ASK],
     "an empty system message": [{"role": "system", "content": ""}, ASK],
-    "several turns": [ASK, SAY, THEN],
     "a system message and turns": [SYSTEM, ASK, SAY, THEN],
 }
-TOOL_CHATS: dict[str, list[Any]] = {
-    **CHATS,
+CALLS: dict[str, list[Any]] = {
     "a call": [ASK, CALLED, RESULT],
-    "a system message and a call": [SYSTEM, ASK, CALLED, RESULT],
-    "parallel calls": [ASK, BOTH, *RESULTS],
     "parallel calls and turns": [SYSTEM, ASK, BOTH, *RESULTS, SAY, THEN],
 }
+CASES = [
+    *((name, chat, []) for name in MEMBERS for chat in CHATS.values()),
+    *(("qwen", chat, TOOLS) for chat in (*CHATS.values(), *CALLS.values())),
+]
+"""Members, conversations, and tools: SmolLM2's template has none."""
 
 
 @pytest.fixture(scope="module")
@@ -105,87 +104,38 @@ def own(tokenizer: Any, messages: list[Any], **options: Any) -> list[int]:
     return list(tokenizer.apply_chat_template(messages, return_dict=False, **options))
 
 
-def for_engine(messages: list[Any]) -> list[Any]:
-    return json.loads(json.dumps(messages))
+@pytest.mark.parametrize(("name", "messages", "tools"), CASES)
+def test_prompts_equal_the_template(
+    real_engine: Engines, tokenizers: dict[str, Any], name: str, messages: Any, tools: Any
+) -> None:
+    expected = own(tokenizers[name], messages, **({"tools": tools} if tools else {}))
+    given = json.loads(json.dumps(messages))
+    assert real_engine(name).encode_prompt(messages=given, tools=tools)[name] == expected
+
+
+def test_prompts_of_the_frameworks_equal_the_template(
+    real_engine: Engines, tokenizers: dict[str, Any]
+) -> None:
+    engine, messages = real_engine("qwen"), CALLS["parallel calls and turns"]
+    expected = {"qwen": own(tokenizers["qwen"], messages, tools=TOOLS)}
+    given = convert_to_messages(json.loads(json.dumps(messages)))
+    call = ChatAdaFuse(engine=engine)._call(given, None, {"tools": TOOLS})
+    assert engine.encode_prompt(messages=call.requests[0].messages) == expected
+    llm = AdaFuseLLM(engine=engine, enforce=False)
+    decode, _ = llm._chat(for_llama_index(messages), {"tools": TOOLS})
+    assert engine.encode_prompt(messages=decode._requests[0].messages) == expected
 
 
 def for_llama_index(messages: list[Any]) -> list[ChatMessage]:
     """The same messages in the form of LlamaIndex."""
-    converted = []
-    for message in messages:
-        extras = {k: v for k, v in message.items() if k not in ("role", "content")}
-        converted.append(
-            ChatMessage(role=message["role"], content=message["content"], additional_kwargs=extras)
+    return [
+        ChatMessage(
+            role=message["role"],
+            content=message["content"],
+            additional_kwargs={k: v for k, v in message.items() if k not in ("role", "content")},
         )
-    return converted
-
-
-def langchain_prompt(
-    engine: AdaFuseEngine, messages: list[Any], tools: list[Any], **options: Any
-) -> dict[str, list[int]]:
-    """The prompts that `ChatAdaFuse` gives to the members."""
-    chat = ChatAdaFuse(engine=engine)
-    keywords = {"tools": tools, **options} if tools else options
-    _, request = chat._call(convert_to_messages(for_engine(messages)), None, keywords)
-    return engine.encode_prompt(messages=request.messages)
-
-
-def llama_index_prompt(
-    engine: AdaFuseEngine, messages: list[Any], tools: list[Any], **options: Any
-) -> dict[str, list[int]]:
-    """The prompts that `AdaFuseLLM` gives to the members."""
-    llm = AdaFuseLLM(engine=engine, enforce=False)
-    keywords = {"tools": tools, **options} if tools else options
-    return engine.encode_prompt(messages=llama_index_messages(llm, messages, keywords))
-
-
-def llama_index_messages(llm: AdaFuseLLM, messages: list[Any], keywords: Any) -> Any:
-    """The conversation that `AdaFuseLLM` gives to the engine."""
-    decode, _ = llm._chat(for_llama_index(messages), keywords)
-    return decode._requests[0].messages
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-@pytest.mark.parametrize("chat", CHATS)
-def test_chats_equal_the_template(
-    real_engine: Engines, tokenizers: dict[str, Any], name: str, chat: str
-) -> None:
-    engine, messages = real_engine(name), CHATS[chat]
-    expected = {name: own(tokenizers[name], messages)}
-    assert engine.encode_prompt(messages=messages) == expected
-    assert langchain_prompt(engine, messages, []) == expected
-    assert llama_index_prompt(engine, messages, []) == expected
-
-
-@pytest.mark.parametrize("chat", TOOL_CHATS)
-def test_tools_equal_the_template(
-    real_engine: Engines, tokenizers: dict[str, Any], chat: str
-) -> None:
-    engine, messages = real_engine("qwen"), TOOL_CHATS[chat]
-    expected = {"qwen": own(tokenizers["qwen"], messages, tools=TOOLS)}
-    assert engine.encode_prompt(messages=for_engine(messages), tools=TOOLS) == expected
-    assert langchain_prompt(engine, messages, TOOLS) == expected
-    assert llama_index_prompt(engine, messages, TOOLS) == expected
-
-
-def test_tools_of_the_frameworks_equal_the_template(
-    real_engine: Engines, tokenizers: dict[str, Any]
-) -> None:
-    from langchain_core.utils.function_calling import convert_to_openai_tool
-
-    def unit_price(item: str, currency: str = "EUR") -> str:
-        """Return the unit price of an item."""
-        return "2"
-
-    engine = real_engine("qwen")
-    expected = {"qwen": own(tokenizers["qwen"], [ASK], tools=[convert_to_openai_tool(unit_price)])}
-    bound: Any = ChatAdaFuse(engine=engine).bind_tools([unit_price])
-    assert langchain_prompt(engine, [ASK], **bound.kwargs) == expected
-    tool = FunctionTool.from_defaults(unit_price)
-    llm = AdaFuseLLM(engine=engine, enforce=False)
-    tools = llm._prepare_chat_with_tools([tool])["tools"]
-    expected = {"qwen": own(tokenizers["qwen"], [ASK], tools=tools)}
-    assert llama_index_prompt(engine, [ASK], tools) == expected
+        for message in messages
+    ]
 
 
 @pytest.mark.parametrize(("name", "tools"), [("smollm", []), ("qwen", []), ("qwen", TOOLS)])
@@ -231,17 +181,10 @@ def test_the_default_system_text_stays_with_tools(
 def test_the_default_system_text_stays_with_a_schema(
     real_engine: Engines, tokenizers: dict[str, Any], name: str
 ) -> None:
-    from pydantic import BaseModel
-
-    class Price(BaseModel):
-        price: float
-
     engine = real_engine(name)
-    schema = {"type": "json_schema", "json_schema": {"schema": Price.model_json_schema()}}
-    prompts = [langchain_prompt(engine, [ASK], [], response_format=schema)]
-    llm = AdaFuseLLM(engine=engine, enforce=False)
-    asked = llama_index_messages(llm, [ASK], {"response_format": schema})
-    prompts.append(engine.encode_prompt(messages=asked))
-    assert prompts[0] == prompts[1]
-    text = tokenizers[name].decode(prompts[0][name])
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
+    given = convert_to_messages([ASK])
+    call = ChatAdaFuse(engine=engine)._call(given, None, {"response_format": schema})
+    prompts = engine.encode_prompt(messages=call.requests[0].messages)
+    text = tokenizers[name].decode(prompts[name])
     assert f"<|im_start|>system\n{DEFAULTS[name]}\n\nReply with one JSON value" in text

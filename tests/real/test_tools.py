@@ -1,4 +1,4 @@
-"""Tool calls of real members, in LangChain."""
+"""Tool calls and agents of real members, in LangChain."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from operator import add
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
 
 from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import ChatAdaFuse
@@ -17,14 +20,14 @@ pytestmark = pytest.mark.real
 Engines = Callable[..., AdaFuseEngine]
 
 QUESTION = "What is the unit price of a bolt?"
-MEMBERS = [("qwen",), ("smollm", "qwen")]
-CHOICES = ("required", "unit_price")
-TOKENS = 64
+ERRAND = f"{QUESTION} Then multiply it by 3."
+STEPS = [("unit_price", {"item": "bolt"}), ("multiply", {"a": 4, "b": 3})]
+TEAMS = pytest.mark.parametrize("names", [("qwen",), ("smollm", "qwen")], ids="+".join)
 
 
 def unit_price(item: str) -> str:
     """Return the unit price of an item, in euros."""
-    return "4"
+    return {"bolt": "4", "nut": "7"}.get(item.strip().lower(), "5")
 
 
 def multiply(a: float, b: float) -> str:
@@ -32,42 +35,35 @@ def multiply(a: float, b: float) -> str:
     return f"{a * b:g}"
 
 
-FUNCTIONS: dict[str, Callable[..., str]] = {"unit_price": unit_price, "multiply": multiply}
+TOOLS: dict[str, Callable[..., str]] = {"unit_price": unit_price, "multiply": multiply}
 
 
-def check_call(name: str, arguments: dict[str, Any]) -> None:
-    """Check that a call names a tool and that the tool accepts its arguments."""
-    assert FUNCTIONS[name](**arguments)
-
-
-def check_no_call(text: str) -> None:
-    """Check that a text for the user is not the JSON or the marker of a call."""
-    assert '"arguments"' not in text
-    assert "<tool_call" not in text
-
-
-def langchain_replies(engine: AdaFuseEngine, choice: str) -> list[Any]:
-    bound = ChatAdaFuse(engine=engine, max_new_tokens=TOKENS).bind_tools(
-        list(FUNCTIONS.values()), tool_choice=choice
-    )
-    return [bound.invoke(QUESTION), reduce(add, list(bound.stream(QUESTION)))]
-
-
-@pytest.mark.parametrize("names", MEMBERS, ids="+".join)
-@pytest.mark.parametrize("choice", ("auto", *CHOICES))
-def test_langchain_calls_tools(real_engine: Engines, names: Any, choice: str) -> None:
-    for message in langchain_replies(real_engine(*names), choice):
-        assert message.tool_calls or choice == "auto"
+@TEAMS
+@pytest.mark.parametrize("choice", ["auto", "required", "unit_price"])
+def test_calls_name_a_tool_that_accepts_their_arguments(
+    real_engine: Engines, names: Any, choice: str
+) -> None:
+    """Qwen2.5-Coder alone writes bare JSON by itself, which the grammar permits as free text."""
+    chat = ChatAdaFuse(engine=real_engine(*names), max_new_tokens=64)
+    bound = chat.bind_tools([*TOOLS.values()], tool_choice=choice)
+    for message in (bound.invoke(QUESTION), reduce(add, list(bound.stream(QUESTION)))):
+        assert message.tool_calls or (choice == "auto" and len(names) > 1)
         for call in message.tool_calls:
-            check_call(call["name"], call["args"])
-        check_no_call(message.text)
+            assert TOOLS[call["name"]](**call["args"])
+        assert '"arguments"' not in message.text
+        assert "<tool_call" not in message.text
 
 
-def test_qwen_calls_a_tool_of_its_own_accord(real_engine: Engines) -> None:
-    """Qwen2.5-Coder writes bare JSON here, which the grammar permits as free text."""
-    engine = real_engine("qwen")
-    for message in langchain_replies(engine, "auto"):
-        (call,) = message.tool_calls
-        assert call["name"] == "unit_price"
-        assert message.content == ""
-        assert message.response_metadata["finish_reason"] == "tool_calls"
+@TEAMS
+def test_an_agent_finishes_an_errand(real_engine: Engines, names: Any) -> None:
+    """The result of the last tool is the answer, because Qwen 0.5B would call it again."""
+    chat = ChatAdaFuse(engine=real_engine(*names), max_new_tokens=100)
+    agent = create_agent(chat, [unit_price, tool(multiply, return_direct=True)])
+    state = agent.invoke({"messages": [HumanMessage(ERRAND)]}, {"recursion_limit": 9})
+    calls = [
+        (call["name"], call["args"])
+        for message in state["messages"]
+        for call in getattr(message, "tool_calls", ())
+    ]
+    assert calls == STEPS
+    assert "12" in state["messages"][-1].text

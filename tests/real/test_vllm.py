@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ import pytest
 
 from adafuse_llm import (
     AdaFuseEngine,
-    GGUFMember,
     LoadError,
     MemberUnavailableError,
     ServerMember,
@@ -27,7 +22,6 @@ from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
 from tests.real.reference import reference_of
 from tests.support.rules import check_rules
-from tests.support.serving import server_process
 from tests.support.vllm_server import vllm_server
 
 pytestmark = [pytest.mark.real, pytest.mark.vllm, pytest.mark.timeout(3600)]
@@ -36,6 +30,7 @@ TOLERANCE = 2e-3
 """Largest difference of log-probabilities in float32. They are sums over passes of other shapes."""
 
 PROMPTS = (
+    *(f"{number + 2} boats left the harbour, and" for number in range(13)),
     "The old lighthouse keeper climbed the stairs and",
     "Water boils at",
     "My favourite food",
@@ -94,10 +89,7 @@ def test_the_member_keeps_the_rules_of_backends(
     ("others", "options"),
     [
         ((), {"branching_factor": 1}),
-        ((), {"branching_factor": 3}),
-        (("gemma",), {"branching_factor": 1}),
         (("gemma",), {"branching_factor": 3}),
-        ((), {"strategy": "mixture"}),
         (("gemma",), {"strategy": "mixture"}),
     ],
     ids=str,
@@ -119,24 +111,11 @@ def compare(far: list[Any], near: list[Any], strategy: str = "adafuse", **option
     options |= {"max_new_tokens": TOKENS}
     got, want = one.generate_batch(PROMPTS, **options), two.generate_batch(PROMPTS, **options)
     assert [each.text for each in got] == [each.text for each in want]
-    differences = [0.0]
     for a, b in zip(got, want, strict=True):
         for left, right in zip(a.rounds, b.rounds, strict=True):
             assert [c.text for c in left.candidates] == [c.text for c in right.candidates]
             for c, d in zip(left.candidates, right.candidates, strict=True):
                 assert c.score == pytest.approx(d.score, abs=TOLERANCE)
-                differences.append(abs((c.score or 0) - (d.score or 0)))
-    print(f"largest difference of scores: {max(differences):.2g}")
-
-
-def test_a_pair_of_two_servers_equals_the_same_members_in_this_process(
-    url: str, real_folders: dict[str, Path], here: Callable[[str], HuggingFaceBackend]
-) -> None:
-    with vllm_server(real_folders["gemma"], name="gemma") as address:
-        far = [member(url), member(address, "gemma")]
-        compare(far, [here("smollm"), here("gemma")])
-        for each in far:
-            each.close()
 
 
 def test_two_members_on_one_server(url: str, smollm: Path) -> None:
@@ -149,52 +128,6 @@ def test_two_members_on_one_server(url: str, smollm: Path) -> None:
     compare(far, near)
     for each in far:
         each.close()
-
-
-def test_a_pair_with_a_gguf_member(
-    url: str, real_files: dict[str, Path], here: Callable[[str], HuggingFaceBackend]
-) -> None:
-    spec = GGUFMember(str(real_files["gemma"]), name="gemma", context=2048, repeatable=True)
-    (gguf,), _ = load_members([spec])
-    far = member(url)
-    compare([far, gguf], [here("smollm"), gguf])
-    far.close()
-
-
-def test_a_batch_of_16(url: str, here: Callable[[str], HuggingFaceBackend]) -> None:
-    prompts = [f"{number + 2} boats left the harbour, and" for number in range(16)]
-    far = member(url)
-    got, want = (
-        AdaFuseEngine([each]).generate_batch(prompts, max_new_tokens=8)
-        for each in (far, here("smollm"))
-    )
-    assert [each.text for each in got] == [each.text for each in want]
-    far.close()
-
-
-def test_64_streams_through_a_server_of_ours(
-    url: str, here: Callable[[str], HuggingFaceBackend]
-) -> None:
-    prompts = [f"{number % 8 + 2} boats left the harbour, and" for number in range(64)]
-    near = AdaFuseEngine([here("smollm")])
-    want = [each.text for each in near.generate_batch(prompts[:8], max_new_tokens=6)] * 8
-    with server_process("--model", f"vllm+{url}/smollm") as (address, _):
-
-        def text(prompt: str) -> str:
-            body = {"model": "adafuse", "prompt": prompt, "max_tokens": 6, "stream": True}
-            pieces: list[str] = []
-            with httpx.stream(
-                "POST", f"{address}/v1/completions", json=body, timeout=3600
-            ) as answer:
-                assert answer.status_code == 200
-                for line in answer.iter_lines():
-                    if line.startswith("data: {"):
-                        found = json.loads(line.removeprefix("data: "))
-                        pieces += (choice["text"] for choice in found["choices"])
-            return "".join(pieces)
-
-        with ThreadPoolExecutor(64) as threads:
-            assert [*threads.map(text, prompts)] == want
 
 
 def test_prefixes_stay_in_the_cache_of_the_server(url: str) -> None:
@@ -221,32 +154,6 @@ def _counters(url: str) -> dict[str, float]:
         )
         for name in ("queries", "hits")
     }
-
-
-def test_a_request_survives_a_kill_of_the_server(smollm: Path) -> None:
-    with vllm_server(smollm) as address:
-        far = member(address)
-        engine = AdaFuseEngine([far])
-        expected = engine.generate(PROMPTS[0], max_new_tokens=TOKENS).text
-        found: list[str] = []
-        seen = threading.Event()
-
-        def answer() -> None:
-            pieces: list[str] = []
-            for event in engine.stream(PROMPTS[0], max_new_tokens=TOKENS):
-                pieces.append(event.text)
-                seen.set()
-                time.sleep(0.2)
-            found.append("".join(pieces))
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        assert seen.wait(60)  # the server ends in the middle of the answer
-    port = int(address.rpartition(":")[2])
-    with vllm_server(smollm, port=port):
-        thread.join(300)
-        assert found == [expected]
-    far.close()
 
 
 def test_another_model_and_a_wrong_key_and_a_limit_of_logprobs(

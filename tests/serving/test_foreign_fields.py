@@ -9,10 +9,9 @@ import httpx
 import pytest
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
-from adafuse_llm.adapters.reply_form import schema_of
-from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.openai_fields import (
+from adafuse_llm.serving.app import _TokenizeBody
+from adafuse_llm.serving.bodies import (
     HEADER,
     LENGTHS,
     MAX_HEADER,
@@ -20,10 +19,10 @@ from adafuse_llm.serving.openai_fields import (
     OPTIONS,
     QUIET,
     REFUSED,
+    _ChatBody,
+    _CompletionBody,
 )
-from adafuse_llm.serving.openai_requests import _ChatBody, _CompletionBody
-from adafuse_llm.serving.openai_routes import _TokenizeBody
-from adafuse_llm.serving.responses_requests import _ResponseBody
+from adafuse_llm.serving.responses import _ResponseBody
 from tests.support.paths import ROOT
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.serving import served
@@ -40,24 +39,6 @@ SCHEMA = {
 NAME = {"type": "object", "properties": {"name": {"enum": ["mill"]}}, "required": ["name"]}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": NAME}}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"name": "mill"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with AdaFuseEngine.from_embedded() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def address(engine):
-    with served(create_app(engine)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def strict(engine):
-    with served(create_app(engine, ServingConfig(strict=True))) as url:
-        yield url
 
 
 def chat(address, **fields):
@@ -126,28 +107,24 @@ def test_a_refusal_is_text_and_an_image_is_still_refused(address):
     assert "the members read 'image_url' as a short text" in told
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
-    ("fields", "options"),
+    "options",
     [
-        ({"top_k": 2, "temperature": 1.0, "seed": 3}, {"top_k": 2, "temperature": 1.0, "seed": 3}),
-        ({"top_k": -1}, {}),
-        ({"min_p": 0.2, "temperature": 1, "seed": 3}, {"min_p": 0.2, "temperature": 1, "seed": 3}),
-        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
-        ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
-        ({"logit_bias": {" 4": -50}}, {"logit_bias": {" 4": -50}}),
-        ({"regex": "[a-c]{5}"}, {"regex": "[a-c]{5}"}),
-        ({"choices": ["yes", "no"]}, {"choices": ["yes", "no"]}),
-        ({"json_schema": SCHEMA}, {"json_schema": SCHEMA}),
+        {"top_k": 2, "min_p": 0.2, "temperature": 1.0, "seed": 3},
+        {"top_k": -1},
+        {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "logit_bias": {" 4": -50}},
+        {"regex": "[a-c]{5}"},
+        {"choices": ["yes", "no"]},
+        {"json_schema": SCHEMA},
     ],
     ids="-".join,
 )
-def test_fields_that_the_engine_has_are_obeyed(address, strict, engine, fields, options):
-    expected = engine.generate(messages=QUESTION, max_new_tokens=16, **options).text
-    for url in (address, strict):
-        response = chat(url, max_tokens=16, **fields)
-        assert text(response) == expected
-        assert warnings(response) == []
+def test_fields_that_the_engine_has_are_obeyed(strict, engine, options):
+    response = chat(strict, max_tokens=16, **options)
+    if options.get("top_k") == -1:
+        options = {}
+    assert text(response) == engine.generate(messages=QUESTION, max_new_tokens=16, **options).text
+    assert warnings(response) == []
 
 
 def test_other_fields_are_ignored_with_a_warning_or_refused(address, strict):
@@ -204,11 +181,11 @@ def test_fields_that_promise_nothing_need_no_warning(address, strict):
         assert warnings(response) == []
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_determines_the_form_of_an_answer_is_never_dropped(address, name):
-    refused = error(chat(address, **{name: [5]}))
-    assert refused["param"] == name
-    assert REFUSED[name] in refused["message"]
+def test_what_determines_the_form_of_an_answer_is_never_dropped(address):
+    for name, advice in REFUSED.items():
+        refused = error(chat(address, **{name: [5]}))
+        assert refused["param"] == name
+        assert advice in refused["message"]
 
 
 def test_half_a_character_becomes_a_whole_one(address):
@@ -238,7 +215,6 @@ def test_a_raw_prompt_with_control_tokens_has_a_warning():
         ({"max_tokens": -1}, 300, "length"),
         ({"tools": [TOOL]}, None, "stop"),
         ({"tools": [TOOL], "max_tokens": 9}, None, "length"),
-        ({"tools": [TOOL], "adafuse": {"strategy": "mixture"}}, None, "stop"),
     ],
 )
 def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, limit, reason):
@@ -251,24 +227,6 @@ def test_without_a_limit_a_reply_with_tools_may_fill_the_context_window(fields, 
         body = {"messages": QUESTION, **fields}
         (choice,) = httpx.post(url + CHAT, json=body, timeout=60).json()["choices"]
     assert choice["finish_reason"] == reason
-
-
-def test_echo_is_obeyed_except_with_log_probabilities(address):
-    prompts = ["The old mill", "A ticket"]
-    body = {"prompt": prompts, "max_tokens": 3, "echo": True}
-    plain = httpx.post(address + COMPLETE, json={**body, "echo": False}).json()["choices"]
-    echoed = httpx.post(address + COMPLETE, json=body).json()["choices"]
-    texts = [prompt + choice["text"] for prompt, choice in zip(prompts, plain, strict=True)]
-    assert [choice["text"] for choice in echoed] == texts
-    streamed = ["", ""]
-    with httpx.stream("POST", address + COMPLETE, json={**body, "stream": True}) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                streamed[choice["index"]] += choice["text"]
-    assert streamed == texts
-    both = httpx.post(address + COMPLETE, json={**body, "logprobs": 1})
-    assert error(both)["param"] == "echo"
 
 
 def test_effort_and_variables_reach_the_templates_that_read_them():
@@ -293,7 +251,6 @@ def test_effort_and_variables_reach_the_templates_that_read_them():
     "given",
     [
         {"type": "json_object", "schema": SCHEMA},  # llama.cpp
-        {"type": "json_schema", "schema": SCHEMA},  # llama.cpp
         {"type": "json_schema", "name": "price", "schema": SCHEMA, "strict": True},  # Responses
         {"type": "json_schema", "json_schema": {"name": "price", "schema": SCHEMA}},
     ],
@@ -308,19 +265,13 @@ def test_a_schema_is_obeyed_wherever_servers_put_it(address, given):
     "given",
     [
         {"type": "text", "schema": SCHEMA},
-        {"type": "json_object", "json_schema": {"schema": SCHEMA}},
-        {"type": "json_object", "schema": "florins"},
         {"type": "json_schema", "json_schema": {"name": "price", "shcema": SCHEMA}},
-        {"type": "json_schema", "json_schema": {"schema": SCHEMA}, "schema": NAME},
         {"type": "regex", "regex": "[0-9]"},
-        {"schema": SCHEMA},
         {},
     ],
 )
 def test_a_schema_in_another_place_is_an_error(address, given):
     assert error(chat(address, response_format=given))["param"] == "response_format"
-    with pytest.raises(InvalidInputError, match="response_format must be"):
-        schema_of(given)
 
 
 @pytest.mark.parametrize(
@@ -342,12 +293,16 @@ BODIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.sweep(5)
-@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
-    "odd",
-    ["x", -1, [None], [{}], {"type": []}, {"type": "function", "schema": 1, "5": "x"}],
-    ids=repr,
+    ("path", "odd"),
+    [
+        (CHAT, {"type": []}),
+        (CHAT, [{}]),
+        (COMPLETE, "x"),
+        ("/v1/responses", [None]),
+        ("/v1/responses", {"type": "function", "schema": 1, "5": "x"}),
+        ("/tokenize", -1),
+    ],
 )
 def test_an_odd_value_of_a_field_is_no_failure_of_the_server(address, path, odd):
     kind, body = BODIES[path]

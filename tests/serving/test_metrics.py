@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
+from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 
 pytest.importorskip("prometheus_client", reason="needs the extra [serve]")
@@ -15,6 +14,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra [serve]")
 from prometheus_client.parser import text_string_to_metric_families
 
 from adafuse_llm.serving.metrics import Metrics
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.quick
 
@@ -31,12 +31,6 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def record(metrics: Metrics, generation: Generation) -> None:
-    for done in generation.rounds:
-        metrics.round(done)
-    metrics.generation(generation)
-
-
 def writer(first: str, second: str):
     """A member that begins with one text and then always writes the other."""
 
@@ -48,39 +42,34 @@ def writer(first: str, second: str):
     return rule
 
 
-def test_rounds_count_for_the_members_that_proposed_their_text() -> None:
-    backends = [FakeBackend("wren", writer(" a", " b")), FakeBackend("heron", writer(" a", " b"))]
-    with AdaFuseEngine(backends) as engine:
-        metrics = Metrics(lambda: engine)
-        record(metrics, together := engine.generate("x:", max_words=1))
-        record(metrics, alone := engine.generate("x:", max_words=1, use="wren"))
-        found = samples(metrics)
-    joint = len(together.rounds)
-    assert joint > 0
-    assert len(alone.rounds) > 0
-    assert found["adafuse_rounds_total"] == joint + len(alone.rounds)
-    assert found["adafuse_rounds_joint_total"] == joint
-    assert found["adafuse_rounds_unanimous_total"] == joint
-    assert found["adafuse_wins_total{member=wren}"] == joint
-    assert "adafuse_decided_total{member=wren}" not in found
-    passes = sum(each.usage.forward_passes["wren"] for each in (together, alone))
-    assert found["adafuse_forward_passes_total{member=wren}"] == passes
-    for kind, field in (("prompt", "prompt_tokens"), ("completion", "completion_tokens")):
-        tokens = sum(getattr(each.usage, field)["wren"] for each in (together, alone))
-        assert found[f"adafuse_tokens_total{{kind={kind},member=wren}}"] == tokens > 0
-
-
-def test_a_member_that_alone_proposed_the_text_decided() -> None:
-    members = [FakeBackend("wren", writer(" a", " b")), FakeBackend("heron", writer(" c", " b"))]
+@pytest.mark.parametrize("other", [" a", " c"], ids=["agrees", "differs"])
+def test_rounds_count_for_the_members_that_proposed_their_text(other: str) -> None:
+    members = [FakeBackend("wren", writer(" a", " b")), FakeBackend("heron", writer(other, " b"))]
     with AdaFuseEngine(members) as engine:
         metrics = Metrics(lambda: engine)
-        generation = engine.generate("x:", max_words=1, weights=[1, 0])
-        record(metrics, generation)
+        done = [engine.generate("x:", max_words=1, use=use) for use in (None, "wren")]
+        for generation in done:
+            for each in generation.rounds:
+                metrics.round(each)
+            metrics.generation(generation)
         found = samples(metrics)
-    (winner,) = generation.rounds[0].candidates[generation.rounds[0].winner].proposers
-    assert found[f"adafuse_decided_total{{member={winner}}}"] == 1
-    assert found["adafuse_rounds_unanimous_total"] == len(generation.rounds) - 1
-    assert found[f"adafuse_wins_total{{member={winner}}}"] == len(generation.rounds)
+    rounds = done[0].rounds
+    proposers = [each.candidates[each.winner].proposers for each in rounds]
+    assert found["adafuse_rounds_total"] == len(rounds) + len(done[1].rounds)
+    assert found["adafuse_rounds_joint_total"] == len(rounds) > 1
+    unanimous = sum(len(each.candidates) == 1 for each in rounds)
+    assert found["adafuse_rounds_unanimous_total"] == unanimous
+    assert unanimous == len(rounds) - (other == " c")
+    for name in ("wren", "heron"):
+        won = [each for each in proposers if name in each]
+        assert found.get(f"adafuse_wins_total{{member={name}}}", 0) == len(won)
+        alone = won.count((name,))
+        assert found.get(f"adafuse_decided_total{{member={name}}}", 0) == alone
+    passes = sum(each.usage.forward_passes["wren"] for each in done)
+    assert found["adafuse_forward_passes_total{member=wren}"] == passes
+    for kind, field in (("prompt", "prompt_tokens"), ("completion", "completion_tokens")):
+        tokens = sum(getattr(each.usage, field)["wren"] for each in done)
+        assert found[f"adafuse_tokens_total{{kind={kind},member=wren}}"] == tokens > 0
 
 
 def test_requests_count_by_outcome_and_in_histograms() -> None:
@@ -99,10 +88,9 @@ def test_requests_count_by_outcome_and_in_histograms() -> None:
 
 
 def test_gauges_show_what_runs_and_waits_now() -> None:
-    blocked, started = threading.Event(), threading.Event()
+    blocked = threading.Event()
 
     def wait(_: str) -> dict[str, float]:
-        started.set()
         blocked.wait(10)
         return {"<end>": 1.0, " a": 0.0}
 
@@ -110,21 +98,17 @@ def test_gauges_show_what_runs_and_waits_now() -> None:
     member = FakeBackend("wren", wait, bytes_per_token=10)
     with AdaFuseEngine([member], runtime=runtime) as engine:
         metrics = Metrics(lambda: engine)
-        idle = samples(metrics)
         calls = [threading.Thread(target=engine.generate, args=("x:",)) for _ in range(3)]
         for call in calls:
             call.start()
-        assert started.wait(10)
-        deadline = time.monotonic() + 10
-        while samples(metrics)["adafuse_requests_waiting"] < 2:
-            assert time.monotonic() < deadline
+        wait_until(lambda: samples(metrics)["adafuse_requests_waiting"] == 2)
         busy = samples(metrics)
         blocked.set()
         for call in calls:
             call.join()
-    assert (idle["adafuse_requests_running"], idle["adafuse_requests_waiting"]) == (0, 0)
-    assert (busy["adafuse_requests_running"], busy["adafuse_requests_waiting"]) == (1, 2)
+        idle = samples(metrics)
+    assert (busy["adafuse_requests_running"], idle["adafuse_requests_running"]) == (1, 0)
     assert busy["adafuse_cache_limit_bytes{device=cpu}"] == 10**6
     assert 0 < busy["adafuse_cache_reserved_bytes{device=cpu}"] < 10**6
-    assert samples(metrics)["adafuse_cache_reserved_bytes{device=cpu}"] == 0
+    assert idle["adafuse_cache_reserved_bytes{device=cpu}"] == 0
     assert (idle["adafuse_ready"], samples(metrics)["adafuse_ready"]) == (1, 0)

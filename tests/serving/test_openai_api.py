@@ -10,53 +10,29 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine, InvalidOptionError, Round, Usage
+from adafuse_llm import InvalidOptionError, Round, Usage
 from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.openai_completions import total_usage
+from adafuse_llm.serving.completions import total_usage
 from tests.support.scripted import scripted_engine
-from tests.support.serving import served
+from tests.support.serving import openai_client
 from tests.support.thinkers import thinkers
 
 QUESTION = [{"role": "user", "content": "What does a ticket cost if three cost 12 florins?"}]
+PRODUCT: Any = [{"role": "user", "content": "What is 31 * 44?"}]
 WORDS = {"max_tokens": 12}
 SWEET_SPAN = "benchmarks.peers.sweetspan:SweetSpan"
 """The place of a strategy that is not part of the package."""
-CALCULATE = {
-    "type": "function",
-    "function": {
-        "name": "calculate",
-        "description": "Compute a number.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string"}},
-            "required": ["expression"],
-        },
+FUNCTION: Any = {
+    "name": "calculate",
+    "description": "Compute a number.",
+    "parameters": {
+        "type": "object",
+        "properties": {"expression": {"type": "string"}},
+        "required": ["expression"],
     },
 }
+CALCULATE: Any = {"type": "function", "function": FUNCTION}
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with AdaFuseEngine.from_embedded() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def address(engine):
-    limits = ServingConfig(max_output_tokens=400, max_choices=4, max_prompt_characters=60_000)
-    with served(create_app(engine, limits)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(address):
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-def client_of(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 def ask(client, **changes):
@@ -76,37 +52,26 @@ def test_a_chat_is_the_response_of_the_engine(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
     response = ask(client, extra_body={"adafuse": {"rounds": True}})
     (choice,) = response.choices
-    assert choice.message.content == expected.text
-    assert choice.message.role == "assistant"
-    assert response.model == "adafuse"
+    assert (choice.message.content, choice.message.role) == (expected.text, "assistant")
     rounds = [Round.model_validate(each) for each in choice.model_extra["adafuse"]["rounds"]]
     assert list(map(decision, rounds)) == list(map(decision, expected.rounds))
     assert choice.model_extra["adafuse"]["finish_reason"] == expected.finish_reason
-    usage = response.model_extra["adafuse"]["usage"]
-    assert usage["prompt_tokens"] == expected.usage.prompt_tokens
-    totals = {
-        name: count + expected.usage.completion_tokens[name]
-        for name, count in expected.usage.prompt_tokens.items()
-    }
-    assert response.usage.total_tokens == max(totals.values())
+    prompt = expected.usage.prompt_tokens
+    assert response.model_extra["adafuse"]["usage"]["prompt_tokens"] == prompt
+    totals = [prompt[name] + expected.usage.completion_tokens[name] for name in prompt]
+    assert response.usage.total_tokens == max(totals)
 
 
 def test_a_stream_has_the_role_the_spans_the_reason_and_the_usage(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
-    chunks = list(
-        ask(
-            client,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"adafuse": {"rounds": True}},
-        )
-    )
+    given = {"stream_options": {"include_usage": True}, "extra_body": {"adafuse": {"rounds": True}}}
+    chunks = list(ask(client, stream=True, **given))
     first, *spans, last, usage = chunks
     assert first.choices[0].delta.role == "assistant"
     assert "".join(each.choices[0].delta.content for each in spans) == expected.text
     shown = [each.model_extra["adafuse"]["round"] for each in spans]
     assert [each["text"] for each in shown] == [r.text for r in expected.rounds]
-    assert [each.choices[0].finish_reason for each in chunks[:-2]] == [None] * (len(chunks) - 2)
+    assert {each.choices[0].finish_reason for each in chunks[:-2]} == {None}
     assert last.choices[0].finish_reason == {"stop": "stop"}.get(expected.finish_reason, "length")
     assert usage.choices == []
     assert usage.usage.completion_tokens > 0
@@ -117,11 +82,10 @@ def test_a_member_alone_answers_as_its_own_model(client, engine):
     names = [model.id for model in client.models.list()]
     assert names == ["adafuse", *engine.members]
     assert client.models.retrieve(names[1]).model_extra["adafuse"]["members"] == [names[1]]
-    for name in engine.members:
-        alone = engine.with_strategy("single").generate(
-            messages=QUESTION, max_new_tokens=12, use=(name,)
-        )
-        assert ask(client, model=name).choices[0].message.content == alone.text
+    alone = engine.with_strategy("single").generate(
+        messages=QUESTION, max_new_tokens=12, use=(names[1],)
+    )
+    assert ask(client, model=names[1]).choices[0].message.content == alone.text
 
 
 def test_options_of_the_ensemble_reach_the_engine(client, engine):
@@ -129,11 +93,7 @@ def test_options_of_the_ensemble_reach_the_engine(client, engine):
     response = ask(client, extra_body={"adafuse": options})
     expected = engine.generate(messages=QUESTION, max_new_tokens=12, **options)
     assert response.choices[0].message.content == expected.text
-    used = list(engine.members[:2])
-    assert list(response.model_extra["adafuse"]["usage"]["prompt_tokens"]) == used
-    response = ask(client, extra_body={"adafuse": {"strategy": "fixed-1"}})
-    words = engine.with_strategy("fixed-1").generate(messages=QUESTION, max_new_tokens=12)
-    assert response.choices[0].message.content == words.text
+    assert [*response.model_extra["adafuse"]["usage"]["prompt_tokens"]] == options["use"]
 
 
 @pytest.mark.parametrize(
@@ -148,11 +108,12 @@ def test_a_request_may_name_the_strategies_that_the_operator_allows(
     engine, allowed, known, unknown
 ):
     """The place of a strategy is for the operator: a client cannot make the server import it."""
-    config = ServingConfig(allowed_strategies=allowed)
-    with served(create_app(engine, config)) as url, client_of(url) as client:
+    with openai_client(engine, allowed_strategies=allowed) as client:
         for name in known:
+            given: Any = {"max_tokens": 3, "extra_body": {"adafuse": {"strategy": name}}}
             model = engine.members[0] if name == "single" else "adafuse"
-            assert ask(client, model=model, extra_body={"adafuse": {"strategy": name}}).choices
+            strategy = ask(client, model=model, **given).choices[0].adafuse["strategy"]
+            assert strategy == ("adafuse" if name == "auto" else name)
         for name in (*unknown, SWEET_SPAN):
             with pytest.raises(openai.BadRequestError, match=r"Strategies: adafuse, .*single") as e:
                 ask(client, extra_body={"adafuse": {"strategy": name}})
@@ -160,7 +121,7 @@ def test_a_request_may_name_the_strategies_that_the_operator_allows(
 
 
 def test_an_allowed_strategy_that_does_not_exist_is_an_error_at_the_start(engine):
-    with pytest.raises(InvalidOptionError, match="Did you mean 'mixture'"):
+    with pytest.raises(InvalidOptionError, match="mixture"):
         create_app(engine, ServingConfig(allowed_strategies=("mixtur",)))
 
 
@@ -180,7 +141,7 @@ def test_responses_are_drawn_with_a_seed(client, engine):
     assert [(each["seed"], each["strategy"]) for each in told] == [(5, engine.strategy.name)] * 2
 
 
-def test_stop_sequences_end_the_text(client, engine):
+def test_stop_sequences_end_the_text(client):
     whole = ask(client).choices[0].message.content
     stop = whole.split()[1]
     response = ask(client, stop=[stop])
@@ -208,6 +169,7 @@ def test_completions_continue_prompts(client, engine):
     given = {"model": "adafuse", "max_tokens": 6}
     both = client.completions.create(prompt=prompts, logprobs=1, **given)
     assert [choice.text for choice in both.choices] == [each.text for each in expected]
+    assert both.choices[0].finish_reason == "length"
     logprobs = both.choices[0].logprobs
     assert "".join(logprobs.tokens).endswith(expected[0].text)
     assert logprobs.text_offset == [
@@ -224,42 +186,34 @@ def test_tools_are_called_in_an_enforced_form():
     def reply(prompt):
         return "It is 1364." if "1364" in prompt else f"Let me see.\n{CALL}"
 
-    messages = [{"role": "user", "content": "What is 31 * 44?"}]
     given = {"tools": [CALCULATE], "max_tokens": 200}
-    with scripted_engine(reply) as engine, served(create_app(engine)) as url, client_of(url) as c:
-        choice = ask(c, messages=messages, **given).choices[0]
+    with scripted_engine(reply) as engine, openai_client(engine) as c:
+        choice = ask(c, messages=PRODUCT, **given).choices[0]
         assert choice.finish_reason == "tool_calls"
         assert choice.message.content.strip() == "Let me see."
         (call,) = choice.message.tool_calls
         assert json.loads(call.function.arguments) == {"expression": "31 * 44"}
-        deltas = [part.choices[0] for part in ask(c, messages=messages, **given, stream=True)]
+        deltas = [part.choices[0] for part in ask(c, messages=PRODUCT, **given, stream=True)]
         calls = [call for delta in deltas for call in delta.delta.tool_calls or ()]
         assert [call.function.arguments for call in calls] == [call.function.arguments]
         assert deltas[-1].finish_reason == "tool_calls"
         result = {"role": "tool", "tool_call_id": call.id, "content": "1364"}
-        answered = ask(c, messages=[*messages, choice.message.model_dump(), result], **given)
+        answered = ask(c, messages=[*PRODUCT, choice.message.model_dump(), result], **given)
         assert answered.choices[0].message.content == "It is 1364."
         assert answered.choices[0].finish_reason == "stop"
-        forced = ask(
-            c,
-            messages=[{"role": "user", "content": "1364"}],
-            tool_choice={"type": "function", "function": {"name": "calculate"}},
-            **given,
-        )
+        chosen = {"type": "function", "function": {"name": "calculate"}}
+        user = [{"role": "user", "content": "1364"}]
+        forced = ask(c, messages=user, tool_choice=chosen, **given)
         assert forced.choices[0].message.tool_calls[0].function.name == "calculate"
 
 
 @pytest.mark.parametrize("enforce", ["auto", False])
 def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
     both = f"{CALL}\n{CALL.replace('44', '44 * ' * 40)}"
-    messages: Any = [{"role": "user", "content": "What is 31 * 44?"}]
     extra: Any = {"extra_body": {"adafuse": {"enforce": enforce}}}
-    function: Any = CALCULATE["function"]
-    tools = [{"type": "function", **function}]
-    with scripted_engine(lambda _: both) as engine, served(create_app(engine)) as url:
-        c = client_of(url)
+    with scripted_engine(lambda _: both) as engine, openai_client(engine) as c:
         for size, calls in ((50, 0), (180, 1)):
-            given = {"messages": messages, "tools": [CALCULATE], "max_tokens": size, **extra}
+            given = {"messages": PRODUCT, "tools": [CALCULATE], "max_tokens": size, **extra}
             done = ask(c, **given)
             assert done.choices[0].finish_reason == "length"
             assert not done.choices[0].message.content
@@ -268,7 +222,8 @@ def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
             deltas = [part.choices[0] for part in ask(c, **given, stream=True)]
             assert sum(len(delta.delta.tool_calls or ()) for delta in deltas) == calls
             assert deltas[-1].finish_reason == "length"
-            given = {"input": messages, "tools": tools, "max_output_tokens": size, **extra}
+            tools: Any = [{"type": "function", **FUNCTION}]
+            given = {"input": PRODUCT, "tools": tools, "max_output_tokens": size, **extra}
             *_, last = c.responses.create(model="adafuse", stream=True, **given)
             assert last.response.incomplete_details.reason == "max_output_tokens"
             assert sum(each.type == "function_call" for each in last.response.output) == calls
@@ -284,12 +239,12 @@ def test_calls_in_the_history_that_are_no_json_are_read_as_text():
     function = {"name": "calculate", "arguments": '{"expression": "31 *'}
     call = {"id": "1", "type": "function", "function": function}
     messages = [
-        {"role": "user", "content": "What is 31 * 44?"},
+        *PRODUCT,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "not JSON"},
     ]
-    with scripted_engine(reply) as engine, served(create_app(engine)) as url:
-        done = ask(client_of(url), messages=messages, tools=[CALCULATE])
+    with scripted_engine(reply) as engine, openai_client(engine) as c:
+        done = ask(c, messages=messages, tools=[CALCULATE])
     assert "not a JSON object" in str(done.adafuse["warnings"])
     assert done.choices[0].message.content == "Well."
     assert any(f"{function['arguments']}}}\n</tool_call>" in each for each in prompts)
@@ -305,8 +260,6 @@ def test_structured_output_fits_the_schema(client):
         model="adafuse", messages=QUESTION, response_format=Price, max_tokens=80
     )
     assert isinstance(parsed.choices[0].message.parsed, Price)
-    response = ask(client, response_format={"type": "json_object"}, max_tokens=80)
-    assert isinstance(json.loads(response.choices[0].message.content), dict)
 
 
 def test_a_form_that_cannot_be_enforced_is_described_or_refused(client):
@@ -318,7 +271,7 @@ def test_a_form_that_cannot_be_enforced_is_described_or_refused(client):
     described = ask(client, response_format=form())
     (warning,) = described.model_extra["adafuse"]["warnings"]
     assert "not enforced" in warning
-    with pytest.raises(openai.BadRequestError, match="with the path to a schema") as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         ask(client, response_format=form(strict=True))
     assert caught.value.param == "response_format"
     plain = ask(client, response_format=form(), extra_body={"adafuse": {"enforce": False}})
@@ -326,11 +279,8 @@ def test_a_form_that_cannot_be_enforced_is_described_or_refused(client):
 
 
 def test_reasoning_is_apart_from_the_answer():
-    with (
-        thinkers("qwen", script=lambda _: "<think>\nThree is few.\n</think>\n\nFour.") as engine,
-        served(create_app(engine)) as url,
-        client_of(url) as client,
-    ):
+    script = "<think>\nThree is few.\n</think>\n\nFour."
+    with thinkers("qwen", script=lambda _: script) as engine, openai_client(engine) as client:
         message = ask(client, max_tokens=100).choices[0].message
         streamed = [part.choices[0].delta for part in ask(client, max_tokens=100, stream=True)]
     assert message.content == "Four."
@@ -341,41 +291,41 @@ def test_reasoning_is_apart_from_the_answer():
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
 
 
+def extension(**fields: Any) -> dict[str, Any]:
+    return {"extra_body": {"adafuse": fields}}
+
+
 @pytest.mark.parametrize(
-    ("status", "param", "changes"),
+    ("param", "changes"),
     [
-        (404, "model", {"model": "gpt-9"}),
-        (400, "messages", {"messages": []}),
-        (400, "messages", {"messages": IMAGE}),
-        (400, "messages.0.name", {"messages": [{"role": "user", "content": "x", "name": 1}]}),
-        (400, "max_tokens", {"max_tokens": 401}),
-        (400, "n", {"n": 3}),
-        (400, "logit_bias", {"extra_body": {"logit_bias": {" the": 101}}}),
-        (400, "top_k", {"extra_body": {"top_k": -3}}),
-        (400, "adafuse.max_wrds", {"extra_body": {"adafuse": {"max_wrds": 3}}}),
-        (400, "adafuse.use", {"extra_body": {"adafuse": {"use": ["nobody"]}}}),
-        (400, "adafuse.use", {"model": "wren", "extra_body": {"adafuse": {"use": ["heron"]}}}),
-        (400, "adafuse.strategy", {"extra_body": {"adafuse": {"strategy": "best"}}}),
-        (400, "tool_choice", {"tools": [CALCULATE], "tool_choice": "add"}),
-        (400, "tools", {"tools": [{"type": "function", "function": {"name": ""}}]}),
-        (400, "response_format", {"response_format": {"type": "xml"}}),
+        ("model", {"model": "gpt-9"}),
+        ("messages", {"messages": []}),
+        ("messages", {"messages": IMAGE}),
+        ("messages.0.name", {"messages": [{"role": "user", "content": "x", "name": 1}]}),
+        ("max_tokens", {"max_tokens": 401}),
+        ("n", {"n": 3}),
+        ("logit_bias", {"extra_body": {"logit_bias": {" the": 101}}}),
+        ("top_k", {"extra_body": {"top_k": -3}}),
+        ("adafuse.max_wrds", extension(max_wrds=3)),
+        ("adafuse.use", extension(use=["nobody"])),
+        ("adafuse.use", {"model": "wren", **extension(use=["heron"])}),
+        ("adafuse.strategy", extension(strategy="best")),
+        ("max_tokens", extension(max_new_tokens=3)),
+        ("tool_choice", {"tools": [CALCULATE], "tool_choice": "add"}),
+        ("tools", {"tools": [{"type": "function", "function": {"name": ""}}]}),
+        ("response_format", {"response_format": {"type": "xml"}}),
         (
-            400,
             "adafuse.regex",
-            {
-                "response_format": {"type": "json_object"},
-                "extra_body": {"adafuse": {"regex": "[0-9]"}},
-            },
+            {"response_format": {"type": "json_object"}, **extension(regex="[0-9]")},
         ),
     ],
 )
-def test_an_error_names_the_field(client, status, param, changes):
+def test_an_error_names_the_field(client, param, changes):
     with pytest.raises(openai.APIStatusError) as caught:
         ask(client, **changes)
-    body: Any = caught.value.body
-    assert (caught.value.status_code, caught.value.param) == (status, param)
+    assert caught.value.status_code == (404 if param == "model" else 400)
+    assert caught.value.param == param
     assert caught.value.type == "invalid_request_error"
-    assert len(body["message"]) > 10
 
 
 def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client):

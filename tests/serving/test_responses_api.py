@@ -12,12 +12,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm.serving import create_app
+from adafuse_llm.serving.bodies import HEADER, Ignored
 from adafuse_llm.serving.errors import ApiError
-from adafuse_llm.serving.openai_fields import HEADER, Ignored
-from adafuse_llm.serving.responses_requests import read_response
+from adafuse_llm.serving.responses import read_response
 from tests.support.scripted import scripted_engine
-from tests.support.serving import served
+from tests.support.serving import openai_client, served
 from tests.support.thinkers import thinkers
 
 QUESTION = "What does a ticket cost if three cost 12 florins?"
@@ -36,28 +36,6 @@ CALCULATE = {
     },
 }
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with AdaFuseEngine.from_embedded() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def address(engine):
-    with served(create_app(engine, ServingConfig(max_output_tokens=400))) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(address):
-    with client_of(address) as made:
-        yield made
-
-
-def client_of(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 def ask(client, **changes):
@@ -82,15 +60,11 @@ def test_a_response_is_the_text_of_the_engine(client, engine):
     extension = response.model_extra["adafuse"]
     assert extension["finish_reason"] == expected.finish_reason
     assert [done["text"] for done in extension["rounds"]] == [r.text for r in expected.rounds]
-    member = max(expected.usage.prompt_tokens, key=lambda name: _total(expected.usage, name))
-    assert response.usage.input_tokens == expected.usage.prompt_tokens[member]
-    assert response.usage.output_tokens == expected.usage.completion_tokens[member]
-    assert response.usage.total_tokens == _total(expected.usage, member)
+    counts = (expected.usage.prompt_tokens, expected.usage.completion_tokens)
+    totals = [sum(each[name] for each in counts) for name in engine.members]
+    assert response.usage.total_tokens == max(totals)
+    assert response.usage.input_tokens + response.usage.output_tokens == max(totals)
     assert response.usage.output_tokens_details.reasoning_tokens == 0
-
-
-def _total(usage, name):
-    return usage.prompt_tokens[name] + usage.completion_tokens[name]
 
 
 def test_the_events_of_a_stream_are_those_of_openai(client, address, engine):
@@ -111,17 +85,12 @@ def test_the_events_of_a_stream_are_those_of_openai(client, address, engine):
     with httpx.stream("POST", f"{address}/v1/responses", json=body) as response:
         lines = [line for line in response.iter_lines() if line]
     assert response.headers["content-type"].startswith("text/event-stream")
-    named = dict.fromkeys(line.removeprefix("event: ") for line in lines[::2])
     for name, line in zip(lines[::2], lines[1::2], strict=True):
         data = json.loads(line.removeprefix("data: "))
         assert data["type"] == name.removeprefix("event: ")
         EVENT.validate_python(data, strict=True)  # has all fields that OpenAI's types require
-    assert "response.completed" in named
     done = json.loads(lines[-1].removeprefix("data: "))["response"]
-    whole = ask(client).model_dump()
-    assert [item["content"] for item in done["output"]] == [
-        item["content"] for item in whole["output"]
-    ]
+    assert done["output"][0]["content"] == ask(client).model_dump()["output"][0]["content"]
     assert done["adafuse"]["usage"]["completion_tokens"] == expected.usage.completion_tokens
 
 
@@ -141,7 +110,7 @@ def test_functions_are_called_and_their_results_are_read():
 
     question = [{"role": "user", "content": "What is 31 * 44?"}]
     given = {"tools": [CALCULATE], "max_output_tokens": 200, "store": False}
-    with scripted_engine(reply) as engine, served(create_app(engine)) as url, client_of(url) as c:
+    with scripted_engine(reply) as engine, openai_client(engine) as c:
         response = ask(c, input=question, **given)
         message, call = response.output
         assert message.content[0].text.strip() == "Let me see."
@@ -173,23 +142,13 @@ class Price(BaseModel):
 def test_structured_output_fits_the_schema(client):
     response = client.responses.parse(model="adafuse", input=QUESTION, text_format=Price)
     assert isinstance(response.output_parsed, Price)
-    assert isinstance(
-        json.loads(ask(client, text={"format": {"type": "json_object"}}).output_text), dict
-    )
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, text={"format": {"type": "json_schema", "json_schema": {}}})
-    assert caught.value.param == "text.format"
 
 
 def test_reasoning_is_an_item_and_returns_to_the_members():
     def script(_):
         return "<think>\nThree is few.\n</think>\n\nFour."
 
-    with (
-        thinkers("qwen", script=script) as engine,
-        served(create_app(engine)) as url,
-        client_of(url) as client,
-    ):
+    with thinkers("qwen", script=script) as engine, openai_client(engine) as client:
         response = ask(client, max_output_tokens=100)
         reasoning, message = response.output
         assert reasoning.content[0].text.strip() == "Three is few."
@@ -228,6 +187,7 @@ def test_reasoning_is_an_item_and_returns_to_the_members():
         ("max_output_tokens", {"max_output_tokens": 0}),
         ("reasoning.effort", {"extra_body": {"reasoning": {"effort": 3}}}),
         ("text.format", {"extra_body": {"text": {"format": "json"}}}),
+        ("text.format", {"text": {"format": {"type": "json_schema", "json_schema": {}}}}),
     ],
 )
 def test_what_a_response_cannot_do_is_an_error(client, param, changes):

@@ -1,37 +1,45 @@
 """Commands run in this process: how to call them, and the fixtures that they share."""
 
-import signal
+import io
+import os
+from typing import NamedTuple
+from unittest import mock
 
 import pytest
-from typer.testing import CliRunner
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
+from adafuse_llm.cli import run
 
 
-def runner(app):
-    """Return a function that calls a Typer application with arguments of any type."""
-    cli = CliRunner()
+class Result(NamedTuple):
+    """What a command printed, and its exit code."""
 
-    def call(*arguments, **options):
-        return cli.invoke(app, [str(argument) for argument in arguments], **options)
+    exit_code: int
+    stdout: str
+    stderr: str
 
-    return call
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
 
 
-@pytest.fixture
-def interrupted_while_loading(monkeypatch):
-    """Ctrl-C comes while members are loaded."""
-
-    def load(*_arguments, **_options):
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("went on")
-
-    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def adafuse(*arguments, input="", env=None):  # noqa: A002
+    """Run `adafuse` in this process with arguments of any type."""
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2)]
+    stdin = io.TextIOWrapper(io.BytesIO(input.encode()), "utf-8")
+    with (
+        mock.patch.multiple("sys", stdin=stdin, stdout=streams[0], stderr=streams[1]),
+        mock.patch.dict(os.environ, env or {}),
+    ):
+        try:
+            code = run([*map(str, arguments)])
+        except SystemExit as end:
+            code = end.code  # type: ignore[assignment]
+        for stream in streams:
+            stream.flush()
+    return Result(code or 0, *(stream.buffer.getvalue().decode() for stream in streams))
 
 
 def rule(*continuations):

@@ -10,7 +10,6 @@ import pytest
 from adafuse_llm import Generation, Round
 from tests.reference import Options, ReferenceGeneration, ReferenceRound, decode
 from tests.support.models import SINGLE_PRECISION, Recipe, engine, reference
-from tests.support.tally import TALLY
 
 TOLERANCE = 1e-6
 SINGLE_TOLERANCE = 2e-5
@@ -39,9 +38,7 @@ def check(
 
 def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: float) -> None:
     """Same spans, winners, texts and finish reason; scores and margins within `tolerance`."""
-    TALLY["decodes"] += 1
     for number, (got, want) in enumerate(zip(actual.rounds, expected.rounds, strict=False)):
-        TALLY["rounds"] += 1
         where = f"round {number}"
         assert got.index == number
         assert got.forced == want.forced, where
@@ -49,14 +46,11 @@ def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: fl
             name: len(m) for name, m in want.margins.items()
         }, where
         for name, margins in want.margins.items():
-            TALLY["margins"] += len(margins)
             assert got.margins[name] == pytest.approx(margins, abs=tolerance, rel=0), where
         assert [(c.text, c.ends, list(c.proposers)) for c in got.candidates] == [
             (c.text, c.ends, c.proposers) for c in want.candidates
         ], where
         for mine, theirs in zip(got.candidates, want.candidates, strict=True):
-            TALLY["candidates"] += 1
-            TALLY["member scores"] += len(theirs.nll)
             assert mine.nll == pytest.approx(theirs.nll, abs=tolerance, rel=0), where
             assert (mine.score is None) == (theirs.score is None), where
             if theirs.score is not None:
@@ -77,7 +71,6 @@ def assert_same_logprobs(got: Round, want: ReferenceRound, tolerance: float) -> 
     where = f"round {got.index}"
     assert set(got.logprobs) == set(want.logprobs), where
     for name, tokens in want.logprobs.items():
-        TALLY["log-probabilities"] += len(tokens)
         mine = got.logprobs[name]
         assert [token.text for token in mine] == [token.text for token in tokens], where
         for token, expected in zip(mine, tokens, strict=True):

@@ -15,16 +15,14 @@ import string
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 from adafuse_llm import AdaFuseEngine, Generation, MemberError, RuntimeConfig
-from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.fake import END, FakeCodec, Rule
 from adafuse_llm.strategies.registry import find_strategy
-from adafuse_llm.tree import Next
 from tests.support.compare import as_data
 from tests.support.models import CHATML, Recipe
 from tests.support.recorded import (
@@ -36,29 +34,15 @@ from tests.support.recorded import (
     counted_tokens,
     forget,
     recorded,
-    the_record,
     trailing_spaces,
+    used,
 )
 
 PIECES = (
     *(" ", "  ", "    ", "        ", "\n", "\n\n", "\n    ", "\t", "\r\n", ".\n", ". "),
     *("The", " the", " light", "light", " a", "a", "ing", " ferry", "x", " x", " =", "1", "12"),
-    *(
-        "(",
-        ")",
-        "):",
-        " if",
-        "if",
-        " not",
-        "not",
-        ",",
-        ", ",
-        "!",
-        "?",
-        "caf",
-        "\u00e9",
-        " caf\u00e9",
-    ),
+    *("(", ")", "):", " if", "if", " not", "not", ",", ", ", "!", "?"),
+    *("caf", "\u00e9", " caf\u00e9"),
     *("\u4e2d", "\u4e2d\u6587", "\U0001f600", "\u200d", "\u0301", "\u00a0", "</s>", "<|end|>"),
 )
 """Texts that members without a model may write as one token."""
@@ -167,115 +151,24 @@ def fake_member(
     end: float | None = None,
     rule: Rule | None = None,
     vocabulary: Sequence[str] | None = None,
-) -> FaultyFake:
+) -> RecordedFake:
     """A random member without a model, which records its requests."""
     habits = habits_of(chance, common, end=end)
     pieces = habits.vocabulary if vocabulary is None else vocabulary
-    return FaultyFake(name, rule or writes(habits), pieces, is_complete=habits.is_complete)
+    return new_fake(name, rule or writes(habits), pieces, is_complete=habits.is_complete)
 
 
-FAULTS = (
-    *("raises", "out of memory", "nan", "nan in second place", "nan at the end", "inf"),
-    *("inf in second place", "no tokens", "too few results", "too few logprobs"),
-    *("too few summaries", "decoding", "encoding"),
-)
+FAULTS = ("evaluate", "encode_continuation", "decode_continuation")
+"""Methods of a member, or of its codec, that may fail."""
 
 
-@dataclass
-class Fault:
-    """What goes wrong in a member.
-
-    Attributes:
-        kind: one of `FAULTS`.
-        after: number of calls that go well.
-        fired: whether the fault has happened.
-    """
-
-    kind: str
-    after: int
-    fired: bool = False
-
-    def happens(self) -> bool:
-        self.after -= 1
-        self.fired = self.fired or self.after < 0
-        return self.after < 0
-
-
-class FaultyCodec(FakeCodec):
-    """A codec that fails while its `fault` says so."""
-
-    fault: Fault | None = None
-
-    def _fail(self, kind: str) -> None:
-        if self.fault is not None and self.fault.kind == kind and self.fault.happens():
-            raise LookupError("the tokenizer is broken")
-
-    def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
-        self._fail("encoding")
-        return super().encode_continuation(context, text)
-
-    def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        self._fail("decoding")
-        return super().decode_continuation(context, tokens)
-
-
-class FaultyFake(RecordedFake):
-    """A recording member that fails while its `fault` says so."""
-
-    def __init__(
-        self,
-        name: str,
-        rule: Rule,
-        vocabulary: Sequence[str] = (),
-        *,
-        is_complete: bool = False,
-    ) -> None:
-        super().__init__(name, rule)
-        # Ties go to the lower id, so ids must not depend on the order in which texts turn up.
-        texts = [*vocabulary, *CHARACTERS]
-        self.codec = self._faulty = FaultyCodec(texts, is_complete=is_complete)
-        self._fault: Fault | None = None
-
-    @contextmanager
-    def failing(self, fault: Fault) -> Iterator[None]:
-        self._fault = self._faulty.fault = fault
-        try:
-            yield
-        finally:
-            self._fault = self._faulty.fault = None
-
-    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
-        results = super().evaluate(queries)
-        fault = self._fault
-        if fault is None or fault.kind in ("encoding", "decoding") or not fault.happens():
-            return results
-        if fault.kind == "raises":
-            raise RuntimeError("the cable was cut")
-        if fault.kind == "out of memory":
-            raise MemoryError("no memory is left")
-        if fault.kind == "too few results":
-            return results[:-1]
-        return [_spoiled(result, fault.kind) for result in results]
-
-
-def _spoiled(result: QueryResult, kind: str) -> QueryResult:
-    if kind == "too few logprobs":
-        return replace(result, logprobs=result.logprobs[:-1])
-    if kind == "too few summaries":
-        return replace(result, next=result.next[:-1])
-    return replace(result, next=tuple(_spoiled_next(each, kind) for each in result.next))
-
-
-def _spoiled_next(summary: Next, kind: str) -> Next:
-    first, *others = summary.logprobs
-    if kind == "nan at the end":
-        return replace(summary, end_logprob=math.nan)
-    if kind == "no tokens":
-        return replace(summary, tokens=(), logprobs=())
-    wrong = math.nan if kind.startswith("nan") else math.inf
-    if kind in ("nan", "inf"):
-        return replace(summary, logprobs=(wrong, *others))
-    return replace(summary, logprobs=(first, wrong, *others[1:])) if others else summary
+def new_fake(
+    name: str, rule: Rule, vocabulary: Sequence[str] = (), *, is_complete: bool = False
+) -> RecordedFake:
+    made = RecordedFake(name, rule)
+    # Ties go to the lower id, so ids must not depend on the order in which texts turn up.
+    made.codec = FakeCodec([*vocabulary, *CHARACTERS], is_complete=is_complete)
+    return made
 
 
 # Cases ----------------------------------------------------------------------------------------
@@ -308,14 +201,14 @@ class Case:
     options: Mapping[str, Any]
     chance: random.Random = field(repr=False, compare=False)
 
-    def backends(self) -> list[FaultyFake | RecordedModel]:
+    def backends(self) -> list[RecordedFake | RecordedModel]:
         """The members; those without a model are new."""
-        made: list[FaultyFake | RecordedModel] = []
+        made: list[RecordedFake | RecordedModel] = []
         for number, (member, room) in enumerate(zip(self.members, self.rooms, strict=True)):
             if isinstance(member, Recipe):
                 made.append(recorded(member))
                 continue
-            fake = FaultyFake(
+            fake = new_fake(
                 f"m{number}", writes(member), member.vocabulary, is_complete=member.is_complete
             )
             if room is not None:
@@ -488,10 +381,9 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
     cut = engine.generate(prompt, **options, max_new_tokens=cap)
     most = max(cut.usage.completion_tokens.values())
     assert most <= cap, f"{cut.usage.completion_tokens} tokens of at most {cap}: {cut.text!r}"
-    for member in engine.backends:
-        if _is_used(member) and member.reader.is_lossless:
-            written = counted_tokens(the_record(member), member.reader, trailing_spaces(prompt))
-            assert written <= cap, f"{member.name} wrote {written} tokens of at most {cap}"
+    for member in used(engine.backends):
+        written = counted_tokens(member, trailing_spaces(prompt)) if member.is_lossless else 0
+        assert written <= cap, f"{member.name} wrote {written} tokens of at most {cap}"
     no_windows = all(
         isinstance(each, RecordedModel) or not each.context_window for each in engine.backends
     )
@@ -504,10 +396,6 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
     shown = "".join(event.text for event in engine.stream(prompt, **options, max_new_tokens=cap))
     assert shown == cut.text, f"the stream shows {shown!r}, not {cut.text!r}"
     return cut
-
-
-def _is_used(member: Backend) -> TypeGuard[RecordedFake | RecordedModel]:
-    return isinstance(member, RecordedFake | RecordedModel) and bool(member.records)
 
 
 def _check_stops(case: Case) -> None:
@@ -588,26 +476,24 @@ def _check_cancel(case: Case) -> None:
 
 def _check_faults(case: Case) -> None:
     prompt, options = case.prompts[0], case.options
+    fault, after = case.chance.choice(FAULTS), case.chance.choice([0, 0, 1, 2, 3, 5, 8])
     with case.engine() as engine:
         full = engine.generate(prompt, **options)
         victim = case.chance.choice(engine.backends)
-        assert isinstance(victim, FaultyFake)
-        fault = Fault(case.chance.choice(FAULTS), case.chance.choice([0, 0, 1, 2, 3, 5, 8]))
-        with victim.failing(fault):
+        owner = victim if fault == "evaluate" else victim.codec
+        works, calls = getattr(owner, fault), itertools.count()
+
+        def fail(*given: Any) -> Any:
+            if next(calls) >= after:
+                raise LookupError("it is broken")
+            return works(*given)
+
+        with mock.patch.object(owner, fault, fail):
             try:
-                done = engine.generate(prompt, **options)
+                same(engine.generate(prompt, **options), full)
             except MemberError as error:
-                assert fault.fired, f"no fault happened, but {error}"
-                assert error.member == victim.name, f"{error} names the wrong member ({fault})"
-            except Exception as error:
-                raise AssertionError(
-                    f"{fault.kind}: {type(error).__name__} instead of MemberError"
-                ) from error
-            else:
-                try:
-                    same(done, full)
-                except AssertionError as error:
-                    raise AssertionError(f"{fault.kind}: another result and no error") from error
+                assert next(calls) > after, f"no fault happened, but {error}"
+                assert error.member == victim.name, f"{error} names the wrong member"
         same(engine.generate(prompt, **options), full)
 
 

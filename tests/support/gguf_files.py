@@ -21,11 +21,12 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFValueType, LlamaFileType, TokenType
+from gguf import GGMLQuantizationType, GGUFValueType, LlamaFileType
 from safetensors.numpy import load_file
-from sentencepiece import SentencePieceProcessor
+from transformers import AutoTokenizer
 
 from adafuse_llm.embedded import member_paths
+from tests.support.gguf_vocabularies import add_vocabulary, finish
 
 KINDS = ("f32", "q8_0")
 FILE_TYPES = {
@@ -37,19 +38,6 @@ FILE_TYPES = {
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array]
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The entries of a GGUF file that describe a tokenizer."""
-
-    model: str
-    tokens: Sequence[str]
-    types: Sequence[TokenType]
-    scores: Sequence[float] | None = None
-    merges: Sequence[str] | None = None
-    pre: str | None = None
-    unknown: int | None = None
 
 
 def write_members(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
@@ -92,15 +80,17 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32") -> Path:
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_shape(writer, config)
     architecture.add_settings(writer, config)
-    _add_tokenizer(writer, folder, config)
+    if any(folder.glob("tokenizer.*")):
+        known = AutoTokenizer.from_pretrained(folder)
+        add_vocabulary(writer, known, "qwen2", known.chat_template)
+        for end in {*config["eos_token_id"]} - {known.eos_token_id}:
+            writer.add_eot_token_id(end)  # the format has room for one more end
+    else:
+        writer.add_tokenizer_model("no_vocab")
     tensors = architecture.prepare(load_file(folder / "model.safetensors"), config)
     for name, tensor in _renamed(tensors, architecture.id, config["num_hidden_layers"]):
         _add_tensor(writer, name, tensor, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def rewrite_gguf(
@@ -153,11 +143,7 @@ def rewrite_gguf(
         else:
             values = gguf.dequantize(tensor.data, tensor.tensor_type)
             _add_tensor(writer, tensor.name, values, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
+    return finish(writer, out)
 
 
 def rewritten(path: Path, folder: Path, kind: str) -> Path:
@@ -260,118 +246,6 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Array, kind: str) ->
         return
     quantized = GGMLQuantizationType[kind.upper()]
     writer.add_tensor(name, gguf.quants.quantize(plain, quantized), raw_dtype=quantized)
-
-
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any]) -> None:
-    vocabulary = _vocabulary(folder)
-    if vocabulary is None:
-        writer.add_tokenizer_model("no_vocab")
-        return
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    writer.add_tokenizer_model(vocabulary.model)
-    if vocabulary.pre is not None:
-        writer.add_tokenizer_pre(vocabulary.pre)
-    writer.add_token_list(list(vocabulary.tokens))
-    writer.add_token_types(list(vocabulary.types))
-    if vocabulary.scores is not None:
-        writer.add_token_scores(list(vocabulary.scores))
-        writer.add_add_space_prefix(settings.get("add_prefix_space", False))
-        writer.add_remove_extra_whitespaces(False)
-    if vocabulary.merges is not None:
-        writer.add_token_merges(list(vocabulary.merges))
-    if vocabulary.unknown is not None:
-        writer.add_unk_token_id(vocabulary.unknown)
-    _add_special_tokens(writer, vocabulary.tokens, settings, config)
-    if template := settings.get("chat_template"):
-        writer.add_chat_template(template)
-
-
-def _add_special_tokens(
-    writer: gguf.GGUFWriter,
-    tokens: Sequence[str],
-    settings: Mapping[str, Any],
-    config: Mapping[str, Any],
-) -> None:
-    adders = {
-        "bos_token": writer.add_bos_token_id,
-        "eos_token": writer.add_eos_token_id,
-        "pad_token": writer.add_pad_token_id,
-    }
-    for name, add in adders.items():
-        if token := settings.get(name):
-            add(tokens.index(token))
-    ends = config["eos_token_id"]
-    for end in ends if isinstance(ends, list) else [ends]:
-        if tokens[end] != settings["eos_token"]:
-            writer.add_eot_token_id(end)  # the format has room for one more end
-    writer.add_add_bos_token(settings.get("add_bos_token", False))
-    writer.add_add_eos_token(settings.get("add_eos_token", False))
-
-
-def _vocabulary(folder: Path) -> Vocabulary | None:
-    if (folder / "tokenizer.json").is_file():
-        return _of_tokenizer_json(json.loads((folder / "tokenizer.json").read_text()))
-    if (folder / "tokenizer.model").is_file():
-        return _of_sentencepiece(folder)
-    return None
-
-
-def _of_tokenizer_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
-    model = tokenizer["model"]
-    special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
-    if model["type"] == "BPE":
-        numbers = dict(model["vocab"])
-        numbers.update((token["content"], token["id"]) for token in tokenizer["added_tokens"])
-        tokens = sorted(numbers, key=lambda token: int(numbers[token]))
-        return Vocabulary(
-            model="gpt2",
-            tokens=tokens,
-            types=[_type(token, number in special) for number, token in enumerate(tokens)],
-            merges=[" ".join(pair) for pair in model["merges"]],
-            pre="qwen2",  # splits the embedded members' texts as their own pattern does
-        )
-    if model["type"] == "Unigram":
-        tokens = [token for token, _ in model["vocab"]]
-        types = [_type(token, number in special) for number, token in enumerate(tokens)]
-        types[model["unk_id"]] = TokenType.UNKNOWN
-        return Vocabulary(
-            model="t5",
-            tokens=tokens,
-            types=types,
-            scores=[score for _, score in model["vocab"]],
-            unknown=model["unk_id"],
-        )
-    raise ValueError(f"A tokenizer of type {model['type']!r} cannot be written.")
-
-
-def _type(token: str, special: bool) -> TokenType:
-    if special:
-        return TokenType.CONTROL
-    is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-    return TokenType.BYTE if is_byte else TokenType.NORMAL
-
-
-def _of_sentencepiece(folder: Path) -> Vocabulary:
-    model = SentencePieceProcessor(str(folder / "tokenizer.model"))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    special = {settings.get(name) for name in ("bos_token", "eos_token", "pad_token")}
-    special.update(settings.get("extra_special_tokens", ()))
-    tokens = [model.id_to_piece(number) for number in range(model.vocab_size())]
-
-    def type_of(number: int, token: str) -> TokenType:
-        if model.is_unknown(number):
-            return TokenType.UNKNOWN
-        if model.is_control(number) or token in special:
-            return TokenType.CONTROL
-        return TokenType.BYTE if model.is_byte(number) else TokenType.NORMAL
-
-    return Vocabulary(
-        model="llama",
-        tokens=tokens,
-        types=[type_of(number, token) for number, token in enumerate(tokens)],
-        scores=[model.get_score(number) for number in range(len(tokens))],
-        unknown=model.unk_id(),
-    )
 
 
 def main() -> None:

@@ -25,9 +25,17 @@ def write_vocabulary(
         pre: llama.cpp's name of the pre-tokenizer, for byte-level BPE.
         template: a chat template, or several by name; None for that of the tokenizer.
     """
+    writer = gguf.GGUFWriter(path, "llama")
+    add_vocabulary(
+        writer, tokenizer, pre, tokenizer.chat_template if template is None else template
+    )
+    return finish(writer, path)
+
+
+def add_vocabulary(writer: gguf.GGUFWriter, tokenizer: Any, pre: str, template: Any) -> None:
+    """Add the tokens, special tokens and templates of a fast tokenizer to a file."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     model = state["model"]
-    writer = gguf.GGUFWriter(path, "llama")
     pieces = _pieces(model)
     for number, token in sorted(tokenizer.added_tokens_decoder.items()):
         pieces[number:] = [(str(token), 0.0)] if number >= len(pieces) else pieces[number:]
@@ -53,7 +61,15 @@ def write_vocabulary(
     writer.add_token_list([text for text, _ in pieces])
     writer.add_token_types(types)
     _add_special_tokens(writer, tokenizer, unknown)
-    _add_templates(writer, tokenizer.chat_template if template is None else template)
+    if isinstance(template, Mapping):
+        named = [{"name": name, "template": text} for name, text in template.items()]
+        writer.add_chat_template(named)
+    elif template:
+        writer.add_chat_template(template)
+
+
+def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Write all that was added to a file, and return its path."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -74,11 +90,7 @@ def write_pieces(
         writer.add_token_merges([f"{pieces[0]} {pieces[-1]}"])
     for key, value in options.items():
         getattr(writer, f"add_{key}")(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def _kind(model: Mapping[str, Any]) -> str:
@@ -134,12 +146,3 @@ def _add_special_tokens(writer: gguf.GGUFWriter, tokenizer: Any, unknown: int | 
     tokens = tokenizer.encode("a", add_special_tokens=True)
     writer.add_add_bos_token(tokens[0] == tokenizer.bos_token_id)
     writer.add_add_eos_token(tokens[-1] == tokenizer.eos_token_id)
-
-
-def _add_templates(writer: gguf.GGUFWriter, template: Any) -> None:
-    if isinstance(template, Mapping):
-        writer.add_chat_template(
-            [{"name": name, "template": text} for name, text in template.items()]
-        )
-    elif template:
-        writer.add_chat_template(template)

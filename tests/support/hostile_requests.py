@@ -77,36 +77,28 @@ def _expression(dice: random.Random) -> Options:
 def _schema(dice: random.Random) -> Options:
     """A random schema whose definitions refer to each other, also in circles."""
     names = [f"d{number}" for number in range(dice.choice((1, 3, 10, 60)))]
+    leaves: list[Callable[[], Any]] = [
+        lambda: {"$ref": f"#/$defs/{dice.choice(names)}"},
+        lambda: {"type": "string", "pattern": _expression(dice).get("regex", "^a*$")[:60]},
+        lambda: {"type": "string", "minLength": dice.choice((0, 5, 3_000))},
+        lambda: {"enum": list(range(dice.choice((1, 50, 3_000))))},
+        lambda: {"type": "number", "multipleOf": dice.choice((3, 7, 0.5))},
+        lambda: True,
+    ]
 
     def schema(depth: int) -> Any:
         if depth <= 0 or dice.random() < 0.2:
-            return dice.choice(
-                [
-                    {"$ref": f"#/$defs/{dice.choice(names)}"},
-                    {"type": "string", "pattern": _expression(dice).get("regex", "^a*$")[:60]},
-                    {"type": "string", "minLength": dice.choice((0, 5, 3_000))},
-                    {"type": ["integer", "null"], "minimum": dice.randrange(-9, 9)},
-                    {"enum": list(range(dice.choice((1, 50, 3_000))))},
-                    {"type": "number", "multipleOf": dice.choice((3, 7, 0.5))},
-                    {"const": "x" * dice.choice((1, 9_000))},
-                    True,
-                ]
-            )
+            return dice.choice(leaves)()
         keyword = dice.choice(KEYWORDS)
-        count = dice.choice((1, 2, 3, 12))
+        inside = [schema(depth - 1) for _ in range(dice.choice((1, 2, 3, 12)))]
         if keyword == "properties":
-            keys = [f"p{number}" for number in range(count)]
-            inside = {key: schema(depth - 1) for key in keys}
-            return {"type": "object", "properties": inside, "required": keys[: count // 2]}
+            named = {f"p{number}": each for number, each in enumerate(inside)}
+            return {"type": "object", "properties": named, "required": ["p0"]}
         if keyword in ("items", "not", "contains"):
-            size = {"minItems": dice.choice((0, 2, 900))} if keyword == "items" else {}
-            return {"type": "array", keyword: schema(depth - 1), **size}
-        return {keyword: [schema(depth - 1) for _ in range(count)]}
+            return {"type": "array", keyword: inside[0], "minItems": dice.choice((0, 2, 900))}
+        return {keyword: inside}
 
-    root = schema(4)
-    if not isinstance(root, dict):
-        root = {"items": root}
-    root = {**root, "$defs": {name: schema(3) for name in names}}
+    root = {"items": schema(4), "$defs": {name: schema(3) for name in names}}
     return {"grammar": lark_json(root)} if dice.random() < 0.3 else {"json_schema": root}
 
 
@@ -121,17 +113,14 @@ def _products(dice: random.Random) -> Options:
 
 
 def _wide(dice: random.Random) -> Options:
-    size = dice.choice((300, 3_000, 30_000))
-    match dice.randrange(4):
-        case 0:
-            return {"grammar": "start: " + " | ".join(f'"x{n}"' for n in range(size)) + "\n"}
-        case 1:
-            return {"regex": "|".join(f"x{n}y" for n in range(size))}
-        case 2:
-            names = [f"p{number}" for number in range(size // 10)]
-            properties = {name: {"type": "string"} for name in names}
-            return {"json_schema": {"type": "object", "properties": properties}}
-    return {"json_schema": {"enum": [f"value {number}" for number in range(size)]}}
+    names = [f"x{number}" for number in range(dice.choice((300, 3_000, 30_000)))]
+    forms: list[Options] = [
+        {"grammar": "start: " + " | ".join(f'"{name}"' for name in names) + "\n"},
+        {"regex": "|".join(names)},
+        {"json_schema": {"properties": {name: {"type": "string"} for name in names[::10]}}},
+        {"json_schema": {"enum": names}},
+    ]
+    return dice.choice(forms)
 
 
 def _ambiguous(dice: random.Random) -> Options:

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adafuse_llm.backends.huggingface.text import grammar_tokenizer
+from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from tests.support.models import Recipe, model, tokenizer
 
 APIS = ("vllm", "sglang", "llama-server")
@@ -262,7 +262,7 @@ def _mask(kind: Any, folder: Path | None, regex: str, size: int) -> torch.Tensor
 
     tokens = tokenizer(kind) if folder is None else _loaded(folder)[1]
     matcher = LLMatcher(
-        grammar_tokenizer(tokenizer=tokens, size=size, end_ids={tokens.eos_token_id}),
+        HuggingFaceText(tokens).grammar_tokenizer(size, {tokens.eos_token_id}),
         LLMatcher.grammar_from_regex(regex),
     )
     packed = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)

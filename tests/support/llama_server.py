@@ -15,10 +15,10 @@ START_SECONDS = 120
 
 
 @contextmanager
-def llama_server(file: Path, *, port: int | None = None, key: str | None = None) -> Iterator[str]:
+def llama_server(file: Path, *, port: int = 0) -> Iterator[str]:
     """Run a GGUF file with 4 slots of 2,048 tokens, and yield the address of the server."""
     port = port or free_port()
-    command = [sys.executable, "-m", "tests.support.llama_server", str(file), str(port), key or ""]
+    command = [sys.executable, "-m", "tests.support.llama_server", str(file), str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             url = f"http://127.0.0.1:{port}"
@@ -31,11 +31,10 @@ def llama_server(file: Path, *, port: int | None = None, key: str | None = None)
 def main() -> None:
     import xllamacpp
 
-    file, port, key = sys.argv[1:]
+    file, port = sys.argv[1:]
     params = xllamacpp.CommonParams()
     params.model.path = file
     params.hostnames, params.port = ["127.0.0.1"], int(port)
-    params.api_keys = [key] if key else []
     params.n_ctx, params.n_parallel = 8192, 4
     params.n_ubatch = 32  # numbers do not depend on what is computed together: see the guide
     params.no_extra_bufts = True  # llama.cpp crashes with them on some processors

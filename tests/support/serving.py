@@ -10,11 +10,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import httpx
 import psutil
 import uvicorn
+from openai import OpenAI
 from starlette.types import ASGIApp
+
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.serving import ServingConfig, create_app
 
 COMMAND = "from adafuse_llm.cli import main; main()"
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
@@ -46,6 +51,16 @@ def served(app: ASGIApp, port: int = 0) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         listener.close()
+
+
+@contextmanager
+def openai_client(engine: AdaFuseEngine, **config: Any) -> Iterator[OpenAI]:
+    """Serve an engine; yield OpenAI's client for it. It never tries again."""
+    with (
+        served(create_app(engine, ServingConfig(**config))) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 @contextmanager

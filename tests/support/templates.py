@@ -93,16 +93,6 @@ FAMILIES: dict[str, Family] = {
         control=("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>"),
         adds_bos=True,
     ),
-    "mistral-1": Family(
-        "{{- bos_token }}{%- for m in messages %}" + ALTERNATING + "{%- if m.role == 'user' %}"
-        "{{- '[INST] ' + m.content + ' [/INST]' }}"
-        "{%- elif m.role == 'assistant' %}{{- m.content + eos_token }}"
-        "{%- else %}{{- raise_exception('only user and assistant are known') }}{% endif %}"
-        "{%- endfor %}",
-        bos="<s>",
-        eos="</s>",
-        adds_bos=True,
-    ),
     "mistral-3": Family(
         LEADING_SYSTEM + "{{- bos_token }}{%- for m in turns %}" + ALTERNATING + ""
         "{%- if m.role == 'user' %}"
@@ -141,24 +131,6 @@ FAMILIES: dict[str, Family] = {
         eos="<|endoftext|>",
         control=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     ),
-    "zephyr": Family(
-        "{%- for m in messages %}{%- if m.role in ('user', 'system', 'assistant') %}"
-        "{{- '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endif %}"
-        "{%- if loop.last and add_generation_prompt %}{{- '<|assistant|>\n' }}{% endif %}"
-        "{%- endfor %}",
-        bos="<s>",
-        eos="</s>",
-    ),
-    "vicuna": Family(
-        LEADING_SYSTEM + "{{- bos_token + (system or 'A user talks with an assistant.') }}"
-        "{%- for m in turns %}" + ALTERNATING + ""
-        "{%- if m.role == 'user' %}{{- ' USER: ' + m.content | trim }}"
-        "{%- else %}{{- ' ASSISTANT: ' + m.content | trim + eos_token }}{% endif %}{% endfor %}"
-        "{%- if add_generation_prompt %}{{- ' ASSISTANT:' }}{% endif %}",
-        bos="<s>",
-        eos="</s>",
-        adds_bos=True,
-    ),
     "deepseek": Family(
         "{%- set ns = namespace(system='') %}"
         "{%- for m in messages %}{%- if m.role == 'system' %}"
@@ -173,30 +145,8 @@ FAMILIES: dict[str, Family] = {
         bos="<｜begin▁of▁sentence｜>",
         eos="<｜end▁of▁sentence｜>",
         control=(
-            "<｜User｜>",
-            "<｜Assistant｜>",
-            "<｜tool▁output▁begin｜>",
-            "<｜tool▁output▁end｜>",
-        ),
-        adds_bos=True,
-    ),
-    "command-r": Family(
-        LEADING_SYSTEM + "{{- bos_token }}{%- if system %}"
-        "{{- '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>' + system }}"
-        "{{- '<|END_OF_TURN_TOKEN|>' }}{% endif %}"
-        "{%- for m in turns %}" + ALTERNATING + "{%- if m.role == 'user' %}"
-        "{{- '<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + m.content.strip() }}"
-        "{%- else %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' + m.content.strip() }}"
-        "{%- endif %}{{- '<|END_OF_TURN_TOKEN|>' }}{% endfor %}"
-        "{%- if add_generation_prompt %}"
-        "{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}",
-        bos="<BOS_TOKEN>",
-        eos="<|END_OF_TURN_TOKEN|>",
-        control=(
-            "<|START_OF_TURN_TOKEN|>",
-            "<|SYSTEM_TOKEN|>",
-            "<|USER_TOKEN|>",
-            "<|CHATBOT_TOKEN|>",
+            *("<｜User｜>", "<｜Assistant｜>"),
+            *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
         ),
         adds_bos=True,
     ),

@@ -26,9 +26,7 @@ SETTINGS: Mapping[str, str] = {
 
 
 @contextmanager
-def vllm_server(
-    folder: Path, *flags: str, port: int = 0, name: str = "smollm", log: Path | None = None
-) -> Iterator[str]:
+def vllm_server(folder: Path, *flags: str, port: int = 0, name: str = "smollm") -> Iterator[str]:
     """Run a checkpoint in float32, and yield the address of the server when it is ready."""
     port = port or free_port()
     command = [
@@ -38,16 +36,13 @@ def vllm_server(
         *("--max-model-len", "2048", *flags),
     ]
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    with (
-        open(log or os.devnull, "wb") as output,  # noqa: PTH123  # os.devnull
-        subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            env={**inherited, **SETTINGS},
-            start_new_session=True,
-        ) as process,
-    ):
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**inherited, **SETTINGS},
+        start_new_session=True,
+    ) as process:
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until_healthy(url, process, START_SECONDS)

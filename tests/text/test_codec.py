@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,22 +19,11 @@ from tests.support.tokenizers import known_tokenizer
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
-@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_conversations_become_what_the_template_says(kind: Any, template: str | None) -> None:
-    known = tokenizer(kind, template)
-    codec = TokenizerCodec(known)
-    assert codec.has_chat_template is (template is not None)
+def test_without_a_template_a_conversation_is_a_prompt_in_the_plain_format() -> None:
+    codec = TokenizerCodec(tokenizer("bytelevel"))
     messages = [turn("system", "one two"), turn("user", "the light")]
-    ids = codec.encode_messages(messages)
-    text = known.decode(ids)
-    if template is None:
-        assert ids == codec.encode_prompt(check_conversation(messages).plain_text())
-    elif template == CHATML:
-        assert "one two" in text
-        assert text.endswith("assistant\n")
-    else:
-        assert "one two\n\nthe light" in text
+    plain = check_conversation(messages).plain_text()
+    assert codec.encode_messages(messages) == codec.encode_prompt(plain)
 
 
 def test_a_control_token_of_the_real_vocabulary_is_not_encoded_from_text() -> None:
@@ -206,29 +193,24 @@ def test_control_tokens_that_a_user_spells_out_stay_text(kind: str, template: st
                 )
 
 
-@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
 def test_the_time_is_linear_in_the_number_of_control_tokens(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = _with_template(kind, CHATML)
+    known = _with_template("sentencepiece", CHATML)
     codec = TokenizerCodec(known)
     encode_text = codec._encode
-    read = 0
+    costs: list[int] = []
 
     def counting(text: str, **options: Any) -> Any:
-        nonlocal read
-        read += 40 + len(text)  # a call has a cost of its own
+        costs[-1] += 40 + len(text)  # a call has a cost of its own
         return encode_text(text, **options)
 
     monkeypatch.setattr(codec, "_encode", counting)
     for encode in (codec.encode_prompt, lambda text: codec.encode_messages([turn("user", text)])):
-        costs = []
         for count in (300, 1200):  # deeper than the interpreter's limit of recursion
-            read = 0
-            tokens = encode(known.eos_token * count)
-            costs.append(read)
-            assert tokens.count(known.eos_token_id) <= 1
-        assert costs[1] < 5 * costs[0]
+            costs.append(0)
+            assert encode(known.eos_token * count).count(known.eos_token_id) <= 1
+        assert costs[-1] < 5 * costs[-2]
 
 
 ORDINARY = [
@@ -275,72 +257,17 @@ def test_a_template_may_cut_off_a_part_of_a_message_at_a_control_token() -> None
     assert known.decode(tokens) == "answer!"
 
 
-def test_tokens_that_a_tokenizer_declares_as_control_tokens_stay_text() -> None:
-    made = _with_markers(special=False)
-    made.chat_template = "{% for m in messages %}{{ '<|' + 'Bot|>' + m.content }}{% endfor %}"
-    made.chat_control_tokens = ["<|Bot|>"]
-    marker = made.convert_tokens_to_ids("<|Bot|>")
-    tokens = TokenizerCodec(made).encode_messages([turn("user", "hi<|Bot|>no")])
-    assert tokens.count(marker) == 1
-    assert made.decode(tokens) == "<|Bot|>hi<|Bot|>no"
-
-
-@pytest.mark.parametrize("what", ["prompt", "messages"])
-def test_a_slow_encoding_blocks_no_other_call_of_a_codec(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codec = TokenizerCodec(copy.deepcopy(tokenizer("bytelevel", CHATML)))
-    context = codec.encode_prompt("The ferry")
-    started, gate = threading.Event(), threading.Event()
-
-    class Held:
-        """A tokenizer that waits for the gate."""
-
-        def __init__(self, core: Any) -> None:
-            self._core = core
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._core, name)
-
-        def encode(self, text: str, **options: Any) -> Any:
-            if "slow" in text:
-                started.set()
-                assert gate.wait(10), "another call waited for this one"
-            return self._core.encode(text, **options)
-
-    calls = {
-        "prompt": ("_core", lambda: codec.encode_prompt("slow")),
-        "messages": ("_template_core", lambda: codec.encode_messages([turn("user", "slow")])),
-    }
-    name, call = calls[what]
-    expected = call()
-    monkeypatch.setattr(codec, name, Held(getattr(codec, name)))
-
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(call)
-        assert started.wait(10)
-        tokens, exact = codec.encode_continuation(context, " to Orrin")
-        assert exact
-        assert codec.decode_continuation(context, tokens) == " to Orrin"
-        assert codec.encode_prompt("The ferry") == context
-        gate.set()
-        assert running.result() == expected
-
-
-FERRY = "The ferry to Orrin leaves at nine."
-
-
 @pytest.mark.quick
 def test_settings_of_other_callers_do_not_change_the_tokens() -> None:
     known = copy.deepcopy(tokenizer("bytelevel", CHATML))
     codec = TokenizerCodec(known)
-    prompt, asked = codec.encode_prompt(FERRY), codec.encode_messages([turn("user", FERRY)])
-    known(FERRY, truncation=True, max_length=2)
+    prompt, asked = codec.encode_prompt(TEXT), codec.encode_messages([turn("user", TEXT)])
+    known(TEXT, truncation=True, max_length=2)
     known.pad_token = known.eos_token
-    known([FERRY, "a"], padding="max_length", max_length=64, split_special_tokens=False)
-    assert codec.encode_prompt(FERRY) == prompt
-    assert codec.encode_messages([turn("user", FERRY)]) == asked
-    assert codec.encode_continuation(prompt, f" {FERRY}")[1]
+    known([TEXT, "a"], padding="max_length", max_length=64, split_special_tokens=False)
+    assert codec.encode_prompt(TEXT) == prompt
+    assert codec.encode_messages([turn("user", TEXT)]) == asked
+    assert codec.encode_continuation(prompt, f" {TEXT}")[1]
 
 
 @pytest.mark.quick

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,10 @@ USER: dict[str, Any] = {"role": "user", "content": "?"}
 ADD = Tool("add", "Adds up.", {"type": "object", "properties": {"a": {"type": "number"}}})
 CALL: dict[str, Any] = {"id": "1", "name": "add", "arguments": {"a": 1}}
 CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1)} if depth > 1 else {}
 
 
 def test_checked_messages_have_plain_text_and_known_roles() -> None:
@@ -53,6 +58,21 @@ def test_calls_and_results_become_text() -> None:
         "content": '<tool_response>\n{"name": "add", "content": "<\\/x>"}\n</tool_response>\n'
         '<tool_response>\n{"name": "add", "content": "2"}\n</tool_response>',
     }
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "add"])
+def test_tools_and_instructions_end_the_system_message(choice: str) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, USER]
+    system, user = check_conversation(asked, [ADD], choice, instructions="In JSON.\n").flat()
+    assert user == USER
+    assert system["content"].startswith("Be brief.\n\n# Tools\n\n")
+    assert system["content"].endswith("\n\nIn JSON.")
+    lines = [json.loads(line) for line in system["content"].splitlines() if line[:8] == '{"name":']
+    assert lines[0] == vars(ADD)
+    assert ("must call at least one" in system["content"]) == (choice == "required")
+    assert ("must call the tool add" in system["content"]) == (choice == "add")
+    added = check_conversation([USER, *asked], instructions="In JSON.").flat()
+    assert added == [{"role": "system", "content": "In JSON."}, USER, *asked]
 
 
 def test_a_conversation_without_tools_stays_as_it_is() -> None:
@@ -119,16 +139,20 @@ def test_mappings_of_other_types_become_plain_json() -> None:
             {},
             "'audio'; only 'role', 'content', 'tool_calls', 'tool_call_id', 'reas",
         ),
-        ([{**USER, "tool_calls": [CALL]}], {}, "only an assistant message"),
-        ([{**USER, "tool_call_id": "1"}], {}, "only a tool message"),
-        ([{**CALLED, "tool_calls": CALL}], {}, "tool_calls of type dict"),
+        ([{**USER, "tool_calls": [CALL]}], {}, "only a message of role .assistant"),
+        ([{**USER, "reasoning_content": "b"}], {}, "only a message of role .assistant"),
+        ([{**USER, "tool_call_id": "1"}], {}, "only a message of role .tool"),
+        ([{**CALLED, "tool_calls": CALL}], {}, "tool_calls must be a list"),
         ([{**CALLED, "tool_calls": ["add"]}], {}, "without a name or a mapping"),
         ([{**CALLED, "tool_calls": [{**CALL, "arguments": "{"}]}], {}, "not JSON"),
         ([{**CALLED, "tool_calls": [{**CALL, "arguments": "[1]"}]}], {}, "mapping of arg"),
         ([{**CALLED, "tool_calls": [{**CALL, "arguments": {"a": "\ud800"}}]}], {}, "surrogate"),
         ([{**CALLED, "tool_calls": [{**CALL, "name": "\ud800"}]}], {}, "surrogate"),
+        ([{**CALLED, "tool_calls": [{**CALL, "arguments": {"a": {1}}}]}], {}, "as JSON"),
+        ([{**CALLED, "tool_calls": [{**CALL, "arguments": {"a": float("nan")}}]}], {}, "as JSON"),
         ([USER, {"role": "tool", "tool_call_id": "7", "content": ""}], {}, "id '7'.*none"),
         ([CALLED, {"role": "tool", "content": "3"}], {}, "id None.*Ids of earlier calls: '1'"),
+        ([USER], {"tools": [Tool("a", "", nested(101))]}, "more than 100 lists"),
         ([USER], {"tools": ADD}, "tools must be a list of tools; got Tool"),
         ([USER], {"tools": {"name": "add"}}, "list of tools; got dict"),
         ([USER], {"tools": ["add"]}, "tool 0 must be a Tool"),

@@ -15,8 +15,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, QueueFullError, Tool
-from adafuse_llm.adapters.enforcing import enforced
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.text import isolation
 from adafuse_llm.text.grammar import Grammar
 from adafuse_llm.text.isolation import MAX_BYTES, MAX_CPU_SECONDS, try_grammar
@@ -80,12 +79,8 @@ def test_an_engine_tries_grammars_and_the_schemas_of_tools() -> None:
     [
         (SLOW, f"{MAX_CPU_SECONDS} seconds of computing or {MAX_BYTES // 2**20} MiB of memory"),
         (LARGE, "MiB of memory"),
-        (
-            f"start: /{SWELLING[0]}/",
-            "of computing",
-        ),
     ],
-    ids=("slow", "large", "swelling"),
+    ids=("slow", "large"),
 )
 def test_what_takes_too_much_is_refused_and_costs_this_process_nothing(
     lark: str, reason: str
@@ -102,13 +97,13 @@ def test_a_short_trial_does_not_wait_for_long_ones() -> None:
         with pytest.raises(GrammarError):
             try_grammar(f"start: /{SWELLING[0]}/")
 
-    threads = [threading.Thread(target=refuse) for _ in range(4)]
+    threads = [threading.Thread(target=refuse) for _ in range(2)]
     for thread in threads:
         thread.start()
     while len(psutil.Process().children()) < len(threads):
         time.sleep(0.01)
     assert try_grammar('start: "short"') == "short"
-    assert len(psutil.Process().children()) >= len(threads) // 2
+    assert psutil.Process().children()
     for thread in threads:
         thread.join()
 
@@ -142,13 +137,14 @@ def test_without_another_process_grammars_are_tried_here_with_a_warning(
         try_grammar('start: "z"')
 
 
+@pytest.mark.parametrize("is_frozen", [True, False])
 def test_an_application_that_is_its_own_interpreter_starts_no_trial(
-    monkeypatch: pytest.MonkeyPatch,
+    is_frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
     monkeypatch.setattr(isolation, "_has_started", threading.Event())
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert try_grammar('start: "f"') == "f"
-    monkeypatch.delattr(sys, "frozen")
-    monkeypatch.setenv(isolation.MARK, "1")
-    assert try_grammar('start: "g"') == "g"
+    if is_frozen:
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    else:
+        monkeypatch.setenv(isolation.MARK, "1")
+    assert try_grammar(f'start: "f{is_frozen}"') == f"f{is_frozen}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,13 +44,3 @@ def test_masks_permit_the_tokens_that_lead_to_all_spaces(texts: list[str]) -> No
         assert tokens.can_write(spaces) == bool(expected)
         permitted = [t for t in range(64) if is_allowed(tokens.mask(spaces), t)]
         assert permitted == expected
-
-
-def test_the_order_of_questions_does_not_matter() -> None:
-    texts = ["  ", "   ", " a"]
-    for order in itertools.permutations(range(1, 6)):
-        tokens = SpaceTokens(texts)
-        assert {n: tokens.can_write(n) for n in order} == {
-            1: True,
-            **dict.fromkeys(range(2, 6), True),
-        }

@@ -8,8 +8,9 @@ import unicodedata
 from typing import Any
 
 import pytest
+from tokenizers import normalizers
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, ContextWindowError
+from adafuse_llm import AdaFuseEngine, ContextWindowError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.text.codec import TokenizerCodec
@@ -19,109 +20,68 @@ from tests.support.scripted import scripted, scripted_model
 
 QUESTION = [{"role": "user", "content": "Is it blue?"}]
 RUNS_ON = "Yes. \n\nUser: Is it green?\n\nAssistant: No."
-
-
-def runs_on(prompt: str) -> str:
-    return RUNS_ON
-
-
-def plain(name: str = "plain", script: Any = runs_on) -> HuggingFaceBackend:
-    return scripted(script, name=name, template=None)
-
-
-def chat(name: str = "chat", script: Any = runs_on) -> HuggingFaceBackend:
-    return scripted(script, name=name, template=CHATML)
-
-
-@pytest.mark.parametrize("strategy", ["adafuse", "single"])
-def test_a_reply_in_the_plain_format_ends_before_an_invented_turn(strategy: str) -> None:
-    with AdaFuseEngine([plain()], strategy=strategy) as engine:
-        reply = engine.generate(messages=QUESTION, max_new_tokens=40)
-        assert (reply.text, reply.finish_reason) == ("Yes.", "stop")
-        joined = "".join(event.text for event in engine.stream(messages=QUESTION))
-        assert joined == "Yes."
-
-
-def test_one_member_without_a_template_is_enough() -> None:
-    with AdaFuseEngine([chat(), plain()]) as engine:
-        assert engine.generate(messages=QUESTION).text == "Yes."
-        assert engine.generate(messages=QUESTION, use=["plain"]).text == "Yes."
-        alone = engine.generate(messages=QUESTION, use=["chat"])  # its template ends its replies
-        assert alone.text == RUNS_ON
-
-
-def test_a_member_that_ends_its_reply_ends_it_as_before() -> None:
-    with AdaFuseEngine([chat(script=lambda _: "Yes. "), plain(script=lambda _: "Yes. ")]) as engine:
-        reply = engine.generate(messages=QUESTION)
-    assert (reply.text, reply.finish_reason) == ("Yes. ", "stop")
-
-
-def test_prompts_and_forms_have_no_such_stop() -> None:
-    with AdaFuseEngine([plain()]) as engine:
-        assert engine.generate("User: Is it blue?\n\nAssistant:").text.strip() == RUNS_ON
-        chosen = engine.generate(messages=QUESTION, choices=["a\nUser: b", "c\nUser: d"])
-        assert chosen.text in ("a\nUser: b", "c\nUser: d")
-
-
-def test_a_grammar_is_not_cut() -> None:
-    pytest.importorskip("llguidance")
-    with AdaFuseEngine([plain()]) as engine:
-        regex = r"Yes\. \n\nUser: [A-Z][a-z]"
-        assert engine.generate(messages=QUESTION, regex=regex).text == "Yes. \n\nUser: Is"
-
-
-def test_a_continued_message_ends_there_too() -> None:
-    begun = [*QUESTION, {"role": "assistant", "content": "Yes."}]
-    rest = plain(script=lambda _: RUNS_ON)
-    with AdaFuseEngine([rest]) as engine:
-        reply = engine.generate(messages=begun, continue_final_message=True)
-    assert (reply.text, reply.finish_reason) == ("", "stop")
-
-
-def test_stops_of_the_caller_count_too() -> None:
-    with AdaFuseEngine([plain()], AdaFuseConfig(stop=("es",))) as engine:
-        reply = engine.generate(messages=QUESTION)
-    assert (reply.text, reply.finish_reason) == ("Y", "stop_sequence")
-
-
-def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_a_mixture_of_members_with_and_without_a_template_is_one_warning(caplog) -> None:
-    with AdaFuseEngine([chat(), plain()]) as engine:
-        engine.generate(messages=QUESTION)
-    (warning,) = warnings_in(caplog)
-    assert warning.startswith("only some members have a chat template: 'chat', but not 'plain'.")
-    assert "use=[...]" in warning
-
-
-@pytest.mark.parametrize("make", [plain, chat])
-def test_members_of_one_kind_are_no_warning(make, caplog) -> None:
-    with AdaFuseEngine([make("a"), make("b")]) as engine:
-        engine.generate(messages=QUESTION)
-    assert not warnings_in(caplog)
-
-
 RENDERED = "<|im_start|>user\nIs it blue?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_rendered_prompt_is_one_warning(caplog) -> None:
-    with AdaFuseEngine([chat("ink"), chat("jar")]) as engine:
-        for _ in range(3):
-            engine.generate(RENDERED)
-            engine.score(RENDERED, ["Yes."])
-    (warning,) = warnings_in(caplog)
-    assert "'<|im_start|>'" in warning
-    assert "'ink'" in warning
-    assert "messages=[...]" in warning
+def plain(name: str = "plain", reply: str = RUNS_ON) -> HuggingFaceBackend:
+    return scripted(lambda _: reply, name=name, template=None)
 
 
-def test_other_prompts_are_no_warning(caplog) -> None:
-    with AdaFuseEngine([chat()]) as engine:
-        engine.generate("What does <|im_end mean? And <end_of_turn>?")
-        engine.generate(messages=[{"role": "user", "content": RENDERED}])
-    assert not warnings_in(caplog)
+def chat(name: str = "chat", reply: str = RUNS_ON) -> HuggingFaceBackend:
+    return scripted(lambda _: reply, name=name, template=CHATML)
+
+
+CONTINUED = {
+    "messages": [*QUESTION, {"role": "assistant", "content": "Yes."}],
+    "continue_final_message": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("reply", "request_", "text"),
+    [
+        (RUNS_ON, {}, "Yes."),
+        (RUNS_ON, {"use": ["plain"]}, "Yes."),
+        (RUNS_ON, {"use": ["chat"]}, RUNS_ON),  # its template ends its replies
+        (RUNS_ON, {"stop": ["es"]}, "Y"),
+        (RUNS_ON, CONTINUED, ""),
+        ("Yes. ", {}, "Yes. "),  # the members end it
+        (RUNS_ON, {"messages": None, "prompt": "User: Is it blue?\n\nAssistant:"}, RUNS_ON),
+        (RUNS_ON, {"choices": ["a\nUser: b", "a\nUser: b c"]}, "a\nUser: b"),
+        (RUNS_ON, {"regex": r"Yes\. \n\nUser: [A-Z][a-z]"}, "Yes. \n\nUser: Is"),
+    ],
+)
+def test_a_reply_in_the_plain_format_ends_before_an_invented_turn(
+    reply: str, request_: dict[str, Any], text: str
+) -> None:
+    if "regex" in request_:
+        pytest.importorskip("llguidance")
+    asked = {"messages": QUESTION, **request_}
+    with AdaFuseEngine([chat(reply=reply), plain(reply=reply)]) as engine:
+        assert engine.generate(**asked).text.strip(" " * (reply == RUNS_ON)) == text
+        if "choices" not in asked:
+            assert "".join(event.text for event in engine.stream(**asked)).strip() == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("members", "asked", "words"),
+    [
+        ([chat, plain], {"messages": QUESTION}, ["'a', but not 'b'", "use=[...]"]),
+        ([plain, plain], {"messages": QUESTION}, []),
+        ([chat, chat], {"messages": QUESTION}, []),
+        ([chat, chat], {"prompt": RENDERED}, ["'<|im_start|>'", "'a'", "messages=[...]"]),
+        ([chat, chat], {"prompt": "What is <|im_end and <end_of_turn>?"}, []),
+        ([chat, chat], {"messages": [{"role": "user", "content": RENDERED}]}, []),
+    ],
+)
+def test_members_and_prompts_that_work_badly_are_one_warning(
+    members: Any, asked: dict[str, Any], words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with AdaFuseEngine([make(name) for make, name in zip(members, "ab", strict=True)]) as engine:
+        for _ in range(2):
+            engine.generate(**asked)
+    assert len(caplog.messages) == bool(words)
+    assert all(word in caplog.text for word in words)
 
 
 DECOMPOSED = "cafe\u0301"
@@ -129,8 +89,6 @@ DECOMPOSED = "cafe\u0301"
 
 def normalizing(name: str) -> HuggingFaceBackend:
     """A member whose tokenizer normalizes texts to NFC."""
-    from tokenizers import normalizers
-
     model, known = scripted_model(lambda _: "Yes.", "bytelevel", None)
     known = copy.deepcopy(known)  # other tests share it
     known.backend_tokenizer.normalizer = normalizers.NFC()
@@ -148,35 +106,31 @@ def test_what_a_tokenizer_changes_is_known() -> None:
     assert difference("aa", "aaa") == "'' becomes 'a'"
 
 
-def test_a_score_that_loses_a_member_says_so() -> None:
+def test_a_score_that_loses_a_member_says_why() -> None:
+    sure = FakeBackend("sure", lambda text: {" a": 1.0, " b": 0.0})
     with AdaFuseEngine([normalizing("nfc"), plain("whole")]) as engine:
         lost, kept = engine.score("One", [f" {DECOMPOSED} two", " two"]).texts
     assert set(lost.nll) == {"whole"}
     assert lost.missing == {"nfc": r"its tokenizer cannot write the text: 'e\u0301' becomes '\xe9'"}
-    assert set(kept.nll) == {"nfc", "whole"}
-    assert kept.missing == {}
-
-
-def test_an_impossible_text_is_missing_for_another_reason() -> None:
-    sure = FakeBackend("sure", lambda text: {" a": 1.0, " b": 0.0})
+    assert (set(kept.nll), kept.missing) == ({"nfc", "whole"}, {})
     with AdaFuseEngine([sure]) as engine:
         (text,) = engine.score("One", [" b"]).texts
     assert text.missing == {"sure": "it gives the text a probability of 0"}
 
 
 @pytest.mark.parametrize("template", [None, CHATML])
-def test_a_prompt_that_is_too_long_has_one_error_and_no_warning(template, caplog) -> None:
+def test_a_prompt_that_is_too_long_has_one_error_and_no_warning(
+    template: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     model, known = scripted_model(lambda _: "Yes.", "bytelevel", template, window=64)
     known.model_max_length = 64
-    before = (known.verbose, dict(known.deprecation_warnings))
+    long = [{"role": "user", "content": "word " * 200}]
     logging.getLogger("transformers").addHandler(caplog.handler)
     try:
         with AdaFuseEngine([HuggingFaceBackend(model, known, "ink")]) as engine:
-            with pytest.raises(ContextWindowError, match="exceeds the context window of 64"):
-                engine.generate(messages=[{"role": "user", "content": "word " * 200}])
-            with pytest.raises(ContextWindowError, match="exceeds the context window of 64"):
-                engine.generate("word " * 200)
+            for asked in ({"messages": long}, {"prompt": "word " * 200}):
+                with pytest.raises(ContextWindowError, match="exceeds the context window of 64"):
+                    engine.generate(**asked)
     finally:
         logging.getLogger("transformers").removeHandler(caplog.handler)
-    assert not warnings_in(caplog)
-    assert (known.verbose, known.deprecation_warnings) == before
+    assert not caplog.messages

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
-from adafuse_llm.backends import FakeBackend
+from adafuse_llm import InvalidInputError, InvalidOptionError
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import check_conversation
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
@@ -44,16 +43,6 @@ OFF = "<think>\n\n</think>\n\n"
         ({"default": CHATML, "tool_use": "{{ bos_token }}{{ documents }}"}, {"documents"}, False),
         ("{% unknown %}</think>", set(), True),
         (
-            "{% macro show(a, b=c) %}{{ a }}{{ b }}{{ caller() }}{% endmacro %}"
-            "{% if d %}{% set e = 1 %}{{ e }}{% elif f %}{% set g = e %}{% else %}"
-            "{% set g = 2 %}{% endif %}{{ g }}{% call(x) show(1) %}{{ x }}{% endcall %}"
-            "{% with h = i %}{{ h }}{% endwith %}{% set ns = namespace() %}{% set ns.a = j %}"
-            "{% set k %}{{ l }}{% endset %}{{ k }}{% for m in n if m %}{{ loop.index }}"
-            "{% else %}{{ o }}{% endfor %}{% filter upper %}{{ p }}{% endfilter %}",
-            {*"cdefgijlnop"},
-            False,
-        ),
-        (
             "{%- for m in messages %}{% if strftime_now and xml_tools %}{% break %}{% endif %}"
             "{% endfor %}{{ raise_exception('') }}{{ range(1) }}",
             {"xml_tools"},
@@ -76,10 +65,8 @@ def test_the_variables_of_a_template_are_found(
         (["chatml", "plain"], {"x": 1}, "'chatml', 'plain' reads 'x'.*can be set: none"),
         (["qwen", "chatml"], {"chatml": {"enable_thinking": False}}, "member 'chatml' reads 'en"),
         (["qwen"], {"messages": []}, "reads 'messages'"),
-        (["qwen"], {"tokenize": True}, "reads 'tokenize'"),
         (["qwen"], {"enable_thinking": "false"}, "'enable_thinking' must be true or false"),
         (["qwen"], {"qwen": {"enable_thinking": 0}}, "'enable_thinking' must be true or false"),
-        (["qwen"], {"said": {1, 2}}, "value of 'said' must be JSON"),
         (["qwen"], {"said": float("nan")}, "must be JSON"),
         (["qwen", "chatml"], {"qwen3": {"x": 1}}, "reads 'qwen3'.*Did you mean 'qwen'"),
     ],
@@ -87,29 +74,10 @@ def test_the_variables_of_a_template_are_found(
 def test_variables_that_no_template_reads_are_refused(
     names: list[str], variables: Any, says: str
 ) -> None:
-    engine = thinkers(*names)
     with pytest.raises(InvalidOptionError, match=says):
-        engine.generate(messages=ASKED, chat_template_kwargs=variables)
-    with pytest.raises(InvalidOptionError, match=says):
-        engine.generate("a prompt", chat_template_kwargs=variables)
+        thinkers(*names).generate("a prompt", chat_template_kwargs=variables)
     with pytest.raises(InvalidOptionError, match=says):
         thinkers(*names, chat_template_kwargs=variables)
-
-
-def test_a_codec_without_templates_reads_no_variables() -> None:
-    engine = AdaFuseEngine([FakeBackend("fake", lambda _: {"<end>": 1.0})])
-    with pytest.raises(InvalidOptionError, match="'fake' reads 'enable_thinking'"):
-        engine.generate(messages=ASKED, chat_template_kwargs={"enable_thinking": False})
-
-
-def test_variables_are_for_all_members_or_for_one() -> None:
-    engine = thinkers("qwen", "smol")
-    both, _ = prompts(engine, ASKED, chat_template_kwargs={"enable_thinking": False})
-    assert all(text.endswith(OFF) for text in both.values())
-    given = {"enable_thinking": False, "smol": {"enable_thinking": True}}
-    texts, _ = prompts(engine, ASKED, chat_template_kwargs=given)
-    assert texts["qwen"].endswith(OFF)
-    assert "/think" in texts["smol"]
 
 
 def test_control_tokens_in_variables_stay_text() -> None:
@@ -122,36 +90,44 @@ def test_control_tokens_in_variables_stay_text() -> None:
     assert tokens.count(end) == plain.count(end)
 
 
-def test_reasoning_that_a_template_opens_is_opened_for_all() -> None:
-    texts, prefix = prompts(thinkers("qwen", "deepseek", "smol"), ASKED)
-    assert prefix == "<think>\n"
-    assert texts["qwen"].endswith("assistant\n<think>\n")
-    assert texts["deepseek"].endswith("<|A|><think>\n")
-    assert texts["smol"].endswith("assistant\n<think>\n")
-    texts, prefix = prompts(thinkers("qwen", "smol"), ASKED)
-    assert prefix == ""
-    assert all(text.endswith("assistant\n") for text in texts.values())
+BRIEF = {"role": "system", "content": "Be brief. /no_think"}
+THINK, CHAT = "<think>\n", "assistant\n"
 
 
-def test_reasoning_is_switched_off_or_closed_where_only_some_members_reason() -> None:
-    texts, prefix = prompts(thinkers("qwen", "deepseek", "smol", "granite", "chatml"), ASKED)
-    assert prefix == ""
-    assert texts["qwen"].endswith("assistant\n" + OFF)
-    assert texts["smol"].endswith("assistant\n" + OFF)
-    assert texts["deepseek"].endswith("<|A|>" + OFF)
-    assert texts["granite"].endswith("<|assistant|>")
-    assert texts["chatml"].endswith("assistant\n")
-    kept, _ = prompts(
-        thinkers("qwen", "chatml"), ASKED, chat_template_kwargs={"enable_thinking": True}
-    )
-    assert kept["qwen"].endswith("assistant\n")
-
-
-def test_a_conversation_that_switches_reasoning_off_ends_it_for_all() -> None:
-    asked = [{"role": "system", "content": "Be brief. /no_think"}, *ASKED]
-    texts, prefix = prompts(thinkers("smol", "deepseek", "qwen"), asked)
-    assert prefix == ""
-    assert all(text.endswith(OFF) for text in texts.values())
+@pytest.mark.parametrize(
+    ("asked", "variables", "ends"),
+    [
+        ([], {}, {"qwen": CHAT + THINK, "deepseek": "<|A|>" + THINK, "smol": CHAT + THINK}),
+        ([], {}, {"qwen": CHAT, "smol": CHAT}),  # no template opens reasoning
+        (
+            [],
+            {},
+            {
+                "qwen": CHAT + OFF,
+                "deepseek": "<|A|>" + OFF,
+                "smol": CHAT + OFF,
+                "granite": "<|assistant|>",
+                "chatml": CHAT,
+            },
+        ),
+        ([], {"enable_thinking": True}, {"qwen": CHAT, "chatml": CHAT}),
+        ([], {"enable_thinking": False}, {"qwen": OFF, "smol": OFF}),
+        (
+            [],
+            {"enable_thinking": False, "smol": {"enable_thinking": True}},
+            {"qwen": OFF, "smol": CHAT},
+        ),
+        ([BRIEF], {}, {"smol": OFF, "deepseek": OFF, "qwen": OFF}),
+    ],
+)
+def test_all_members_begin_in_reasoning_or_none(
+    asked: list[Any], variables: dict[str, Any], ends: dict[str, str]
+) -> None:
+    options = {"chat_template_kwargs": variables} if variables else {}
+    texts, prefix = prompts(thinkers(*ends), [*asked, *ASKED], **options)
+    assert prefix == (THINK if all(end.endswith(THINK) for end in ends.values()) else "")
+    for name, end in ends.items():
+        assert texts[name].endswith(end)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +165,7 @@ def test_members_that_cannot_be_switched_off_are_named_once(
 
 # Messages with reasoning ------------------------------------------------------------------------
 
+CALLS = [{"id": "1", "name": "add", "arguments": {}}]
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "One?"},
     {"role": "assistant", "content": "1", "reasoning_content": "early"},
@@ -197,7 +174,7 @@ TURNS: list[dict[str, Any]] = [
         "role": "assistant",
         "content": "2",
         "reasoning_content": "late",
-        "tool_calls": [{"id": "1", "name": "add", "arguments": {}}],
+        "tool_calls": CALLS,
     },
     {"role": "tool", "tool_call_id": "1", "content": "3"},
 ]
@@ -245,28 +222,22 @@ def test_reasoning_is_part_of_turns_with_calls_in_the_templates_own_form() -> No
     assert 'assistant\nlate2\n<tool_call>\n{"name": "add"' in text
 
 
-def test_reasoning_belongs_to_assistants() -> None:
-    with pytest.raises(InvalidInputError, match="only an assistant message can have reasoning"):
-        check_conversation([{"role": "user", "content": "a", "reasoning_content": "b"}])
-
-
 # Continued messages -----------------------------------------------------------------------------
 
 BEGUN = [*ASKED, {"role": "assistant", "content": "The keeper  is"}]
 
 
-@pytest.mark.parametrize("kind", ["bytelevel", "unigram"])
 @pytest.mark.parametrize(
-    ("name", "end"),
+    ("name", "kind", "end"),
     [
-        ("qwen", f"assistant\n{OFF}The keeper  is"),
-        ("deepseek", "<|A|>The keeper  is"),
-        ("smol", "assistant\nThe keeper  is"),
-        ("chatml", "assistant\nThe keeper  is"),
-        ("plain", "\n\nAssistant: The keeper  is"),
+        ("qwen", "bytelevel", f"assistant\n{OFF}The keeper  is"),
+        ("deepseek", "unigram", "<|A|>The keeper  is"),
+        ("smol", "bytelevel", "assistant\nThe keeper  is"),
+        ("chatml", "unigram", "assistant\nThe keeper  is"),
+        ("plain", "bytelevel", "\n\nAssistant: The keeper  is"),
     ],
 )
-def test_a_continued_message_ends_the_prompt(kind: str, name: str, end: str) -> None:
+def test_a_continued_message_ends_the_prompt(name: str, kind: str, end: str) -> None:
     made = codec(name, kind)
     conversation = check_conversation(BEGUN).continued()
     assert decoded(made, made.encode_conversation(conversation)).endswith(end)
@@ -274,7 +245,7 @@ def test_a_continued_message_ends_the_prompt(kind: str, name: str, end: str) -> 
 
 CALLED: list[dict[str, Any]] = [
     {"role": "user", "content": "Add."},
-    {"role": "assistant", "content": "", "tool_calls": [TURNS[3]["tool_calls"][0]]},
+    {"role": "assistant", "content": "", "tool_calls": CALLS},
     {"role": "tool", "tool_call_id": "1", "content": "3"},
 ]
 
@@ -303,26 +274,25 @@ def test_a_space_before_the_text_to_continue_is_part_of_its_first_word(kind: str
 
 
 @pytest.mark.parametrize(
-    ("text", "end"),
+    ("text", "after_marker"),
     [
-        ("  a\n\n", "assistant\n  a\n\n"),
-        ("a<|im_end|>b", "a<|im_end|>b"),
-        ("<think>\nSo", "assistant\n<think>\nSo"),
-        ("<think>\nSo</think>x", "assistant\n<think>\nSo</think>x"),
+        ("  a\n\n", False),
+        ("a<|im_end|>b", False),
+        ("<think>\nSo", True),
+        ("<think>\nSo</think>x", True),
     ],
 )
-def test_the_text_to_continue_is_exact(text: str, end: str) -> None:
-    for name in ("qwen", "deepseek", "chatml"):
-        made = codec(name)
-        conversation = check_conversation([*ASKED, {"role": "assistant", "content": text}])
-        tokens = made.encode_conversation(conversation.continued())
-        assert decoded(made, tokens).endswith(end.removeprefix("assistant\n"))
-        if name == "chatml" or text.startswith("<"):
-            assert decoded(made, tokens).endswith(
-                end.replace("assistant\n", "<|A|>") if name == "deepseek" else end
-            )
-        control = made._tokenizer.convert_tokens_to_ids("<|im_end|>")
-        assert tokens[-3:].count(control) == 0
+@pytest.mark.parametrize(
+    ("name", "marker"), [("qwen", "assistant\n"), ("deepseek", "<|A|>"), ("chatml", "assistant\n")]
+)
+def test_the_text_to_continue_is_exact(
+    text: str, after_marker: bool, name: str, marker: str
+) -> None:
+    made = codec(name)
+    conversation = check_conversation([*ASKED, {"role": "assistant", "content": text}])
+    tokens = made.encode_conversation(conversation.continued())
+    assert decoded(made, tokens).endswith(f"{marker}{text}" if after_marker else text)
+    assert made._tokenizer.convert_tokens_to_ids("<|im_end|>") not in tokens[-3:]
 
 
 def test_the_spaces_at_the_end_of_a_begun_text_are_healed() -> None:
@@ -340,14 +310,7 @@ def test_the_spaces_at_the_end_of_a_begun_text_are_healed() -> None:
     [
         ({"role": "user", "content": "a"}, "has the role 'user'$"),
         ({"role": "assistant", "content": " \n"}, "'assistant' without text"),
-        (
-            {
-                "role": "assistant",
-                "content": "a",
-                "tool_calls": [{"id": "1", "name": "f", "arguments": {}}],
-            },
-            "with tool calls",
-        ),
+        ({"role": "assistant", "content": "a", "tool_calls": CALLS}, "with tool calls"),
     ],
 )
 def test_only_an_assistants_text_can_be_continued(message: Any, says: str) -> None:

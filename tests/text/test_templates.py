@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import itertools
 import json
@@ -142,21 +141,6 @@ def test_a_system_message_alone_is_read(name: str) -> None:
     assert "s0." in text
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_control_tokens_in_messages_are_text(name: str) -> None:
-    family, known = FAMILIES[name], family_tokenizer(name)
-    spelled = [token for token in (family.bos, family.eos, *family.control) if token]
-    codec = TokenizerCodec(known)
-
-    def control(text: str) -> tuple[list[int], str]:
-        tokens = codec.encode_messages([turn(role, text) for role in ("user", "assistant", "user")])
-        return [each for each in tokens if each in known.added_tokens_decoder], known.decode(tokens)
-
-    hostile = "\n".join(f"x{token}y" for token in spelled)
-    assert control(hostile)[0] == control("words")[0]
-    assert control(hostile)[1].count(hostile) == 3
-
-
 def test_a_template_that_writes_json_in_ascii_keeps_control_tokens_text() -> None:
     template = "{% for m in messages %}{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}"
     known = tokenizer("bytelevel", template)
@@ -202,12 +186,6 @@ QWEN = (
 )
 OWN_FORMS = {
     "qwen2.5": QWEN,
-    "qwen3": QWEN,
-    "hermes": "<|im_start|>user\nAdd, and look up.<|im_end|>\n"
-    f"<|im_start|>assistant\n{CALLS}"
-    '<|im_start|>tool\n<tool_response>\n{"name": "look_up", "content": "no <b>one"}\n'
-    '</tool_response>\n<tool_response>\n{"name": "add", "content": "3"}\n'
-    "</tool_response><|im_end|>\n<|im_start|>assistant\n",
     "mistral-3-tools": "\n\nAdd, and look up.[/INST][TOOL_CALLS] "
     f'[{{"name": "add", "arguments": {ADD_JSON}, "id": "call00001"}}, '
     '{"name": "look_up", "arguments": {}, "id": "call00002"}]</s>'
@@ -239,22 +217,25 @@ def test_calls_and_results_have_the_form_of_the_template(name: str) -> None:
         assert words in before
 
 
-def test_several_calls_are_text_where_the_template_accepts_one_call_per_message() -> None:
-    one = rendered("llama3.1", check_conversation(ONE_CALL, [ADD, LOOK]))
-    assert one.endswith(ONE_CALL_FORM)
-    several = check_conversation(HISTORY, [ADD, LOOK])
-    assert rendered("llama3.1", several) == flattened("llama3.1", several)
+def test_a_call_has_the_form_of_a_template_that_accepts_one_call_per_message() -> None:
+    assert rendered("llama3.1", check_conversation(ONE_CALL, [ADD, LOOK])).endswith(ONE_CALL_FORM)
 
 
-def flattened(name: str, conversation: Conversation) -> str:
-    return rendered(name, check_conversation(conversation.flat()))
-
-
-@pytest.mark.parametrize("name", ["llama3", "mistral-1", "gemma", "phi3", "deepseek", "idefics"])
-def test_members_whose_template_reads_no_tools_read_text(name: str) -> None:
-    conversation = check_conversation([*HISTORY, *AFTER], [ADD, LOOK])
-    assert rendered(name, conversation) == flattened(name, conversation)
-    assert '<tool_response>\n{"name": "add", "content": "3"}' in rendered(name, conversation)
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("llama3.1", HISTORY),  # its template accepts one call per message
+        ("mistral-3-tools", [*HISTORY, AFTER[1]]),  # no reply between two messages of users
+        *((name, [*HISTORY, *AFTER]) for name in ("llama3", "mistral-1", "gemma", "idefics")),
+    ],
+)
+def test_tools_are_text_where_the_template_does_not_read_them(
+    name: str, messages: list[Any]
+) -> None:
+    conversation = check_conversation(messages, [ADD, LOOK])
+    text = rendered(name, conversation)
+    assert text == rendered(name, check_conversation(conversation.flat()))
+    assert '<tool_response>\n{"name": "add", "content": "3"}' in text
 
 
 @pytest.mark.parametrize(
@@ -323,12 +304,6 @@ def test_earlier_calls_are_read_after_the_tools_are_gone(name: str) -> None:
     assert ("<tool_response>\n{" in text) == (not has_form)
 
 
-def test_a_conversation_that_the_template_refuses_with_tools_is_read_as_text() -> None:
-    interrupted = check_conversation([*HISTORY, AFTER[1]], [ADD, LOOK])
-    name = "mistral-3-tools"  # two messages of users, with no reply between them
-    assert rendered(name, interrupted) == flattened(name, interrupted)
-
-
 DEFAULT = "You are a helper."
 """The default system text of the family `qwen`."""
 
@@ -349,13 +324,6 @@ def test_the_default_system_text_stays_before_instructions() -> None:
     for name, text in (("qwen", f"{DEFAULT}\n\nIn JSON."), ("llama3", "\n\nIn JSON.")):
         conversation = check_conversation(HISTORY[1:2], instructions="In JSON.")
         assert text in rendered(name, conversation)
-    start = "{%- if messages[0].role != 'system' %}{%- set messages = [{'role': 'system', "
-    start += f"'content': '{DEFAULT}'}}] + messages %}}{{% endif %}}"
-    known = copy.deepcopy(family_tokenizer("qwen2.5"))
-    known.chat_template = start + known.chat_template
-    asked = check_conversation(HISTORY[1:2], [ADD], "required", instructions="In JSON.")
-    text = str(known.decode(TokenizerCodec(known).encode_conversation(asked)))
-    assert f"{DEFAULT}\n\n{REQUIRED}\n\nIn JSON." in text
 
 
 def _hostile(fill: str) -> Conversation:
@@ -392,13 +360,10 @@ def test_control_tokens_in_tools_calls_and_results_are_text(name: str) -> None:
     ("old", "new"),
     [
         ("{%- if tools %}", "{%- if tools %}{{- raise_exception('no tools') }}"),
-        ("{{- '\\n' + tool | tojson }}", "{{- tool.nothing.at_all }}"),
-        ('\'", "arguments": \'', "m.nothing.at_all"),
     ],
 )
 def test_templates_that_fail_with_tools_get_text(old: str, new: str) -> None:
     known = copy.deepcopy(family_tokenizer("qwen2.5"))
-    old = old.replace("\\n", "\n")
     assert old in known.chat_template
     known.chat_template = known.chat_template.replace(old, new)
     codec = TokenizerCodec(known)
@@ -427,14 +392,7 @@ def test_each_member_of_an_engine_reads_its_own_form() -> None:
         options: dict[str, Any] = {"tools": [ADD], "tool_choice": "add", "max_new_tokens": 2}
         result = engine.generate(messages=HISTORY[1:], **options)
         assert result.usage.prompt_tokens == counts
-        (batched,) = engine.generate_batch(messages=[HISTORY[1:]], **options)
-        assert batched.text == result.text
-        assert asyncio.run(engine.agenerate(messages=HISTORY[1:], **options)).text == result.text
         assert engine.generate(messages=conversation, max_new_tokens=2).text == result.text
         scores = engine.score(messages=HISTORY[1:], continuations=["yes"], tools=[ADD])
         bare = engine.score(messages=HISTORY[1:], continuations=["yes"])
         assert scores.texts[0].nll != bare.texts[0].nll
-        with pytest.raises(InvalidInputError, match="need messages"):
-            engine.generate("?", tools=[ADD])
-        with pytest.raises(InvalidInputError, match="input 1 of the batch: message 0"):
-            engine.generate_batch(messages=[HISTORY, [{"role": "user", "tool_calls": [{}]}]])

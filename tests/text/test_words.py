@@ -49,17 +49,18 @@ def test_a_word_is_closed_by_whitespace_it_carries(word: str, closed: bool) -> N
     assert is_closed(word, 1, 16) is closed
 
 
-def test_a_word_is_closed_by_its_length() -> None:
-    assert is_closed("abc", 4, 4)
-    assert not is_closed("abc", 3, 4)
-    assert is_closed("   ", 4, 4)
-    assert is_closed("abc", 1, 1)
-
-
-def test_a_word_that_ends_inside_a_character_may_be_three_tokens_longer() -> None:
-    for tokens in (4, 5, 6):
-        assert not is_closed("ab\ufffd", tokens, 4)
-    assert is_closed("ab\ufffd", 7, 4)
+@pytest.mark.parametrize(
+    ("word", "tokens", "closed"),
+    [
+        ("abc", 4, True),
+        ("abc", 3, False),
+        ("   ", 4, True),
+        ("ab\ufffd", 6, False),  # three more tokens to complete a character
+        ("ab\ufffd", 7, True),
+    ],
+)
+def test_a_word_is_closed_by_its_length(word: str, tokens: int, closed: bool) -> None:
+    assert is_closed(word, tokens, 4) is closed
 
 
 @pytest.mark.parametrize(
@@ -86,12 +87,8 @@ def test_a_word_ends_before_whitespace(word: str, extended: str, ends: bool) -> 
 
 
 def test_small_text_functions() -> None:
-    assert is_incomplete("a\ufffd")
-    assert not is_incomplete("\ufffda")
-    assert not is_incomplete("")
-    assert leading_space(" \n a b") == " \n "
-    assert leading_space("a ") == ""
-    assert leading_space(" \t") == " \t"
+    assert [is_incomplete(text) for text in ("a\ufffd", "\ufffda", "")] == [True, False, False]
+    assert [leading_space(text) for text in (" \n a b", "a ", " \t")] == [" \n ", "", " \t"]
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from adafuse_llm.embedded.tools import REACT_HEADER, TOOLS, calculate, look_up
 from training.batches import assemble
 from training.dialogues import FORMS, turns_of
 from training.recipes import RECIPES
-from training.schedule import Stage, learning_rate_factor
+from training.schedule import Stage
 from training.train import main
 from training.trainer import Trainer
 from training.world.agent_cases import AgentCase, ToolUse
-from training.world.cases import LONG_TASKS, SKILLS
 from training.world.names import Names
 
 CASE = AgentCase(
@@ -120,22 +119,6 @@ def test_react_turns_are_those_of_llama_index() -> None:
         steps.append(react.ReActOutputParser().parse(text))
         if use is not None:
             steps.append(types.ObservationReasoningStep(observation=use.result))
-
-
-def test_each_part_adds_its_own_texts_to_those_before(tmp_path: Path) -> None:
-    run = trainer(tmp_path, "finch")
-    assert (run.tools_start, run.long_start, run.last) == (11, 13, 19)
-    parts = []
-    for step in (0, run.tools_start, run.long_start):
-        run.step = step
-        parts.append([{span[3] for span in batch.spans} for batch in run._batches()])
-    assert [len(part) for part in parts] == [1, 2, 3]
-    assert all(part[0] <= {*SKILLS} for part in parts)
-    assert parts[1][1] == parts[2][1] == {"tools"}
-    assert len(parts[2][2] & {*LONG_TASKS}) > 1
-    rates = [learning_rate_factor(step, run.main, 11, 13, 19) for step in range(19)]
-    assert max(rates[:9]) >= 0.2
-    assert all(0 < rate < 0.7 for rate in rates[9:])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from training.world.cases import NOT_STATED, SKILLS, Case
 from training.world.long_cases import ask_parts, ask_summary, draw_long_problem, draw_long_scene
 from training.world.names import Names
 from training.world.problems import draw_problem, draw_sum
-from training.world.words import ENDINGS, STARTS, Split, made_up_words
+from training.world.words import ENDINGS, Split, made_up_words
 
 WORDS = {
     split: {w for c in ENDINGS for w in made_up_words(c, split)} for split in ("train", "heldout")
@@ -55,17 +55,6 @@ def test_the_same_seed_draws_the_same_cases() -> None:
     assert agent_cases("heldout", 3, 5) == agent_cases("heldout", 3, 5)
 
 
-def test_heldout_words_are_new_pairs_of_syllables_known_from_training() -> None:
-    assert not WORDS["train"] & WORDS["heldout"]
-    assert len(WORDS["train"] | WORDS["heldout"]) == len(STARTS) * sum(map(len, ENDINGS.values()))
-    for category in ENDINGS:
-        for split in ("train", "heldout"):
-            words = made_up_words(category, split)
-            assert all(
-                any(part in word for word in words) for part in (*STARTS, *ENDINGS[category])
-            )
-
-
 def test_heldout_names_and_values_never_occur_in_training_text() -> None:
     found: dict[str, set[str]] = {}
     for split in ("train", "heldout"):
@@ -73,6 +62,7 @@ def test_heldout_names_and_values_never_occur_in_training_text() -> None:
         found[split] = made_up(text) | set(VALUE.findall(text))
         assert len(found[split]) > 2000
     assert sorted(found["train"] & found["heldout"]) == []
+    assert not WORDS["train"] & WORDS["heldout"]
 
 
 def test_calculations_of_the_two_splits_are_disjoint() -> None:
@@ -116,10 +106,7 @@ def test_answers_state_what_their_passages_state() -> None:
             assert case.answer == NOT_STATED
         elif case.skill in ("parts", "summary"):
             stated = [each for each in case.answer.split(". ") if "=" not in each]
-            for value in re.findall(r"\d[\d.:]*\d|\d", " ".join(stated)):
-                assert value in text
-            steps = STEP.findall(case.answer)
-            assert all(OPERATIONS[op](int(a), int(b)) == int(result) for a, op, b, result in steps)
+            assert all(value in text for value in re.findall(r"\d[\d.:]*\d|\d", " ".join(stated)))
         else:
             assert case.answer in text
 

@@ -17,10 +17,10 @@ def test_the_typed_options_are_the_options() -> None:
 @pytest.mark.quick
 def test_the_typed_keywords_of_langchains_models_are_their_fields() -> None:
     from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
-    from langchain_adafuse._model import ACCEPTED, ModelFields
+    from langchain_adafuse._model import IGNORED, ModelFields
 
     fields = {*AdaFuseLLM.model_fields, *ChatAdaFuse.model_fields}
-    assert {*ModelFields.__annotations__} == {*fields, *ALIASES, *ACCEPTED}
+    assert {*ModelFields.__annotations__} == {*fields, *ALIASES, *IGNORED, "model"}
 
 
 @pytest.mark.quick

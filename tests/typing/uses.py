@@ -34,12 +34,10 @@ PATHS = ["Qwen/Qwen3-8B", "google/gemma-3-4b-it"]
 def options() -> None:
     AdaFuseConfig()  # ok
     AdaFuseConfig(stop=["x"], weights={"a": 1}, use=["a", "b"])  # ok
-    AdaFuseConfig(stop=None, weights=None, use=None, temperature=None)  # ok
     AdaFuseConfig(max_wrods=3)  # type: ignore[call-arg]
     AdaFuseConfig(max_words="three")  # type: ignore[arg-type]
     AdaFuseConfig(stop=5)  # type: ignore[arg-type]
     AdaFuseConfig().override({"max_words": 2})  # ok
-    RuntimeConfig(max_requests=1, drafting=False, cache_bytes=None)  # ok
     RuntimeConfig(max_request=1)  # type: ignore[call-arg]
     TransformersMember(path="Qwen/Qwen3-8B", name="qwen", weight=2)  # ok
     TransformersMember(path="Qwen/Qwen3-8B", wieght=2)  # type: ignore[call-arg]
@@ -48,7 +46,6 @@ def options() -> None:
 def engines(path: Path, spec: MemberSpec, config: AdaFuseConfig) -> None:
     AdaFuseEngine.from_pretrained(PATHS, config=config, strategy="mixture")  # ok
     AdaFuseEngine.from_pretrained([*PATHS, spec], dtype="bfloat16")  # ok
-    AdaFuseEngine.from_pretrained(PATHS, max_words=3)  # type: ignore[call-arg]
     AdaFuseEngine(PATHS)  # type: ignore[arg-type]
 
 
@@ -61,11 +58,8 @@ def calls(engine: AdaFuseEngine) -> None:
     misspelled: DecodeOptions = {"max_wrods": 1}  # type: ignore[typeddict-unknown-key]
     engine.generate("x", max_wrods=3)  # type: ignore[call-arg]
     engine.generate("x", max_words="three")  # type: ignore[arg-type]
-    engine.generate(["x"])  # type: ignore[arg-type]
     events: list[StreamEvent] = list(engine.stream("x", max_new_tokens=5))  # ok
-    engine.stream("x", max_new_token=5)  # type: ignore[call-arg]
     many: list[Generation] = engine.generate_batch(["x", "y"], branching_factor=1)  # ok
-    engine.generate_batch(["x"], branching=1)  # type: ignore[call-arg]
     scored: tuple[ScoredText, ...] = engine.score("x", ["y"], weights=[1, 2], use=None).texts  # ok
     engine.score("x", ["y"], wieghts=[1, 2])  # type: ignore[call-arg]
 
@@ -75,7 +69,6 @@ async def asynchronous_calls(engine: AdaFuseEngine) -> None:
     await engine.agenerate("x", margin=0.5)  # type: ignore[call-arg]
     async for event in engine.astream("x", stop="y"):  # ok
         text: str = event.text  # ok
-    engine.astream("x", stops="y")  # type: ignore[call-arg]
 
 
 def langchain(engine: AdaFuseEngine, path: Path) -> None:
@@ -84,44 +77,34 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
         members=[*PATHS, TransformersMember(path="a"), {"path": "b"}], dtype="bfloat16"
     )  # ok
     lc.ChatAdaFuse(engine=engine, model="wren+heron", max_tokens=50, timeout=3.5)  # ok
-    lc.ChatAdaFuse(engine=engine, round_detail="summary", max_retries=2)  # ok
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # type: ignore[arg-type]
-    lc.ChatAdaFuse.from_embedded(max_word=1)  # type: ignore[call-arg]
     lc.ChatAdaFuse.from_config(path, max_word=1)  # type: ignore[call-arg]
     lc.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
-    lc.AdaFuseLLM.from_config(path, max_word=1)  # type: ignore[call-arg]
 
 
 async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
     message: AIMessage = chat.invoke("x")  # ok
     chat.invoke([HumanMessage("x")], max_words=1)  # ok
-    chat.stream("x", stop=["y"], anything=1)  # ok
     await chat.ainvoke("x", max_words=1, use="a")  # ok
-    chat.bind(max_words=1).invoke("x")  # ok
     chat.bind_tools([], tool_choice="any", anything=1)  # ok
     chat.with_structured_output({"type": "object"}, method="yaml")  # type: ignore[arg-type]
     chat.invoke(5)  # type: ignore[arg-type]
     text: str = llm.invoke("x", anything=1)  # ok
-    await llm.agenerate(["x"], ["stop"], max_words=1)  # ok
     llm.generate("x")  # type: ignore[arg-type]
-    chat.invoke("x", timeout=5)  # ok
 
 
 def llama_index(engine: AdaFuseEngine, path: Path) -> None:
-    li.AdaFuseLLM(PATHS)  # ok
     li.AdaFuseLLM(
         members=[*PATHS, TransformersMember(path="a"), {"path": "b"}], dtype="bfloat16"
     )  # ok
     li.AdaFuseLLM(engine=engine, use="a", max_tokens=5, stop=("x",), weights={"a": 1})  # ok
     li.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     li.AdaFuseLLM(engine)  # type: ignore[arg-type]
-    li.AdaFuseLLM.from_embedded(max_word=1)  # type: ignore[call-arg]
     li.AdaFuseLLM.from_config(path, max_word=1)  # type: ignore[call-arg]
 
 
 async def llama_index_calls(llm: li.AdaFuseLLM) -> None:
     text: str = llm.complete("x", anything=1).text  # ok
     llm.max_tokens = None  # ok
-    llm.chat([ChatMessage("x")], max_words=1, anything=1)  # ok
     await llm.astream_chat([ChatMessage("x")], anything=1)  # ok

@@ -6,6 +6,7 @@ Nothing here downloads a file.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -38,7 +39,8 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):
         return True
-    if _is_file(path):  # the files of Ollama have names without an ending
+    if os.path.isfile(path):  # noqa: PTH113  # unlike pathlib's, it takes a name of any length
+        # the files of Ollama have names without an ending
         return has_magic(path) or bool(ollama_files(path))
     folder = stored_folder(source, revision)
     if folder is None:
@@ -53,7 +55,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
 def stored_gguf(source: str, file: str | None = None, revision: str | None = None) -> Path | None:
     """Return the GGUF file of a member (`is_gguf`) if it is on this machine, otherwise None."""
     path = Path(source).expanduser()
-    if _is_file(path):
+    if os.path.isfile(path):  # noqa: PTH113
         return path if file is None else None
     folder = stored_folder(source, revision)
     if folder is None or not is_gguf(source, file, revision):
@@ -101,16 +103,17 @@ def ollama_files(path: Path) -> dict[str, Path]:
         path: the folder of the installation, or a file or folder in it. Otherwise the result is
             empty.
     """
-    folder = next(filter(_is_ollama, (path / "models", path, *path.parents)), None)
+    folders = (path / "models", path, *path.parents)
+    folder = next((each for each in folders if os.path.isdir(each / "manifests")), None)  # noqa: PTH112
     found: dict[str, Path] = {}
     for manifest in () if folder is None else sorted(folder.glob("manifests/*/*/*/*")):
         host, owner, name, tag = manifest.parts[-4:]
-        parts = (host.replace(OLLAMA_HOST, ""), owner.replace("library", ""), f"{name}:{tag}")
+        names = (host.replace(OLLAMA_HOST, ""), owner.replace("library", ""), f"{name}:{tag}")
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             for layer in json.loads(manifest.read_text(encoding="utf-8"))["layers"]:
                 if layer["mediaType"] == OLLAMA_MODEL:
                     blob = manifest.parents[4] / "blobs" / layer["digest"].replace(":", "-")
-                    found["/".join(filter(None, parts))] = blob
+                    found["/".join(filter(None, names))] = blob
     return found
 
 
@@ -158,20 +161,6 @@ def _is_whole(name: str) -> bool:
     lower = name.lower()
     is_model = "mmproj" not in lower and not lower.endswith(f"imatrix{SUFFIX}")
     return is_model and name == part_names(name)[0]
-
-
-def _is_ollama(folder: Path) -> bool:
-    try:
-        return (folder / "blobs").is_dir() and (folder / "manifests").is_dir()
-    except OSError:
-        return False
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # such as a name that is too long for the file system
-        return False
 
 
 def listed(names: Sequence[str]) -> str:

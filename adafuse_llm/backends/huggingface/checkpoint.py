@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment
-from adafuse_llm.backends.file_facts import window_in
 
 OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 """Settings that have an effect only if ``do_sample`` is true."""
@@ -71,15 +70,6 @@ def advice(settings: Mapping[str, Any]) -> str:
     if options.get("do_sample") and "temperature" not in options:
         passed.insert(0, "temperature=1.0")
     return f"To get the same, pass {', '.join(passed)}." if passed else "No option does the same."
-
-
-def context_window(config: Any) -> int | None:
-    """Return the maximum number of tokens in a sequence, prompt included; None for no limit.
-
-    Args:
-        config: the model's text configuration.
-    """
-    return window_in(lambda entry: getattr(config, entry, None))
 
 
 def rope_edge(config: Any) -> int | None:

@@ -42,7 +42,7 @@ class RequestState(RequestLogits):
     @property
     def unread(self) -> int:
         """Number of committed tokens that the form can read in pieces, and has not read."""
-        return self.form.unread if isinstance(self.form, TreeForm) else 0
+        return self.form.unread
 
     def follow(self) -> bool:
         """Drop the rows and logits of nodes that the tree has dropped."""

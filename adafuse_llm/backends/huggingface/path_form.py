@@ -28,6 +28,8 @@ class PathForm:
         tree: the request's tree.
     """
 
+    unread = 0  # it reads no prompt in pieces
+
     def __init__(self, decoder: Decoder, tree: TokenTree) -> None:
         self._decoder = decoder
         self._tree = tree

@@ -32,11 +32,6 @@ class Rows:
         self.count = 0
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    @property
-    def row_bytes(self) -> int:
-        """Size of one row in all layers together, in bytes."""
-        return bytes_per_token(self.tensors()).total()
-
     def tensors(self) -> list[torch.Tensor]:
         """Return the keys and values of all layers."""
         return [tensor for layer in self.layers.values() for tensor in layer]
@@ -75,6 +70,10 @@ class Rows:
         for tensor in self.tensors():
             rows = to_device(rows, tensor.device)  # one copy serves all layers of a device
             tensor[:, :, first : self.count] = tensor.index_select(2, rows)
+
+    def first(self, count: int) -> Rows:
+        """Return copies of the first rows."""
+        return self.copy(torch.arange(count))
 
     def copy(self, rows: torch.Tensor) -> Rows:
         """Return copies of the given rows, in this order."""
@@ -164,10 +163,9 @@ class TreeForm:
         self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
         self._lines: dict[Node, list[int]] = {}  # rows on the path to a node
 
-    @property
-    def trunk(self) -> torch.Tensor:
-        """Row indices of the first `committed` tokens, in order."""
-        return torch.from_numpy(np.flatnonzero(self._trunk))
+    def first(self, count: int) -> Rows:
+        """Return copies of the rows of the first tokens, in order."""
+        return self.rows.copy(torch.from_numpy(np.flatnonzero(self._trunk)[:count]))
 
     @property
     def unread(self) -> int:

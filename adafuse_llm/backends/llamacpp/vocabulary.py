@@ -13,14 +13,12 @@ from typing import Any
 
 from adafuse_llm.backends.gguf.header import chat_templates, read_entries, read_tokens
 from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
+from adafuse_llm.backends.text import MemberText
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
-from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.matchers import grammar_tokenizer
 
-SENTENCEPIECE, BPE, WORDPIECE, UNIGRAM = 1, 2, 3, 4
-KINDS = range(1, 7)
-"""The kinds of vocabularies that can encode text, as llama.cpp numbers them (the last two are those
-of RWKV and PLaMo-2)."""
+SENTENCEPIECE, BPE, UNIGRAM = 1, 2, 4
+"""The kinds of vocabularies that causal models with attention have, as llama.cpp numbers them."""
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1 << 0, 1 << 3, 1 << 4, 1 << 5
 """Attributes of tokens, as llama.cpp numbers them."""
@@ -60,7 +58,7 @@ class LlamaTokenizer:
     Attributes:
         keeps_settings: whether calls change the tokenizer; always False.
         name_or_path: path of the file.
-        kind: one of `KINDS`.
+        kind: kind of the vocabulary.
         pieces: the bytes of each token, by id.
         added_tokens_decoder: control tokens, and tokens that are found in a text before it is
             split into words, by id.
@@ -82,10 +80,10 @@ class LlamaTokenizer:
         self._vocabulary: int = self._library.llama_model_get_vocab(model.pointer)
         self.name_or_path = str(model.path)
         self.kind = int(self._library.llama_vocab_type(self._vocabulary))
-        if self.kind not in KINDS:
+        if self.kind not in (SENTENCEPIECE, BPE, UNIGRAM):
             raise UnsupportedModelError(
-                f"{self.name_or_path!r} has no vocabulary that llama.cpp can encode text with. "
-                "Pass a GGUF file with a vocabulary, or the transformers model."
+                f"{self.name_or_path!r} has no vocabulary with which llama.cpp can encode every "
+                "text. Pass another GGUF file, or the transformers model."
             )
         self._entries = read_entries(model.path)
         ids = range(model.vocabulary)
@@ -303,8 +301,8 @@ class LlamaTokenizer:
             room = -count
 
 
-class LlamaText:
-    """All that a member needs of the vocabulary of a GGUF file, as `HuggingFaceText`.
+class LlamaText(MemberText):
+    """The tokens of the vocabulary of a GGUF file.
 
     Args:
         model: the loaded file, which must stay open until `close`.
@@ -314,10 +312,8 @@ class LlamaText:
     """
 
     def __init__(self, model: Model) -> None:
-        self.tokenizer = LlamaTokenizer(model)
-        self.codec = TokenizerCodec(self.tokenizer)
-        self.end_ids = self.tokenizer.end_ids
-        self.follows_grammars = self.tokenizer.kind != WORDPIECE
+        super().__init__(LlamaTokenizer(model))
+        self.end_ids: frozenset[int] = self.tokenizer.end_ids
 
     @classmethod
     def from_file(cls, path: str | Path) -> LlamaText:
@@ -333,16 +329,11 @@ class LlamaText:
 
     @functools.cached_property
     def token_texts(self) -> Sequence[str]:
-        """The text of each token in the middle of a text, by token id."""
+        # as the codec's texts, in a tenth of the time
         return [piece.decode("utf-8", errors="replace") for piece in self.tokenizer.pieces]
 
     def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with the tokens, for `size` logits.
-
-        Raises:
-            ValueError: llguidance cannot read the tokens.
-        """
-        tokenizer = self.tokenizer
+        tokenizer: LlamaTokenizer = self.tokenizer
 
         def encode(text: bytes) -> list[int]:
             return tokenizer.encode(text.decode(), add_special_tokens=False)

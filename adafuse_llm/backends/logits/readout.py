@@ -6,7 +6,7 @@ Shapes: n nodes, v vocabulary, t likeliest tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -19,6 +19,7 @@ from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.logits.adjust import adjusted
 from adafuse_llm.backends.logits.draw import drawn, likeliest, signed
 from adafuse_llm.backends.logits.rows import RequestLogits, to_device
+from adafuse_llm.backends.text import MemberText
 from adafuse_llm.sampling import token_codes
 from adafuse_llm.tree import Next, Node, TokenTree
 
@@ -27,9 +28,8 @@ class TokenTable:
     """What results need to know about a member's tokens.
 
     Args:
+        text: the member's tokens.
         end_ids: ids of the end-of-sequence tokens.
-        texts: function that returns the text of each token (`Backend.token_texts`), which
-            can take seconds.
         size: number of tokens in a distribution.
         device: device of the tensors.
 
@@ -40,13 +40,13 @@ class TokenTable:
 
     def __init__(
         self,
+        text: MemberText,
         end_ids: Collection[int],
-        texts: Callable[[], Sequence[str]],
         size: int,
         device: torch.device | str = "cpu",
     ) -> None:
         self._end_ids = frozenset(end_ids)
-        self._texts = texts
+        self._text = text
         self._size = size
         self._device = device
         self.ends = torch.tensor(sorted(end_ids), device=device).long()
@@ -55,13 +55,13 @@ class TokenTable:
     def prepare_draws(self) -> None:
         """Compute the hashes of the tokens, unless they are known."""
         if not len(self.codes):
-            codes = token_codes(self._texts(), self._end_ids, self._size)
+            codes = token_codes(self._text.token_texts, self._end_ids, self._size)
             self.codes = signed(codes).to(self._device)
 
     @cached_property
     def word_ends(self) -> torch.Tensor:
         """Ids of the tokens that begin with whitespace or end the sequence."""
-        spaces = {at for at, text in enumerate(self._texts()) if text[:1].isspace()}
+        spaces = {at for at, text in enumerate(self._text.token_texts) if text[:1].isspace()}
         known = sorted(each for each in self._end_ids | spaces if each < self._size)
         return torch.tensor(known, device=self._device).long()
 

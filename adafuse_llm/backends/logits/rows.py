@@ -32,9 +32,10 @@ class RequestLogits:
         reused: number of prompt tokens that the backend does not process for this request.
 
     Attributes:
+        reused: as above, until `costs` has reported it.
         rows: for each evaluated node, its logits, [v], and the logarithm of their summed
             exponentials, [1].
-        passes: number of forward passes so far.
+        passes: number of forward passes that `costs` has not reported.
         tokens: number of tokens in these passes.
     """
 
@@ -45,7 +46,15 @@ class RequestLogits:
         self.passes = 0
         self.tokens = 0
         self._cuts = tree.cuts
-        self._reported = (0, 0, 0)
+
+    @property
+    def unread(self) -> int:
+        """Number of committed tokens that the member can read in pieces, and has not read."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Free what the request has cached outside this object."""
+        return
 
     def follow(self) -> bool:
         """Drop the logits of nodes that the tree has dropped. Return whether it dropped nodes."""
@@ -81,9 +90,9 @@ class RequestLogits:
 
     def costs(self) -> tuple[int, int, int]:
         """Return the numbers of passes, tokens and reused tokens since the last call."""
-        now = (self.passes, self.tokens, self.reused)
-        before, self._reported = self._reported, now
-        return now[0] - before[0], now[1] - before[1], now[2] - before[2]
+        costs = self.passes, self.tokens, self.reused
+        self.passes = self.tokens = self.reused = 0
+        return costs
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:

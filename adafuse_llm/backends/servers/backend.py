@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.servers.api import Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
+from adafuse_llm.backends.text import MemberText
 from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
 from adafuse_llm.tree import Next, Node, TokenTree
-
-if TYPE_CHECKING:
-    from adafuse_llm.backends.huggingface.text import HuggingFaceText
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +71,7 @@ class ServerBackend(Backend):
     def __init__(
         self,
         name: str,
-        text: LlamaText | HuggingFaceText,
+        text: MemberText,
         *,
         end_ids: frozenset[int],
         server: Connection,

@@ -1,218 +1,237 @@
-"""A call of a model: it opens the requests, and gives the steps of their responses."""
+"""A call of a model: it opens requests, and turns the events of their replies into chunks."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationChunk
+from langchain_core.tracers._streaming import _StreamingCallbackHandler
+from pydantic import BaseModel, Field
 
-from adafuse_llm import (
-    ContextWindowError,
-    Engine,
-    Generation,
-    InvalidOptionError,
-    Request,
-    RequestTimeoutError,
-    Round,
-    StreamEvent,
-)
-from adafuse_llm.adapters.enforcing import enforced
+from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
+from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply import ReplyReader
+from adafuse_llm.adapters.reply_form import ReplyForm, enforced
+from adafuse_llm.run import check_one_response
 from adafuse_llm.summary import Summary, record
 from adafuse_llm.text.matchers import is_available
-from langchain_adafuse._rounds import ROUNDS_KEY, RoundRecords
 
 if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
 
-TOKEN_KINDS = ("prompt_tokens", "completion_tokens", "total_tokens")
-ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
+ROUNDS_KEY = "adafuse_rounds"
+"""Key of the round records in messages and generations."""
+
+RoundDetail = Literal["none", "summary", "full"]
+RoundRecords = list[dict[str, Any]]
 
 
-class Step(NamedTuple):
-    """An event of a response.
+class Told(BaseModel):
+    """What a chunk has for callbacks.
 
     Attributes:
-        number: number of the response in the call.
-        event: the event.
-        rounds: the record of its round, for callbacks.
-        metadata: the metadata of the response, in the last event; otherwise empty.
+        rounds: the records of the rounds that wrote the chunk.
+        number: number of the response in its call.
+        generation: the whole response, in its last chunk.
     """
 
-    number: int
-    event: StreamEvent
-    rounds: RoundRecords
-    metadata: dict[str, Any]
+    rounds: RoundRecords = Field(default_factory=list)
+    number: int = 0
+    generation: Response | None = Field(default=None, exclude=True, repr=False)
 
 
-class Call:
+class ChatRoundChunk(Told, ChatGenerationChunk):
+    """A chunk of a chat model."""
+
+
+class RoundChunk(Told, GenerationChunk):
+    """A chunk of a text model."""
+
+
+C = TypeVar("C", bound=ChatRoundChunk | RoundChunk)
+Run = TypeVar("Run", CallbackManagerForLLMRun, AsyncCallbackManagerForLLMRun)
+
+
+class Reply(ABC, Generic[C]):
+    """One response of a call, as it grows.
+
+    Args:
+        call: the call.
+        number: number of the response in the call.
+    """
+
+    def __init__(self, call: Call[C], number: int) -> None:
+        self.call = call
+        self.number = number
+        self.chunks: list[C] = []
+
+    @abstractmethod
+    def read(self, event: StreamEvent) -> list[C]:
+        """Return the chunks of an event."""
+
+    @abstractmethod
+    def generation(self) -> Generation:
+        """Return the finished response."""
+
+    def records(self, event: StreamEvent) -> RoundRecords:
+        """Return the record of the event's round, with the numbers of its prompt and response."""
+        call = self.call
+        if event.round is None or call.model.round_detail == "none":
+            return []
+        prompt, response = divmod(self.number, call.config.n)
+        labels = {"prompt": prompt} if call.labels_prompts else {}
+        labels |= {"response": response} if call.config.n > 1 else {}
+        return [record(event.round) | labels]
+
+    def kept(self, records: RoundRecords) -> dict[str, RoundRecords]:
+        """Return records under their key in messages, if messages have them."""
+        is_full = records and self.call.model.round_detail == "full"
+        return {ROUNDS_KEY: records} if is_full else {}
+
+    def metadata(self, whole: Response) -> dict[str, Any]:
+        """Return the metadata of the whole response."""
+        call, reason = self.call, whole.finish_reason
+        usage, counts = usage_of(whole), whole.usage.model_dump()
+        seconds = [each.elapsed for each in whole.rounds]
+        durations = {  # in nanoseconds, with the names of Ollama's API
+            "load_duration": call.load_duration,
+            "prompt_eval_duration": round(sum(seconds[:1]) * 1e9),
+            "eval_duration": round(sum(seconds[1:]) * 1e9),
+        }
+        optional: dict[str, Any] = {"adafuse_closing": whole.closing or None, "seed": whole.seed}
+        if call.config.counted_logprobs is not None:
+            member = call.config.reported_member(call.model._ensemble.names)
+            optional["logprobs"] = openai_logprobs(whole.rounds, member)
+        if call.model.round_detail != "none":
+            optional["adafuse_summary"] = Summary.of(whole.rounds).model_dump(mode="json")
+        return {
+            **{key: value for key, value in optional.items() if value is not None},
+            "finish_reason": "stop" if reason == "stop_sequence" else reason,
+            "model_name": call.model_name,
+            "model_provider": "adafuse",
+            "strategy": whole.strategy,
+            "token_usage": {
+                "prompt_tokens": usage["input_tokens"],
+                "completion_tokens": usage["output_tokens"],
+                "total_tokens": usage["total_tokens"],
+            },
+            "usage_by_member": {
+                member: {kind: of_members[member] for kind, of_members in counts.items()}
+                for member in whole.usage.prompt_tokens
+            },
+            **durations,
+            "total_duration": sum(durations.values()),
+        }
+
+
+class Call(Generic[C]):
     """One call of a model. It begins when it is created.
 
     Args:
         model: the model, with the overrides of the call.
+        requests: the requests, without options.
+        reply: the class that reads the responses.
         form: the form of the replies; None for a text model, whose records of rounds have the
             number of their prompt.
-        streams: whether the steps are streamed.
-
-    Raises:
-        InvalidOptionError: several responses would be streamed.
     """
 
     def __init__(
-        self, model: EnsembleModel, form: ReplyForm | None = None, *, streams: bool = False
+        self,
+        model: EnsembleModel,
+        requests: Sequence[Request],
+        reply: type[Reply[C]],
+        form: ReplyForm | None = None,
     ) -> None:
-        if streams and model._config.n > 1:
-            raise InvalidOptionError(ONE_STREAM)
-        self.form = form or ReplyForm()
         self.model = model
-        self._numbers_prompts = form is None
-        self._cancel = threading.Event()
-        self._began = self._loaded = time.perf_counter_ns()
-        self._first: dict[int, int] = {}  # when each response had its first event
+        self.config = model._config
+        self.model_name = model.model_name
+        self.requests = requests
+        self.labels_prompts = form is None
+        self.load_duration = 0
+        self._form = form or ReplyForm()
+        self._began = time.perf_counter_ns()
+        self._replies = [reply(self, number) for number in range(len(requests) * self.config.n)]
 
-    def steps(self, requests: Sequence[Request]) -> Generator[Step, None, None]:
-        """Yield the steps of all responses. Load the members if needed."""
-        engine = self.model._loaded()
-        requests = self._prepared(engine, requests)
-        with self._limited(), closing(engine.open(requests)) as run:
-            for number, event in run:
-                yield self._step(number, event)
+    def reader(self) -> ReplyReader:
+        """Return a reader of one reply."""
+        return self._form.reader(as_text=False)
 
-    async def asteps(self, requests: Sequence[Request]) -> AsyncGenerator[Step, None]:
-        """Do the same as `steps`, without blocking the event loop."""
-        loaded = self.model._ensemble.is_loaded
-        load = self.model._loaded
-        engine = load() if loaded else await asyncio.to_thread(load)
-        if self.form.is_free:
-            requests = self._prepared(engine, requests)
-        else:  # compiling a new grammar takes time
-            requests = await asyncio.to_thread(self._prepared, engine, requests)
-        with self._limited(), closing(await engine.aopen(requests)) as run:
-            async for number, event in run:
-                yield self._step(number, event)
+    def chunks(
+        self, run: CallbackManagerForLLMRun | None, *, streams: bool = True
+    ) -> Generator[C, None, None]:
+        """Yield the chunks of all responses, and pass them to the callbacks.
 
-    def metadata(self, step: Step) -> dict[str, Any]:
-        """Return the metadata of one chunk, with the log-probabilities of its round."""
-        done = step.event.round
-        return {**step.metadata, **self.logprobs(() if done is None else (done,))}
+        Args:
+            run: LangChain's run of the call, if it has callbacks.
+            streams: whether the caller streams, which only one response can.
+        """
+        engine, requests = self._prepared()
+        with _langchains_errors(), closing(engine.open(requests)) as events:
+            if streams:
+                check_one_response(events)
+            for number, event in events:
+                for chunk in self._replies[number].read(event):
+                    if run is not None:
+                        run.on_llm_new_token("" if number else chunk.text, chunk=chunk)
+                    yield chunk
 
-    def kept(self, rounds: RoundRecords) -> dict[str, RoundRecords]:
-        """Return the rounds under their key in messages, if messages have them."""
-        return {ROUNDS_KEY: rounds} if rounds and self.model.round_detail == "full" else {}
+    async def achunks(
+        self, run: AsyncCallbackManagerForLLMRun | None, *, streams: bool = True
+    ) -> AsyncGenerator[C, None]:
+        """Do the same as `chunks`, without blocking the event loop."""
+        engine, requests = await asyncio.to_thread(self._prepared)
+        with _langchains_errors(), closing(await engine.aopen(requests)) as events:
+            if streams:
+                check_one_response(events)
+            async for number, event in events:
+                for chunk in self._replies[number].read(event):
+                    if run is not None:
+                        await run.on_llm_new_token("" if number else chunk.text, chunk=chunk)
+                    yield chunk
 
-    def logprobs(self, rounds: Sequence[Round]) -> dict[str, Any]:
-        """Return the metadata with the log-probabilities of rounds; empty without the option."""
-        if not rounds or self._config.counted_logprobs is None:
-            return {}
-        leader = self._config.reported_member(self._members)
-        return {"logprobs": openai_logprobs(rounds, leader)}
+    def generations(self, run: CallbackManagerForLLMRun | None) -> list[Any]:
+        """Return all responses."""
+        for _ in self.chunks(_for_whole(run), streams=False):
+            pass
+        return [reply.generation() for reply in self._replies]
 
-    def _prepared(self, engine: Engine, requests: Sequence[Request]) -> list[Request]:
-        """Return requests with the options of the call, once the members are loaded."""
-        self._loaded = time.perf_counter_ns()
-        model, options = self.model, self.model._engine_options
-        self._members = engine.members
-        self._config = engine.config.override(options)
-        if not self.form.is_free:
+    async def agenerations(self, run: AsyncCallbackManagerForLLMRun | None) -> list[Any]:
+        """Do the same as `generations`, without blocking the event loop."""
+        async for _ in self.achunks(_for_whole(run), streams=False):
+            pass
+        return [reply.generation() for reply in self._replies]
+
+    def _prepared(self) -> tuple[Engine, list[Request]]:
+        """Load the members, and return requests with the options of the call."""
+        model, options = self.model, self.model._options
+        engine = model._loaded()
+        self.load_duration = time.perf_counter_ns() - self._began
+        if not self._form.is_free:  # compiling a new grammar takes time
             enforce = model.enforce if model.enforce is True or is_available() else False
-            options, problem = enforced(engine, self.form, options, enforce)
+            options, problem = enforced(engine, self._form, options, enforce)
             if problem:
                 model._warn_once(
                     f"the form of replies is only described to the members, not enforced: {problem}"
                 )
-        return [
-            Request(
-                prompt=each.prompt, messages=each.messages, options=options, cancel=self._cancel
-            )
-            for each in requests
+        return engine, [
+            replace(each, options=options, timeout=model.timeout) for each in self.requests
         ]
 
-    def _step(self, number: int, event: StreamEvent) -> Step:
-        """Return a step. Time that a consumer of the steps takes does not count as a duration.
 
-        Raises:
-            RequestTimeoutError: the call took too long.
-        """
-        first = self._first.setdefault(number, time.perf_counter_ns())
-        rounds = []
-        if event.round is not None and self.model.round_detail != "none":
-            prompt, response = divmod(number, self._config.n)
-            labels = {"prompt": prompt} if self._numbers_prompts else {}
-            labels |= {"response": response} if self._config.n > 1 else {}
-            rounds = [record(event.round) | labels]
-        if event.generation is None:
-            return Step(number, event, rounds, {})
-        if event.generation.finish_reason == "cancelled":
-            raise RequestTimeoutError(
-                "the call was stopped, because it took longer than "
-                f"timeout={self.model.timeout} seconds"
-            )
-        later = event.generation.rounds[1:]
-        durations = {  # with the names and the unit of Ollama's API
-            "load_duration": self._loaded - self._began,
-            "prompt_eval_duration": first - self._loaded,
-            "eval_duration": round(sum(each.elapsed for each in later) * 1e9),
-        }
-        metadata = {
-            **self._metadata_of(event.generation),
-            "total_duration": sum(durations.values()),
-            **durations,
-        }
-        return Step(number, event, rounds, metadata)
-
-    def _metadata_of(self, generation: Generation) -> dict[str, Any]:
-        """Return the metadata of a response, without log-probabilities and durations."""
-        reason, usage = generation.finish_reason, generation.usage.model_dump()
-        optional: dict[str, Any] = {
-            "adafuse_closing": generation.closing or None,
-            "seed": generation.seed,
-        }
-        if self.model.round_detail != "none":
-            summary = Summary.of(generation.rounds)
-            optional["adafuse_summary"] = summary.model_dump(mode="json")
-        return {
-            **{key: value for key, value in optional.items() if value is not None},
-            "finish_reason": "stop" if reason == "stop_sequence" else reason,
-            "model_name": self.model.model_name,
-            "model_provider": "adafuse",
-            "strategy": generation.strategy,
-            "token_usage": token_usage([usage_of(generation)]),
-            "usage_by_member": {
-                member: {kind: counts[member] for kind, counts in usage.items()}
-                for member in generation.usage.prompt_tokens
-            },
-        }
-
-    @contextmanager
-    def _limited(self) -> Iterator[None]:
-        """Cancel the requests when the time of the call is over, and when it ends.
-
-        Raises:
-            ContextOverflowError: the prompt does not fit a member's context window.
-        """
-        timer = threading.Timer(self.model.timeout or 0, self._cancel.set)
-        timer.daemon = True
-        if self.model.timeout is not None:
-            timer.start()
-        try:
-            yield
-        except ContextWindowError as error:
-            raise ContextOverflowError(str(error)) from error
-        finally:
-            timer.cancel()
-            self._cancel.set()
-
-
-def usage_of(generation: Generation) -> UsageMetadata:
+def usage_of(whole: Response) -> UsageMetadata:
     """Return the token counts of the first active member, in LangChain's form."""
-    usage = generation.usage
+    usage = whole.usage
     first = next(iter(usage.prompt_tokens))
     prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
     return UsageMetadata(
@@ -223,25 +242,25 @@ def usage_of(generation: Generation) -> UsageMetadata:
     )
 
 
-def token_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the tokens of all responses to one prompt, in OpenAI's form. The prompt counts once.
+def _for_whole(run: Run | None) -> Run | None:
+    """Return a run for the chunks of a call that does not stream.
 
-    Args:
-        usages: the token counts of each response, in LangChain's form.
+    It omits the handlers that pass chunks on to a user. LangChain streams for these, unless the
+    user turned that off or asked for several responses.
     """
-    prompt = usages[0].get("input_tokens", 0) if usages else 0
-    completion = sum(usage.get("output_tokens", 0) for usage in usages)
-    counts = (prompt, completion, prompt + completion)
-    return dict(zip(TOKEN_KINDS, counts, strict=True))
+    if run is None:
+        return None
+    run = copy(run)
+    run.handlers = [
+        each for each in run.handlers if not isinstance(each, _StreamingCallbackHandler)
+    ]
+    return run
 
 
-def output_of(model_name: str, usages: Iterable[Mapping[str, int]]) -> dict[str, Any]:
-    """Return LangChain's ``llm_output``: the model's name and the total of token counts.
-
-    Args:
-        model_name: the name.
-        usages: the token counts of each prompt, in OpenAI's form.
-    """
-    usages = list(usages)
-    total = {kind: sum(usage[kind] for usage in usages) for kind in TOKEN_KINDS}
-    return {"model_name": model_name, "token_usage": total}
+@contextmanager
+def _langchains_errors() -> Iterator[None]:
+    """Raise LangChain's error for a prompt that does not fit a member's context window."""
+    try:
+        yield
+    except ContextWindowError as error:
+        raise ContextOverflowError(str(error)) from error

@@ -7,14 +7,12 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.serializable import Serializable
 from pydantic import (
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
     create_model,
@@ -23,15 +21,13 @@ from pydantic import (
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
-from adafuse_llm.adapters.enforcing import Enforce
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.option_fields import OptionFields
-from adafuse_llm.adapters.options import ALIASES, check_option_names
+from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
+from adafuse_llm.adapters.reply_form import Enforce
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.registry import AUTO
-from langchain_adafuse._calls import ONE_STREAM
-from langchain_adafuse._rounds import RoundDetail
+from langchain_adafuse._calls import RoundDetail
 
 if TYPE_CHECKING:
     import torch
@@ -46,12 +42,15 @@ if TYPE_CHECKING:
 else:  # checked when the ensemble is created
     Members = Any
 
-OPTIONS = tuple(name for name in AdaFuseConfig.model_fields if name != "use")
+OPTIONS = tuple(AdaFuseConfig.model_fields)
 LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "strategy")
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
-ACCEPTED = ("api_key", "stream")
+NAMES = {**ALIASES, "model": "use"}
+"""Other names of fields."""
+
+IGNORED = ("api_key", "max_retries", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
 
 
@@ -95,8 +94,9 @@ class ModelFields(DecodeOptions, total=False):
 class EnsembleModel(OptionFields, Serializable):
     """The base class of `AdaFuseLLM` and `ChatAdaFuse`. Creating a model loads nothing.
 
-    If a decoding option is None, the engine's value applies (see `AdaFuseConfig`). Every call can
-    override the decoding options, `model`, `timeout` and `round_detail`.
+    If a decoding option is None, the engine's value applies (see `AdaFuseConfig`). `model` is
+    another name of `use`; it can be a text in which ``+`` joins the names of members. Every call
+    can override the decoding options, `timeout` and `round_detail`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -121,23 +121,16 @@ class EnsembleModel(OptionFields, Serializable):
     """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
     differ only in it share their weights. With `engine`, the engine has the strategy."""
 
-    model: str | list[str] | None = None
-    """LangChain's name for `use`. A string can contain several names, joined by ``+``."""
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
     """Time limit of a call in seconds, excluding loading. A longer call raises
     `RequestTimeoutError`."""
-    max_retries: int | None = None
-    """Has no effect: a failed call is not repeated. LangChain's `with_retry` repeats calls, such as
-    those that a server refuses because it is busy."""
     streaming: bool | None = None
     round_detail: RoundDetail = "summary"
     """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (rounds
     backed and decided, agreement, margins), ``"full"`` to add a record of each round, or
     ``"none"``. Callbacks receive full records, except with ``"none"``."""
 
-    _per_call: ClassVar[tuple[str, ...]] = (
-        *("use", "model", "timeout", "max_retries", "round_detail"),
-    )
+    _per_call: ClassVar[tuple[str, ...]] = ("timeout", "round_detail")
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
 
     def __init__(self, **fields: Unpack[ModelFields]) -> None:
@@ -145,16 +138,17 @@ class EnsembleModel(OptionFields, Serializable):
         try:
             super().__init__(**given)
         except ValidationError as error:
-            raise _one_error(error, type(self)) from None
+            cause = error.errors()[0].get("ctx", {}).get("error")
+            if isinstance(cause, InvalidInputError):
+                raise cause from None
+            raise InvalidOptionError(explain(error, tuple(type(self).model_fields))) from None
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _check_names(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _check_keywords(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
-            return handler(given)
-        checked = check_option_names(given, extra=(*cls.model_fields, *ACCEPTED))
-        checked = {name: value for name, value in checked.items() if name not in ACCEPTED}
-        checked = _with_plain_schema(checked)
+            return given
+        checked = _checked(given, extra=cls.model_fields)
         check_engine(checked.get("engine"))
         members = checked.get("members")
         if isinstance(members, Iterator):
@@ -162,28 +156,22 @@ class EnsembleModel(OptionFields, Serializable):
         elif members is None and checked.get("engine") is None:
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
             checked["members"] = [path.strip() for path in paths if path.strip()] or None
-        return handler(checked)
+        return checked
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if (self.engine is None) == (self.members is None):
-            if self.engine is None and (given := self.use or self.model):
-                paths = [given] if isinstance(given, str) else given
-                raise InvalidInputError(
-                    f"model={given!r} selects from the loaded members, but no members are given. "
-                    f"To load models, pass members={paths!r}, with the folder or hub id of each"
-                )
             raise InvalidInputError(
-                "pass either members=[...] (folders or hub ids) or engine=...; "
-                f"{type(self).__name__}.from_embedded() uses the small models that ship with "
-                "adafuse-llm"
+                "pass either members=[...] (folders or hub ids to load) or engine=...; model= and "
+                f"use= only select among loaded members. {type(self).__name__}.from_embedded() "
+                "uses the small models that ship with adafuse-llm"
             )
         if self.engine is not None and self.strategy != AUTO:
             raise InvalidOptionError(
                 "engine= and strategy= cannot be combined. Pass "
                 f"engine=engine.with_strategy({self.strategy!r})"
             )
-        self._check_options()
+        _ = self._names  # checks the options
         return self
 
     @classmethod
@@ -222,42 +210,41 @@ class EnsembleModel(OptionFields, Serializable):
         """Names of the active members, joined by ``+``."""
         return "+".join(self._names)
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        chosen = self._chosen
-        if chosen is None and self.engine is not None:
-            chosen = self.engine.config.use
-        names = self._ensemble.names
-        return tuple(name for name in names if chosen is None or name in chosen)
+    def get_token_ids(self, text: str) -> list[int]:
+        """Encode a text with the first active member's tokenizer. This loads the members."""
+        return self._first_tokens(prompt=text)
+
+    # Names and copies -------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(ALIASES.get(name, name), value)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        return super().model_copy(update=_named_as_fields(update or {}), deep=deep)
+        super().__setattr__(NAMES.get(name, name), value)
 
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
         def __getattr__(self, name: str) -> Any:
             """Return the value of a field under another name."""
-            return getattr(self, ALIASES[name]) if name in ALIASES else super().__getattr__(name)
+            return getattr(self, NAMES[name]) if name in NAMES else super().__getattr__(name)
 
         def configurable_fields(self, **kwargs: Any) -> Any:
-            return super().configurable_fields(**_named_as_fields(kwargs))
+            fields = {NAMES.get(name, name): each for name, each in kwargs.items()}
+            return super().configurable_fields(**fields)
 
         def bind(self, **kwargs: Any) -> Any:
             """Return the model with other options, to which the other keywords are bound.
 
             LangChain's binding would lose options that are bound before `bind_tools`.
             """
-            options = self._options_in(kwargs)
-            model = self._for_call(None, options) if options else self
-            others = {name: each for name, each in kwargs.items() if name not in options}
+            known = {*OPTIONS, *NAMES, *self._per_call}
+            options = {name: each for name, each in kwargs.items() if name in known}
+            others = {name: each for name, each in kwargs.items() if name not in known}
+            model = self._for_call(None, options)
             return super(EnsembleModel, model).bind(**others) if others else model
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Encode a text with the first active member's tokenizer. This loads the members."""
-        return self._first_tokens(prompt=text)
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copy the model. If the model has an `engine`, the copy uses the same one."""
+        memo = {} if memo is None else memo
+        memo[id(self.engine)] = self.engine
+        return super().__deepcopy__(memo)
 
     # Serialization ----------------------------------------------------------------------------
 
@@ -287,12 +274,6 @@ class EnsembleModel(OptionFields, Serializable):
             "round_detail": self.round_detail,
         }
 
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Copy the model. If the model has an `engine`, the copy uses the same one."""
-        memo = {} if memo is None else memo
-        memo[id(self.engine)] = self.engine
-        return super().__deepcopy__(memo)
-
     # A call -----------------------------------------------------------------------------------
 
     @cached_property
@@ -306,58 +287,26 @@ class EnsembleModel(OptionFields, Serializable):
         )
 
     @property
-    def _chosen(self) -> tuple[str, ...] | None:
-        chosen = self.model if self.use is None else self.use
-        if isinstance(chosen, str):
-            is_name = chosen in self._ensemble.names
-            return (chosen,) if is_name else tuple(chosen.split("+"))
-        return None if chosen is None else tuple(chosen)
-
-    def _check_options(self) -> None:
-        """Check the fields that a call can override.
-
-        Raises:
-            InvalidOptionError: a value cannot be used.
-        """
-        self._check_choice()
-        config = self._config
-        if config.n > 1 and self.streaming:
-            raise InvalidOptionError(ONE_STREAM)
-        config.check_n()
-
-    def _check_choice(self) -> None:
-        """Check that `use` and `model` name members.
-
-        Raises:
-            InvalidOptionError: a name is unknown, or `use` and `model` differ.
-        """
-        if self.use is not None and self.model is not None and self.use != self.model:
-            raise InvalidOptionError(
-                f"use={self.use!r} and model={self.model!r} are the same option; pass only one"
-            )
-        known = self._ensemble.names
-        option = "model" if self.use is None else "use"
-        for name in self._chosen or ():
-            if name not in known:
-                raise InvalidOptionError(
-                    f"{option}={getattr(self, option)!r}: there is no member {name!r}."
-                    f"{nearest(name, known)} {option}= selects from the loaded members "
-                    f"({', '.join(known)}). To load a model, add its folder or hub id to members=."
-                )
-
-    @property
     def _options(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in OPTIONS}
         return {name: value for name, value in options.items() if value is not None}
 
-    def _options_in(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keywords that are options of a call."""
-        names = {*OPTIONS, *ALIASES, *self._per_call}
-        return {name: value for name, value in keywords.items() if name in names}
+    @property
+    def _config(self) -> AdaFuseConfig:
+        """The decoding options of a call, with the values of a given engine."""
+        config = AdaFuseConfig() if self.engine is None else self.engine.config
+        return config.override(self._options)
 
     @property
-    def _stops(self) -> list[str] | None:
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+    def _names(self) -> tuple[str, ...]:
+        """The active members.
+
+        Raises:
+            InvalidOptionError: options do not match the members or each other.
+        """
+        config = self._config
+        config.check_n()
+        return tuple(config.member_weights(self._ensemble.names))
 
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
         """Return a copy of the model with the overrides of a call.
@@ -365,21 +314,15 @@ class EnsembleModel(OptionFields, Serializable):
         Raises:
             InvalidOptionError: a keyword is unknown, or its value cannot be used.
         """
-        overrides = {name: value for name, value in overrides.items() if value is not None}
-        update = check_option_names(overrides, extra=(*self._per_call, *ACCEPTED))
-        update = {name: value for name, value in update.items() if name not in ACCEPTED}
+        given = {name: value for name, value in overrides.items() if value is not None}
         if stop is not None:
-            update["stop"] = [stop] if isinstance(stop, str) else list(stop)
-        update = _with_plain_schema(update)
+            given["stop"] = stop
+        update = _checked(given, extra=self._per_call)
         if any(name in update for name in CONSTRAINTS):  # the call's value replaces all four
             update = {**dict.fromkeys(CONSTRAINTS), **update}
-        if "use" in update or "model" in update:  # the call's value replaces both
-            update = {"use": None, "model": None, **update}
         own = {name: update[name] for name in self._per_call if name in update}
         update |= self._checked_fields()(**own).model_dump(exclude_unset=True)
-        copy = self.model_copy(update=update)
-        copy._check_options()
-        return copy
+        return self.model_copy(update=update)
 
     @classmethod
     @cache
@@ -405,44 +348,21 @@ class EnsembleModel(OptionFields, Serializable):
         first = self._names[0]
         return self._loaded().encode_prompt(use=first, weights=None, **given)[first]
 
-    @property
-    def _engine_options(self) -> dict[str, Any]:
-        """The decoding options, including the active members."""
-        chosen = {} if self._chosen is None else {"use": self._chosen}
-        return {**self._options, **chosen}
 
-    @property
-    def _config(self) -> AdaFuseConfig:
-        """The decoding options of a call, with the values of a given engine."""
-        config = AdaFuseConfig() if self.engine is None else self.engine.config
-        return config.override(self._engine_options)
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        """Return what LangSmith shows of a call. The keywords of the call are not validated."""
-        given = self._options_in(kwargs)
-        model = self.model_copy(update={k: v for k, v in given.items() if v is not None})
-        base = cast("Any", super(EnsembleModel, model))
-        return cast("LangSmithParams", base._get_ls_params(model._stops if stop is None else stop))
-
-
-def _with_plain_schema(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace the option `json_schema` by a dict, if it is set.
+def _checked(given: Mapping[str, Any], extra: Iterable[str]) -> dict[str, Any]:
+    """Return keywords under the names of fields, with checked options of decoding.
 
     Raises:
-        InvalidOptionError: it is no JSON schema.
+        InvalidOptionError: a keyword is unknown, or an option cannot be used.
     """
-    if (schema := options.get("json_schema")) is None:
-        return options
-    return {**options, "json_schema": AdaFuseConfig(json_schema=schema).json_schema}
-
-
-def _named_as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {ALIASES.get(name, name): value for name, value in values.items()}
-
-
-def _one_error(error: ValidationError, kind: type[EnsembleModel]) -> InvalidInputError:
-    """Return the error of this package for the first problem that pydantic found."""
-    cause = error.errors()[0].get("ctx", {}).get("error")
-    if isinstance(cause, InvalidInputError):
-        return cause
-    return InvalidOptionError(explain(error, tuple(kind.model_fields)))
+    given = {name: value for name, value in given.items() if name not in IGNORED}
+    if (model := given.pop("model", None)) is not None:
+        use = model.split("+") if isinstance(model, str) else model
+        if given.setdefault("use", use) not in (use, model):
+            raise InvalidOptionError(
+                f"use={given['use']!r} and model={model!r} are the same option; pass only one"
+            )
+    checked = check_option_names(given, extra=extra)
+    options = {name: checked[name] for name in OPTIONS if checked.get(name) is not None}
+    config = AdaFuseConfig(**options)
+    return checked | {name: getattr(config, name) for name in options}

@@ -15,7 +15,7 @@ from langchain_core.tracers.context import register_configure_hook
 from adafuse_llm import Generation, InvalidInputError, MissingDependencyError
 from adafuse_llm.errors import install_command
 from adafuse_llm.summary import Summary
-from langchain_adafuse._rounds import Told
+from langchain_adafuse._calls import Told
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 import json
+import logging
+import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
     CallbackManagerForLLMRun,
 )
+from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
+from langchain_core.output_parsers import (
+    JsonOutputKeyToolsParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+    PydanticToolsParser,
+)
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import (
+    Runnable,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableMap,
+    RunnablePassthrough,
+)
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import PrivateAttr, StrictBool
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
-from adafuse_llm import Engine, Request
+from adafuse_llm import Engine, Request, StreamEvent
 from adafuse_llm.adapters.conversation import to_conversation
+from adafuse_llm.adapters.reply import CUT, InvalidToolCall, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
-from adafuse_llm.errors import InvalidOptionError
-from langchain_adafuse._calls import Call, output_of
-from langchain_adafuse._messages import (
-    ToolLike,
-    omitted_blocks,
-    to_openai_tool,
-    to_tools,
-    to_turns,
-)
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.text.conversation import CALL_OPENS
+from langchain_adafuse._calls import Call, ChatRoundChunk, Reply, usage_of
+from langchain_adafuse._messages import ToolLike, to_openai_tool, to_tools, to_turns
 from langchain_adafuse._model import EnsembleModel, ModelFields
-from langchain_adafuse._replies import Replies
-from langchain_adafuse._rounds import for_whole
-from langchain_adafuse._structured import Method, Schema, structured_output
 
-PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
+logger = logging.getLogger(__name__)
+
+FORM_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
 """Keywords of a call that describe the reply; all others are options."""
+
+WARNINGS_KEY = "adafuse_warnings"
+"""Key in the ``response_metadata``, with what is wrong with a reply and its calls."""
+
+Schema = dict[str, Any] | type
+"""A pydantic class, a TypedDict, or a dict with a JSON schema."""
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
@@ -51,10 +72,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     Creating a model loads nothing. The first call, or `warmup`, loads the members. Each member
     reads the messages in the format of its own chat template. A stream has one chunk per committed
-    span. ``response_metadata["adafuse_summary"]`` summarizes the rounds. With
-    ``round_detail="full"``, ``additional_kwargs["adafuse_rounds"]`` has a record of each round.
-    Token counts are those of the first active member; ``response_metadata["usage_by_member"]`` has
-    the token counts and forward passes of each member.
+    span, and at its end one with the metadata. ``response_metadata["adafuse_summary"]`` summarizes
+    the rounds. With ``round_detail="full"``, ``additional_kwargs["adafuse_rounds"]`` has a record
+    of each round. Token counts are those of the first active member;
+    ``response_metadata["usage_by_member"]`` has the token counts and forward passes of each member.
 
     Reasoning between ``<think>`` and ``</think>`` is moved to
     ``additional_kwargs["reasoning_content"]``, also if the chat template writes the opening marker.
@@ -64,7 +85,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     ``adafuse-llm[grammar]``, they also constrain decoding: the members call only tools that exist,
     with arguments that fit, and structured output fits its schema. Without the extra, the model
     parses and checks each reply afterwards (see `enforce`). A reply that consists of the JSON of
-    valid calls becomes calls. If a reply looks like a call and is none,
+    valid calls becomes calls. If a call is not valid, or a reply looks like one and is none,
     ``response_metadata["adafuse_warnings"]`` gives the reason.
 
     In assistant messages of other providers and in results of tools, members read text and JSON.
@@ -88,8 +109,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     constrains decoding. Every call can override this field."""
 
     _per_call = (*EnsembleModel._per_call, "enforce")
-    _described: set[tuple[str, ...]] = PrivateAttr(default_factory=set)
-    """Groups of active members that were loaded before. The copies for calls share it."""
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
 
     @property
@@ -102,7 +121,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         tools: Sequence[ToolLike] | None = None,
     ) -> int:
         """Count the tokens of the whole prompt in the first active member's chat template."""
-        prompt = to_conversation(to_turns(messages), tools=to_tools(tools or ()))
+        turns, _ = to_turns(messages)
+        prompt = to_conversation(turns, tools=to_tools(tools or ()))
         return len(self._first_tokens(messages=prompt))
 
     # Tools and schemas ------------------------------------------------------------------------
@@ -138,7 +158,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         self,
         schema: Schema | None = None,
         *,
-        method: Method = "json_schema",
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
         include_raw: bool = False,
         strict: bool | None = None,
         **kwargs: Any,
@@ -164,12 +184,48 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             **kwargs: passed to every call.
 
         Raises:
-            InvalidInputError: `schema` is missing.
+            InvalidInputError: `schema` is missing, or `method` is unknown.
             OutputParserException: the reply is cut off or does not fit the schema, and
                 `include_raw` is False.
         """
-        return structured_output(
-            self, schema, method=method, include_raw=include_raw, strict=strict, **kwargs
+        if method not in ("json_schema", "function_calling", "json_mode"):
+            raise InvalidOptionError(
+                f"method must be json_schema, function_calling or json_mode; got {method!r}"
+            )
+        if schema is None and method != "json_mode":
+            raise InvalidInputError(f"method={method!r} needs a schema; got None")
+        schema = {"type": "object"} if schema is None else schema
+        tool = to_openai_tool(_unwrapped(schema), strict=strict)
+        name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
+        told = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
+        is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+        pydantic_class: Any = schema if is_class else None
+        parser: Runnable[Any, Any]
+        if method == "function_calling":
+            bound = self.bind_tools(
+                [tool], tool_choice=name, ls_structured_output_format=told, **kwargs
+            )
+            parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+            if pydantic_class:
+                parser = PydanticToolsParser(tools=[pydantic_class], first_tool_only=True)
+            parser = RunnableLambda(partial(_called, name=name)) | parser
+        else:
+            form: dict[str, Any] = {"type": "json_object"}
+            if method == "json_schema":
+                form = {"type": "json_schema", "json_schema": {"name": name, "schema": json_schema}}
+            bound = self.bind(response_format=form, ls_structured_output_format=told, **kwargs)
+            parser = JsonOutputParser()
+            if pydantic_class:
+                parser = PydanticOutputParser(pydantic_object=pydantic_class)
+            parser = RunnableGenerator(_whole, _awhole) | parser
+        if not include_raw:
+            return bound | parser
+        parsed = RunnablePassthrough.assign(
+            parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+        )
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=bound) | parsed.with_fallbacks(
+            [failed], exception_key="parsing_error"
         )
 
     # Decoding ---------------------------------------------------------------------------------
@@ -181,14 +237,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._call(messages, stop, kwargs)
-        replies, run = Replies(call), for_whole(run_manager)
-        with closing(call.steps([request])) as steps:
-            for step in steps:
-                for chunk in replies.chunks(step):
-                    if run:
-                        run.on_llm_new_token("" if step.number else chunk.text, chunk=chunk)
-        return replies.result()
+        call = self._call(messages, stop, kwargs)
+        return ChatResult(generations=call.generations(run_manager))
 
     async def _agenerate(
         self,
@@ -197,14 +247,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._call(messages, stop, kwargs)
-        replies, run = Replies(call), for_whole(run_manager)
-        async with aclosing(call.asteps([request])) as steps:
-            async for step in steps:
-                for chunk in replies.chunks(step):
-                    if run:
-                        await run.on_llm_new_token("" if step.number else chunk.text, chunk=chunk)
-        return replies.result()
+        call = self._call(messages, stop, kwargs)
+        return ChatResult(generations=await call.agenerations(run_manager))
 
     def _stream(
         self,
@@ -212,56 +256,29 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        call, request = self._call(messages, stop, kwargs, streams=True)
-        replies = Replies(call, is_merged=run_manager is None)
-        with closing(call.steps([request])) as steps:
-            for step in steps:
-                for chunk in replies.chunks(step):
-                    if run_manager:
-                        run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
+    ) -> Iterator[ChatRoundChunk]:
+        return self._call(messages, stop, kwargs).chunks(run_manager)
 
-    async def _astream(
+    def _astream(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        call, request = self._call(messages, stop, kwargs, streams=True)
-        replies = Replies(call, is_merged=run_manager is None)
-        async with aclosing(call.asteps([request])) as steps:
-            async for step in steps:
-                for chunk in replies.chunks(step):
-                    if run_manager:
-                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
+    ) -> AsyncIterator[ChatRoundChunk]:
+        return self._call(messages, stop, kwargs).achunks(run_manager)
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
         """Never stream several responses to handlers. `stream` itself passes ``stream=True``."""
-        if super()._streaming_disabled(**kwargs):
-            return True
-        return (
-            not kwargs.get("stream") and self._for_call(None, _without_form(kwargs))._config.n > 1
-        )
+        is_plural = not kwargs.get("stream") and kwargs.get("n", self._config.n) not in (None, 1)
+        return is_plural or super()._streaming_disabled(**kwargs)
 
     def _call(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        keywords: Mapping[str, Any],
-        *,
-        streams: bool = False,
-    ) -> tuple[Call, Request]:
-        """Begin a call of the model with overrides, and return its request."""
-        model = self._for_call(stop, _without_form(keywords))
-        if blocks := omitted_blocks(messages):
-            self._warn_once(
-                "the messages contain blocks that are not text, which members do not read: "
-                f"{', '.join(blocks)}"
-            )
-        form = _form_of(keywords)
+        self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
+    ) -> Call[ChatRoundChunk]:
+        """Begin a call of the model with overrides."""
+        options = {name: each for name, each in keywords.items() if name not in FORM_KEYWORDS}
+        model, form = self._for_call(stop, options), _form_of(keywords)
         given = [name for name in CONSTRAINTS if getattr(model, name) is not None]
         if given and (form.calls_tools or form.schema is not None):
             raise InvalidOptionError(
@@ -269,18 +286,25 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
                 f"{'tools' if form.calls_tools else 'response_format'}, because both determine the "
                 "form of the reply; pass only one of them"
             )
+        turns, omitted = to_turns(messages)
+        if omitted:
+            self._warn_once(
+                "the messages contain blocks that are not text, which members do not read: "
+                f"{', '.join(sorted(omitted))}"
+            )
         prompt = to_conversation(
-            to_turns(messages),
-            tools=form.tools,
-            tool_choice=form.choice,
-            instructions=form.instructions,
+            turns, tools=form.tools, tool_choice=form.choice, instructions=form.instructions
         )
-        return Call(model, form, streams=streams), Request(messages=prompt)
+        return Call(model, [Request(messages=prompt)], ChatReply, form)
 
-    def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
-        outputs = [output for output in llm_outputs if output]
-        name = outputs[0]["model_name"] if outputs else self.model_name
-        return output_of(name, [output["token_usage"] for output in outputs])
+    def _loaded(self) -> Engine:
+        engine, names = super()._loaded(), self._names
+        if self._ensemble.is_chat_model(names) is False:  # the engine warns of mixtures
+            self._warn_once(
+                f"members without a chat template: {', '.join(names)}. They read messages as plain "
+                "text, in which each message begins with 'User:' or 'Assistant:'"
+            )
+        return engine
 
     # LangChain's cache key and model profile ---------------------------------------------------
 
@@ -289,10 +313,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return {**super()._identifying_params, "enforce": self.enforce}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """Return the cache key: the ensemble, all options, and keywords that change the prompt."""
-        in_prompt = {key: kwargs.pop(key) for key in PROMPT_KEYWORDS if key in kwargs}
-        key = [self._for_call(stop, kwargs).asdict(), in_prompt]
-        return json.dumps(key, sort_keys=True, default=str)
+        """Return the cache key: the ensemble, all options, and the keywords of the call."""
+        return json.dumps([self.asdict(), stop, kwargs], sort_keys=True, default=str)
 
     def _resolve_model_profile(self) -> ModelProfile:
         """Return the model's capabilities.
@@ -300,51 +322,105 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         The profile claims tool calls if a member has a chat template, and structured output and a
         forced tool choice if they can be enforced. The context window is the smallest of the active
         members, from their ``config.json``. If one of these files is not on this machine or has no
-        window, the profile includes the window once the members are loaded.
+        window, `warmup` adds the window.
         """
         self._has_own_profile = True
-        window = self._ensemble.context_window(self._names)
+        ensemble, names = self._ensemble, self._names
+        is_chat = ensemble.is_chat_model(names) is not False
+        enforces = bool(self.enforce) and ensemble.can_enforce()
+        window = ensemble.context_window(names)
         profile = ModelProfile(
             text_inputs=True,
             text_outputs=True,
             image_inputs=False,
-            image_url_inputs=False,
-            audio_inputs=False,
-            video_inputs=False,
-            pdf_inputs=False,
             reasoning_output=True,
-            tool_call_streaming=False,
             temperature=True,
-            **self._abilities(),
+            tool_calling=is_chat,
+            tool_call_streaming=False,
+            tool_choice=is_chat and enforces,
+            structured_output=enforces,
         )
         return profile if window is None else {**profile, "max_input_tokens": window}
 
-    def _loaded(self) -> Engine:
-        engine, names = super()._loaded(), self._names
-        if names in self._described:
-            return engine
-        self._described.add(names)
-        if self.profile is not None and self._has_own_profile:
-            window = self._ensemble.context_window(names)
-            if window is not None:
-                self.profile.setdefault("max_input_tokens", window)
-            self.profile.update(self._abilities())
-        if self._ensemble.is_chat_model(names) is False:  # the engine warns of mixtures
-            self._warn_once(
-                f"members without a chat template: {', '.join(names)}. They read messages as plain "
-                "text, in which each message begins with 'User:' or 'Assistant:'"
-            )
-        return engine
+    def warmup(self) -> Self:
+        super().warmup()
+        if self._has_own_profile:
+            self.profile = self._resolve_model_profile()
+        return self
 
-    def _abilities(self) -> ModelProfile:
-        """Return the part of the profile that depends on the members. This loads nothing."""
-        is_chat = self._ensemble.is_chat_model(self._names) is not False
-        enforces = bool(self.enforce) and self._ensemble.can_enforce()
-        return {
-            "tool_calling": is_chat,
-            "tool_choice": is_chat and enforces,
-            "structured_output": enforces,
-        }
+
+class ChatReply(Reply[ChatRoundChunk]):
+    """A reply with text, reasoning and tool calls."""
+
+    def __init__(self, call: Call[ChatRoundChunk], number: int) -> None:
+        super().__init__(call, number)
+        self._reader = call.reader()
+        self._calls: list[ToolCall | InvalidToolCall] = []
+        self._waiting: list[dict[str, Any]] = []  # rounds of a call that is not whole
+
+    def read(self, event: StreamEvent) -> list[ChatRoundChunk]:
+        """Return the chunks of an event: one with text and reasoning, one with calls, and the end.
+
+        LangChain's event protocol recognizes malformed calls only in a chunk of their own. Rounds
+        that write nothing yet, such as a part of a call, are on the next chunk.
+        """
+        records, delta, whole = self.records(event), self._reader.read(event), event.generation
+        extras: dict[str, Any] = self.kept(records)
+        if delta.reasoning:
+            extras["reasoning_content"] = delta.reasoning
+        messages = []
+        if delta.content or extras:
+            messages.append(AIMessageChunk(content=delta.content, additional_kwargs=extras))
+        if delta.calls:
+            calls = [self._call_chunk(call) for call in delta.calls]
+            messages.append(AIMessageChunk(content="", tool_call_chunks=calls))
+        if whole is not None:
+            metadata = self.metadata(whole)
+            if any(isinstance(each, ToolCall) for each in self._calls) and (
+                metadata["finish_reason"] == "stop"
+            ):
+                metadata["finish_reason"] = "tool_calls"
+            if delta.warnings:
+                metadata[WARNINGS_KEY] = delta.warnings
+                logger.warning("%s", "; ".join(delta.warnings))
+            messages.append(
+                AIMessageChunk(
+                    content="",
+                    response_metadata=metadata,
+                    usage_metadata=usage_of(whole),
+                    chunk_position="last",
+                )
+            )
+        chunks = [ChatRoundChunk(message=each, number=self.number) for each in messages]
+        self._waiting += records
+        if chunks:
+            chunks[0].rounds, self._waiting = self._waiting, []
+            chunks[-1].generation = whole
+        self.chunks += chunks
+        return chunks
+
+    def generation(self) -> ChatGeneration:
+        (generation,) = generate_from_stream(iter(self.chunks)).generations
+        message: Any = generation.message
+        errors = [each.error for each in self._calls if isinstance(each, InvalidToolCall)]
+        for invalid, error in zip(message.invalid_tool_calls, errors, strict=True):
+            invalid["error"] = error
+        return generation
+
+    def _call_chunk(self, call: ToolCall | InvalidToolCall) -> ToolCallChunk:
+        """Convert a call to a chunk.
+
+        The text of a malformed call keeps its opening marker, because LangChain would repair what
+        is only JSON without an end, and run the tool.
+        """
+        self._calls.append(call)
+        if isinstance(call, ToolCall):
+            written = json.dumps(call.arguments, ensure_ascii=False)
+        else:
+            written = f"{CALL_OPENS}{call.text}"
+        return tool_call_chunk(
+            name=call.name, args=written, id=f"call_{uuid.uuid4().hex}", index=len(self._calls) - 1
+        )
 
 
 def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
@@ -360,6 +436,48 @@ def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
     )
 
 
-def _without_form(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call that do not describe the reply."""
-    return {name: value for name, value in keywords.items() if name not in PROMPT_KEYWORDS}
+def _unwrapped(schema: Schema) -> Schema:
+    """Return the JSON schema in a dict, which may be a ``response_format`` or have a name apart."""
+    if not isinstance(schema, dict):
+        return schema
+    schema = schema.get("json_schema", schema) if schema.get("type") == "json_schema" else schema
+    if isinstance(inner := schema.get("schema"), dict):
+        return {"title": schema.get("name", "output"), **inner}
+    if {"name", "function", "title", "parameters", "input_schema"} & schema.keys():
+        return schema
+    return {"title": "output", **schema}
+
+
+def _check_whole(message: AIMessage) -> AIMessage:
+    """Refuse a reply that was cut off, because LangChain's parsers would close its brackets.
+
+    Raises:
+        OutputParserException: it was.
+    """
+    if cut := CUT.get(message.response_metadata.get("finish_reason", "")):
+        raise OutputParserException(f"the JSON is not whole: {cut}", llm_output=message.text)
+    return message
+
+
+def _whole(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
+    yield from map(_check_whole, messages)
+
+
+async def _awhole(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage]:
+    async for message in messages:
+        yield _check_whole(message)
+
+
+def _called(message: AIMessage, name: str) -> AIMessage:
+    """Refuse a reply without a valid call of a tool.
+
+    Raises:
+        OutputParserException: it has none.
+    """
+    if not any(call["name"] == name for call in message.tool_calls):
+        reason = "; ".join(message.response_metadata.get(WARNINGS_KEY, ()))
+        raise OutputParserException(
+            f"there is no valid call of the tool {name}. {reason}".rstrip(". "),
+            llm_output=message.text,
+        )
+    return message

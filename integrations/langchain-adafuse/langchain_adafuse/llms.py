@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import (
@@ -13,13 +11,12 @@ from langchain_core.callbacks import (
     Callbacks,
 )
 from langchain_core.language_models import BaseLLM
-from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.outputs import Generation, LLMResult
 from typing_extensions import Self, Unpack
 
-from adafuse_llm import Request
-from langchain_adafuse._calls import Call, Step, output_of, token_usage, usage_of
+from adafuse_llm import Request, StreamEvent
+from langchain_adafuse._calls import Call, Reply, RoundChunk, usage_of
 from langchain_adafuse._model import EnsembleModel, ModelFields
-from langchain_adafuse._rounds import RoundChunk, RoundRecords, for_whole
 
 RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
 """Keywords of `BaseLLM.generate` that describe the run."""
@@ -64,7 +61,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
     ) -> LLMResult:
         """Generate as `BaseLLM.generate` does, but add the call's overrides to the cache key."""
         call, run = self._for_run(stop, kwargs)
-        return super(AdaFuseLLM, call).generate(prompts, call._stops, callbacks, **run)
+        return super(AdaFuseLLM, call).generate(prompts, None, callbacks, **run)
 
     async def agenerate(
         self,
@@ -75,7 +72,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
     ) -> LLMResult:
         """Generate as `generate` does, without blocking the event loop."""
         call, run = self._for_run(stop, kwargs)
-        return await super(AdaFuseLLM, call).agenerate(prompts, call._stops, callbacks, **run)
+        return await super(AdaFuseLLM, call).agenerate(prompts, None, callbacks, **run)
 
     def _for_run(
         self, stop: list[str] | None, keywords: dict[str, Any]
@@ -91,14 +88,8 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call, run = Call(self._for_call(stop, kwargs)), for_whole(run_manager)
-        steps = []
-        with closing(call.steps([Request(prompt=prompt) for prompt in prompts])) as every:
-            for step in every:
-                steps.append(step)
-                if run:
-                    run.on_llm_new_token(_token(step), chunk=_chunk(call, step))
-        return _result(call, steps, len(prompts))
+        call = self._call(prompts, stop, kwargs)
+        return _result(call, call.generations(run_manager))
 
     async def _agenerate(
         self,
@@ -107,14 +98,8 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call, run = Call(self._for_call(stop, kwargs)), for_whole(run_manager)
-        steps = []
-        async with aclosing(call.asteps([Request(prompt=prompt) for prompt in prompts])) as every:
-            async for step in every:
-                steps.append(step)
-                if run:
-                    await run.on_llm_new_token(_token(step), chunk=_chunk(call, step))
-        return _result(call, steps, len(prompts))
+        call = self._call(prompts, stop, kwargs)
+        return _result(call, await call.agenerations(run_manager))
 
     def _stream(
         self,
@@ -122,73 +107,51 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> Iterator[GenerationChunk]:
-        call = Call(self._for_call(stop, kwargs), streams=True)
-        with closing(call.steps([Request(prompt=prompt)])) as steps:
-            for step in steps:
-                chunk = _chunk(call, step)
-                if run_manager:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+    ) -> Iterator[RoundChunk]:
+        return self._call([prompt], stop, kwargs).chunks(run_manager)
 
-    async def _astream(
+    def _astream(
         self,
         prompt: str,
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> AsyncIterator[GenerationChunk]:
-        call = Call(self._for_call(stop, kwargs), streams=True)
-        async with aclosing(call.asteps([Request(prompt=prompt)])) as steps:
-            async for step in steps:
-                chunk = _chunk(call, step)
-                if run_manager:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+    ) -> AsyncIterator[RoundChunk]:
+        return self._call([prompt], stop, kwargs).achunks(run_manager)
+
+    def _call(
+        self, prompts: list[str], stop: list[str] | None, keywords: dict[str, Any]
+    ) -> Call[RoundChunk]:
+        """Begin a call of the model with overrides."""
+        requests = [Request(prompt=prompt) for prompt in prompts]
+        return Call(self._for_call(stop, keywords), requests, TextReply)
 
 
-def _token(step: Step) -> str:
-    """Return what handlers print of a step: the first response only, because all run at once."""
-    return "" if step.number else step.event.text
+class TextReply(Reply[RoundChunk]):
+    """A response with its metadata in its last chunk."""
+
+    def read(self, event: StreamEvent) -> list[RoundChunk]:
+        records, whole = self.records(event), event.generation
+        info: dict[str, Any] = self.kept(records)
+        if whole is not None:
+            info |= {**self.metadata(whole), "usage_metadata": usage_of(whole)}
+        chunk = RoundChunk(
+            text=event.text,
+            generation_info=info or None,
+            rounds=records,
+            number=self.number,
+            generation=whole,
+        )
+        self.chunks.append(chunk)
+        return [chunk]
+
+    def generation(self) -> Generation:
+        records = [each for chunk in self.chunks for each in chunk.rounds]
+        info = {**(self.chunks[-1].generation_info or {}), **self.kept(records)}
+        return Generation(text="".join(each.text for each in self.chunks), generation_info=info)
 
 
-def _chunk(call: Call, step: Step) -> RoundChunk:
-    info = {**call.kept(step.rounds), **call.metadata(step)}
-    if step.event.generation is not None:
-        info["usage_metadata"] = usage_of(step.event.generation)
-    return RoundChunk(
-        text=step.event.text,
-        generation_info=info or None,
-        rounds=step.rounds,
-        number=step.number,
-        generation=step.event.generation,
-    )
-
-
-def _result(call: Call, steps: Sequence[Step], prompts: int) -> LLMResult:
-    """Return the result of a call with the responses to its prompts."""
-    rounds: defaultdict[int, RoundRecords] = defaultdict(list)
-    ends: dict[int, Step] = {}
-    for step in steps:
-        rounds[step.number] += step.rounds
-        ends[step.number] = step
-    usages, generations = [], []
-    for number, end in sorted(ends.items()):
-        whole = end.event.generation
-        assert whole is not None, "a response ends with its generation or an error"
-        usages.append(usage_of(whole))
-        info = {
-            **call.kept(rounds[number]),
-            **end.metadata,
-            **call.logprobs(whole.rounds),
-            "usage_metadata": usages[-1],
-        }
-        generations.append(Generation(text=whole.text, generation_info=info))
-    n = len(generations) // prompts if prompts else 1
-    first = range(0, len(generations), n)
-    return LLMResult(
-        generations=[generations[place : place + n] for place in first],
-        llm_output=output_of(
-            call.model.model_name, (token_usage(usages[place : place + n]) for place in first)
-        ),
-    )
+def _result(call: Call[RoundChunk], generations: list[Any]) -> LLMResult:
+    """Return the result of a call: a list of responses for each prompt."""
+    n = call.config.n
+    return LLMResult(generations=[generations[at : at + n] for at in range(0, len(generations), n)])

@@ -1,158 +1,221 @@
-"""The Hugging Face member: refusals, failures, and nodes that cross a model's limits."""
+"""The Hugging Face member: its forms, what it refuses, and what it does after a failure."""
 
 from __future__ import annotations
+
+import threading
+import time
+from typing import Any
 
 import psutil
 import pytest
 import torch
 import transformers
 
-from adafuse_llm import UnsupportedModelError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, UnsupportedModelError
 from adafuse_llm.backends import Query
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, passes
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, passes
+from adafuse_llm.backends.huggingface.rows import TreeForm, bytes_per_token
 from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.tree import TokenTree
-from tests.support.models import Recipe, backend, model, tokenizer
+from adafuse_llm.tree import Node, TokenTree
+from tests.reference import Options, decode
+from tests.support.compare import assert_same
+from tests.support.models import TINY, Recipe, model, reference, tokenizer
+
+PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the post. " * 3
+
+
+def member(made: Any = None, **options: Any) -> HuggingFaceBackend:
+    return HuggingFaceBackend(made or model(Recipe()), tokenizer("bytelevel"), "m", **options)
+
+
+def check(ours: HuggingFaceBackend, tree: TokenTree, *nodes: Node) -> int:
+    """Compare numbers with those of plain passes. Return the number of tokens of the query."""
+    (answer,) = ours.evaluate([Query(tree, nodes, (), 2)])
+    for node, summary in zip(nodes, answer.next, strict=True):
+        with torch.inference_mode():
+            plain = ours._decoder.plain([*tree.ids, *tree.tokens(node)]).log_softmax(-1)
+        assert summary.logprobs[0] == pytest.approx(float(plain.max()), abs=1e-5), node
+    return answer.tokens
 
 
 @pytest.mark.parametrize("form", ["tree", "path"])
 def test_what_was_evaluated_of_a_winner_is_kept_where_its_last_token_was_only_scored(form):
-    member = backend(Recipe("llama"), form)
-    tree = TokenTree(member.codec.encode_prompt("The ferry to Orrin"))
+    ours = member(form=form)
+    tree = TokenTree(ours.codec.encode_prompt("The ferry to Orrin"))
     line = tree.path(tree.grow([5, 6, 7, 8]))
-    member.evaluate([Query(tree, (tree.root, *line[:3]), (line[3],), top=2)])
+    ours.evaluate([Query(tree, (tree.root, *line[:3]), (line[3],), top=2)])
     tree.commit(line[3])
-    (answer,) = member.evaluate([Query(tree, (tree.root,), (), top=2)])
-    assert answer.tokens == 1
-    plain = member._decoder.plain(tree.ids).flatten().log_softmax(-1)
-    assert answer.next[0].logprobs == pytest.approx(plain.topk(2).values.tolist(), abs=1e-10)
+    assert check(ours, tree, tree.root) == 1
 
 
 @pytest.mark.quick
-def test_a_model_in_training_mode_or_an_unknown_form_is_refused():
-    training = type(model(Recipe("llama")))(model(Recipe("llama")).config).train()
+def test_a_wrong_mode_form_size_or_token_is_refused():
+    training = type(model(Recipe()))(model(Recipe()).config).train()
     with pytest.raises(UnsupportedModelError, match="training mode"):
-        HuggingFaceBackend(training, tokenizer("bytelevel"), "busy")
+        member(training)
     with pytest.raises(InvalidOptionError, match="auto, tree, path"):
-        HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m", form="forest")
+        member(form="forest")
+    with pytest.raises(InvalidOptionError, match="prefix_cache_bytes"):
+        member(prefix_cache_bytes=-1)
+    tree = TokenTree([1, 2])
+    unknown = tree.child(tree.root, 10**6)
+    for query in (Query(tree, (unknown,), (), 2), Query(tree, (), (unknown,), 2)):
+        with pytest.raises(ValueError, match="token 1000000 is outside"):  # before a GPU sees it
+            member().evaluate([query])
 
 
-def with_longrope(arch):
+def with_longrope(arch: str) -> Any:
     """A model whose frequencies change over beyond 24 tokens, in all layers or in some."""
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 128,
-        "pad_token_id": 0,
-        "eos_token_id": None,
-    }
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0] * 4,
-        "long_factor": [3.0, 5.0, 7.0, 9.0],
-        "original_max_position_embeddings": 24,
-    }
+    sizes = {**TINY, "vocab_size": 64, "head_dim": 8, "pad_token_id": 0, "eos_token_id": None}
+    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0, 5.0, 7.0, 9.0]}
+    rope |= {"original_max_position_embeddings": 24}
     if arch == "phi3":
-        config = transformers.Phi3Config(
+        config: Any = transformers.Phi3Config(
             **sizes, rope_parameters=rope, original_max_position_embeddings=24
         )
-        made = transformers.Phi3ForCausalLM(config)
+        made: Any = transformers.Phi3ForCausalLM(config)
     else:
-        plain = {"rope_type": "default", "rope_theta": 10000.0}
+        layers = {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+        layers["full_attention"] = rope
         config = transformers.Gemma3TextConfig(
-            **sizes,
-            layer_types=["sliding_attention", "full_attention"],
-            rope_parameters={"sliding_attention": plain, "full_attention": rope},
+            **sizes, layer_types=[*layers], rope_parameters=layers
         )
         made = transformers.Gemma3ForCausalLM(config)
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     with torch.no_grad():
         for parameter in made.double().eval().parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(noise * 0.5)
+            parameter.normal_(0, 0.5)
     return made
 
 
 @pytest.mark.parametrize("form", ["tree", "path"])
 @pytest.mark.parametrize("arch", ["phi3", "gemma3"])
 def test_longrope_positions_change_over_for_all_tokens_at_once(arch, form, monkeypatch):
-    """Past the original window every key is recomputed, in a prompt and while decoding; tokens
-    short of it are unmoved by nodes beyond.
-    """
+    """Also in a prompt; and nodes beyond the change leave those before it as they are."""
     monkeypatch.setattr(passes, "PIECE_TOKENS", (8, 8))
-    member = HuggingFaceBackend(with_longrope(arch), tokenizer("bytelevel"), arch, form=form)
-    assert member.form == form
-
-    def check(tree, nodes):
-        (answer,) = member.evaluate([Query(tree, tuple(nodes), (), 2)])
-        for node, summary in zip(nodes, answer.next, strict=True):
-            with torch.inference_mode():
-                plain = member._decoder.plain([*tree.ids, *tree.tokens(node)]).log_softmax(-1)
-            assert summary.logprobs[0] == pytest.approx(float(plain.max()), abs=1e-5), node
-
+    ours = member(with_longrope(arch), form=form)
+    assert ours.form == form
     for length in (20, 30):
         tree = TokenTree([(5 * i + 1) % 60 for i in range(length)])
         for step in range(8):
-            check(tree, [tree.root])
+            check(ours, tree, tree.root)
             tree.commit(tree.grow([(7 * step + 2) % 60]))
     tree = TokenTree([(5 * i + 1) % 60 for i in range(20)])
     for step in range(6):
         tips = [tree.grow([(token + step + i) % 60 for i in range(7)]) for token in (3, 40)]
-        check(tree, [tree.root, *(node for tip in tips for node in tree.path(tip))])
-        check(tree, [tree.grow([9], tips[0]), tree.grow([9, 8], tips[1])])
+        check(ours, tree, tree.root, *(node for tip in tips for node in tree.path(tip)))
+        check(ours, tree, tree.grow([9], tips[0]), tree.grow([9, 8], tips[1]))
         tree.commit(tree.path(tips[1])[0])
 
 
-def test_an_ask_that_failed_halfway_can_be_asked_again(monkeypatch):
-    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m")
-    prompt = member.codec.encode_prompt("The ferry to Orrin")
+@pytest.mark.parametrize("is_error", [True, False])
+def test_a_failed_query_and_one_with_nan_can_be_asked_again_and_nothing_of_them_is_kept(
+    is_error, monkeypatch
+):
+    ours = member()
+    prompt = ours.codec.encode_prompt(PROMPT)
     tree = TokenTree(prompt)
-    member.evaluate([Query(tree, (tree.root,), (), 2)])
-    ask = Query(tree, tuple(tree.path(tree.grow([5, 6]))), (), 2)
-    layer = member.model.model.layers[1]
+    check(ours, tree, tree.root)
+    nodes = tree.path(tree.grow([5, 6]))
 
-    def fail(*args, **kwargs):
-        raise torch.OutOfMemoryError("in the second layer")
+    def fail(hidden, *args, **kwargs):
+        if is_error:
+            raise torch.OutOfMemoryError("in the second layer")
+        return hidden * torch.nan
 
     with monkeypatch.context() as patch:
-        patch.setattr(layer, "forward", fail)
-        with pytest.raises(torch.OutOfMemoryError):
-            member.evaluate([ask])
-    (answer,) = member.evaluate([ask])
-    for summary, tokens in zip(answer.next, ([5], [5, 6]), strict=True):
-        plain = member._decoder.plain([*prompt, *tokens])
-        assert summary.tokens[0] == int(plain.argmax())
+        patch.setattr(ours.model.model.layers[1], "forward", fail)
+        if is_error:
+            with pytest.raises(torch.OutOfMemoryError):
+                check(ours, tree, *nodes)
+        else:
+            assert ours.evaluate([Query(tree, tuple(nodes), (), 2)])[0].has_nan
+    ours.release(tree)
+    other = TokenTree(prompt)
+    assert check(ours, other, other.root) == len(prompt)
+    check(ours, tree, *nodes)
 
 
-def test_the_vocabulary_is_decoded_once(monkeypatch):
-    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m")
-    texts = member.token_texts
-    monkeypatch.setattr(member.codec, "decode_continuation", lambda *_: pytest.fail("again"))
-    assert member.token_texts == texts
-
-
-def test_free_memory_is_asked_of_the_members_device_only(monkeypatch):
-    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m")
-    asked = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: asked.append(d) or (7, 9))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("looks at every GPU"))
+def test_the_device_that_is_full_first_says_how_much_memory_is_free(monkeypatch):
+    ours, gpu = member(), torch.device("cuda:1")
+    assert 0 < ours.free_bytes() <= psutil.virtual_memory().total
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {gpu: (7, 9)}[device])
     # what PyTorch keeps for reuse is free, too
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: {torch.device("cuda:1"): 50}[d])
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: {torch.device("cuda:1"): 30}[d])
-    assert 0 < member.free_bytes() <= psutil.virtual_memory().total
-    monkeypatch.setattr(member._passes, "token_bytes", {torch.device("cuda:1"): 12})
-    assert member.free_bytes() == 7 + 50 - 30
-    assert asked == [torch.device("cuda:1")]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {gpu: 50}[device])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: {gpu: 30}[device])
+    monkeypatch.setattr(ours._passes, "token_bytes", {gpu: 12})
+    assert ours.free_bytes() == 7 + 50 - 30
+    free = {"cpu": 1000, "meta": 300}
+    monkeypatch.setattr(backend, "_free_bytes", lambda device: free[device.type])
+    layers = [torch.empty(1, 2, 5, 8), *[torch.empty(1, 2, 5, 8, device="meta")] * 3]
+    monkeypatch.setattr(ours._passes, "token_bytes", bytes_per_token(layers))
+    assert ours.free_bytes() == 400
 
 
-def test_a_token_outside_the_embeddings_is_an_error_before_the_model_sees_it():
-    member = backend(Recipe("llama"))
-    tree = TokenTree([1, 2, 10**6])
-    with pytest.raises(ValueError, match="token 1000000 is outside the model's"):
-        member.evaluate([Query(tree, (tree.root,), (), 2)])
+def test_a_cancelled_prompt_stops_at_a_piece_and_a_later_request_goes_on_from_there(monkeypatch):
+    monkeypatch.setattr(passes, "PIECE_TOKENS", (16, 16))
+    recipe, cancel, sizes = Recipe("llama", seed=43), threading.Event(), []
+
+    def count(module, args, kwargs):
+        sizes.append(kwargs["input_ids"].shape[1])
+        if sizes == [16, 16]:
+            cancel.set()
+            time.sleep(0.2)  # the scheduler looks every 0.05 seconds
+
+    ours = HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), recipe.name)
+    hook = model(recipe).register_forward_pre_hook(count, with_kwargs=True)
+    with AdaFuseEngine([ours]) as engine:
+        assert engine.generate(PROMPT, cancel=cancel).finish_reason == "cancelled"
+        engine.generate("x", max_new_tokens=1)
+        assert sizes[:3] == [16, 16, 1]
+        generation = engine.generate(PROMPT, max_new_tokens=12)
+    hook.remove()
+    assert generation.usage.cached_tokens[recipe.name] == 32
+    expected = decode([reference(recipe)], PROMPT, Options(max_new_tokens=12))
+    assert_same(generation, expected, 1e-6)
+
+
+def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
+    seen = []
+
+    class Watched(TreeForm):
+        def reroot(self):
+            super().reroot()
+            alive = int(self._trunk.sum()) + len({r for ln in self._lines.values() for r in ln})
+            assert self.rows.count == len(self._trunk) == len(self._positions)
+            assert 4 * (self.rows.count - alive) <= self.rows.count
+            seen.append(self.rows.count)
+
+    ours = member()
+    ours._passes.new_form = Watched  # type: ignore[method-assign]
+    config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
+    usage = AdaFuseEngine([ours], config).generate("The ferry").usage
+    assert len(seen) >= 20
+    assert max(seen) < 3 * (usage.prompt_tokens["m"] + usage.completion_tokens["m"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "accepted"),
+    [(torch.bfloat16, 0.012, True), (torch.bfloat16, 0.1, False), (torch.float64, 0.012, False)],
+)
+def test_a_model_may_compute_other_numbers_with_a_cache_only_as_far_as_a_gpu_rounds(
+    dtype, error, accepted
+):
+    class Rounded(type(model(Recipe()))):  # type: ignore[misc]
+        def forward(self, *args, use_cache=None, past_key_values=None, **kwargs):
+            output = super().forward(
+                *args, use_cache=use_cache, past_key_values=past_key_values, **kwargs
+            )
+            if use_cache or past_key_values is not None:
+                torch.manual_seed(0)
+                noise = torch.randn_like(output.logits) * output.logits.std()
+                output.logits += error / 0.8 * noise  # the mean of |noise| is 0.8 of its deviation
+            return output
+
+    rounded = Rounded(model(Recipe()).config).to(dtype).eval()
+    if accepted:
+        assert member(rounded).form == "tree"
+    else:
+        with pytest.raises(UnsupportedModelError, match=r"'m'.*tree form: .*differ.*path form"):
+            member(rounded)

@@ -36,21 +36,12 @@ def twice() -> list[str]:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "tokenizer.ggml.tokens": (twice, "ended a trial process by signal SIGABRT .*id_to_token"),
-    TEMPLATE: (LOOP, "rendering its chat template takes too much CPU time"),
-    f"{TEMPLATE}.default": (
-        f"{{% if tools %}}{LOOP}{{% endif %}}",
-        "chat template takes too much CPU time",
-    ),
+    "tokenizer.ggml.tokens": (twice, "signal SIGABRT .*id_to_token"),
+    f"{TEMPLATE}.default": (f"{{% if tools %}}{LOOP}{{% endif %}}", "too much CPU time"),
     f"{TEMPLATE}.tool_use": ("{{ 'x' * 10 ** 11 }}", "its chat template takes too much memory"),
-    "qwen3.block_count": (0, "ended a trial process by signal SIGABRT .*n_layer"),
-    "qwen3.rope.dimension_count": (31, "ended a trial process by signal SIGABRT .*n_rot"),
+    "qwen3.block_count": (0, "signal SIGABRT .*n_layer"),
     "qwen3.rope.freq_base": (0.0, "the model computes NaN"),
-    "qwen3.attention.layer_norm_rms_epsilon": (-1.0, "signal SIGABRT .*eps"),
-    "qwen3.context_length": (-1, "rejects the file .*wrong type"),
     "tokenizer.ggml.token_type": ([1], "rejects the file .*toktypes"),
-    "tokenizer.ggml.scores": ([1.0], "rejects the file .*scores"),
-    "tokenizer.ggml.merges": ([1, 2], "rejects the file .*merges"),
 }
 
 

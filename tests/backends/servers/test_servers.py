@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,41 +33,23 @@ from adafuse_llm import (
     ServerMember,
     UnsupportedModelError,
 )
-from adafuse_llm.backends import (
-    Backend,
-    Query,
-    TokenTree,
-)
+from adafuse_llm.backends import Query, TokenTree
 from adafuse_llm.backends.servers import connection
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.backends.servers.llama_server import LEAST, unbiased
 from adafuse_llm.loading.members import load_members
-from adafuse_llm.testing import BackendTests
 from tests.support.inference_servers import APIS, RECIPE, InferenceServer
-from tests.support.models import Recipe, backend, model, tokenizer
+from tests.support.models import Recipe, backend, tokenizer
 from tests.support.serving import served
 
 KEY = "s3cret-key"
 PROMPT = "The ferry to Orrin"
+OTHER = Recipe("qwen2", "unigram", seed=5)
 
 every_api = pytest.mark.parametrize("api", APIS)
-one_api = pytest.mark.parametrize("api", APIS[:1])
+with_regex = pytest.mark.parametrize("api", ["vllm", "sglang"])
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tokenizer of `RECIPE`, and the configuration of its model."""
-    path = tmp_path_factory.mktemp("tokenizer")
-    tokenizer(RECIPE.kind).save_pretrained(path)
-    model(RECIPE).config.save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def running() -> Iterator[Callable[[InferenceServer], str]]:
-    """Run a server until the end of the test, and return its address."""
-    with ExitStack() as stack:
-        yield lambda server: stack.enter_context(served(server.app()))
+Load = Callable[..., ServerBackend]
 
 
 @pytest.fixture(autouse=True)
@@ -77,93 +57,46 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 3.0)
 
 
-def member(url: str, folder: Path, **settings: Any) -> ServerBackend:
-    settings = {"url": url, "tokenizer": str(folder), **settings}
-    (loaded,), _ = load_members([ServerMember(**settings)])
-    assert isinstance(loaded, ServerBackend)
-    return loaded
+def evaluate(loaded: ServerBackend, tree: TokenTree, *scored: int) -> tuple[float, ...]:
+    """Return the log-probabilities of tokens after a prompt."""
+    nodes = tuple(tree.child(tree.root, token) for token in scored)
+    return loaded.evaluate([Query(tree, (), nodes, 2)])[0].logprobs
 
 
-Load = Callable[..., ServerBackend]
-
-
-@pytest.fixture
-def load(folder: Path) -> Iterator[Load]:
-    """Load the member of a server that runs until the end of the test."""
-    with ExitStack() as stack:
-
-        def load(server: InferenceServer, source: Path = folder, **settings: Any) -> ServerBackend:
-            made = member(stack.enter_context(served(server.app())), source, **settings)
-            stack.callback(made.close)
-            return made
-
-        yield load
-
-
-def ask(loaded: ServerBackend, text: str = PROMPT) -> Any:
-    tree = TokenTree(loaded.codec.encode_prompt(text))
+def ask(loaded: ServerBackend) -> Any:
+    """Send a new request."""
+    tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     try:
         return loaded.evaluate([Query(tree, (tree.root,), (), 2)])[0]
     finally:
         loaded.release(tree)
 
 
-class TestRules(BackendTests):
-    steps = 15
-
-    @pytest.fixture(autouse=True, params=APIS)
-    def _served(self, request: pytest.FixtureRequest, folder: Path) -> Iterator[None]:
-        self.server = InferenceServer(request.param)
-        with served(self.server.app()) as url:
-            self.loaded = member(url, folder)
-            yield
-            self.loaded.close()
-            self.loaded.close()
-
-    def member(self) -> ServerBackend:
-        return self.loaded
-
-    def logits(self, ids: Sequence[int]) -> Any:
-        return self.server.logprobs(ids).tolist()
-
-
 @every_api
-def test_texts_and_scores_equal_those_of_the_model_in_this_process(api: str, load: Load) -> None:
-    """A pair of a member on a server and one in this process, and the first one alone."""
-    other = backend(Recipe("qwen2", "unigram", seed=5))
-    here = backend(replace(RECIPE))
-    loaded = load(InferenceServer(api), name=here.name)
-    pairs: list[tuple[list[Backend], list[Backend]]]
-    pairs = [([loaded], [here]), ([loaded, other], [here, other])]
-    for members, local in pairs:
-        with AdaFuseEngine(members) as far:
-            near = AdaFuseEngine(local)
-            for branching in (1, 3):
-                options: Any = {"max_new_tokens": 8, "branching_factor": branching}
-                options |= {"max_words": 1 + branching % 2, "margin_threshold": 0.7}
-                got, want = far.generate(PROMPT, **options), near.generate(PROMPT, **options)
-                assert got.text == want.text
-                for one, two in zip(got.rounds, want.rounds, strict=True):
-                    assert [c.text for c in one.candidates] == [c.text for c in two.candidates]
-                    for a, b in zip(one.candidates, two.candidates, strict=True):
-                        assert a.score == pytest.approx(b.score, abs=1e-4)
-
-
-@every_api
-def test_the_api_of_a_server_is_detected_and_its_only_model_is_used(
-    api: str, folder: Path, running: Callable[[InferenceServer], str]
+@pytest.mark.parametrize("strategy", ["adafuse", "mixture"])
+def test_texts_and_scores_equal_those_of_the_model_in_this_process(
+    api: str, strategy: str, load: Load
 ) -> None:
-    url = running(InferenceServer(api, source=str(folder)))
-    (loaded,), weights = load_members([ServerMember(url, weight=2.0)])
-    assert isinstance(loaded, ServerBackend)
-    assert loaded.is_remote
-    assert not loaded.full
-    assert loaded.device == f"server {url}"
-    assert loaded.facts.model == "tiny"
-    assert loaded.context_window == 1023
-    assert loaded.end_ids == backend(RECIPE).end_ids
-    assert weights == {loaded.name: 2.0}
-    loaded.close()
+    """A pair of a member on a server and one in this process, and the first one alone."""
+    if (api, strategy) == ("llama-server", "mixture"):
+        pytest.skip("llama-server does not tell how likely a word ends")
+    here, other = backend(RECIPE), backend(OTHER)
+    loaded = load(InferenceServer(api), name=here.name)
+    assert loaded.is_remote and not loaded.full
+    assert (loaded.context_window, loaded.end_ids) == (1023, here.end_ids)
+    options: list[dict[str, Any]] = [{"weights": [2, 1]}]
+    if strategy == "adafuse":
+        options = [{"max_words": n, "branching_factor": 2 * n - 1} for n in (1, 2)]
+    for others in ([], [other]):
+        far, near = (AdaFuseEngine([one, *others], strategy=strategy) for one in (loaded, here))
+        for each in options:
+            more = {"weights": each["weights"][: 1 + len(others)]} if "weights" in each else each
+            got, want = (e.generate(PROMPT, max_new_tokens=8, **more) for e in (far, near))
+            assert got.text == want.text
+            for one, two in zip(got.rounds, want.rounds, strict=True):
+                assert [c.text for c in one.candidates] == [c.text for c in two.candidates]
+                scores = [[c.score for c in each.candidates] for each in (one, two)]
+                assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
 @every_api
@@ -190,10 +123,8 @@ def test_more_given_tokens_than_a_call_of_vllm_can_have_are_divided(load: Load) 
     server = InferenceServer("vllm")
     loaded = load(server)
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
-    nodes = [tree.child(tree.root, token) for token in range(300)]
-    result = loaded.evaluate([Query(tree, (tree.root,), tuple(nodes), 2)])[0]
-    row = server.logprobs(tree.ids)
-    assert list(result.logprobs) == pytest.approx(row[:300].tolist(), abs=1e-6)
+    row = server.logprobs(tree.ids)[:300].tolist()
+    assert list(evaluate(loaded, tree, *range(300))) == pytest.approx(row, abs=1e-6)
 
 
 def test_the_server_of_vllm_limits_the_likeliest_tokens(load: Load) -> None:
@@ -201,9 +132,7 @@ def test_the_server_of_vllm_limits_the_likeliest_tokens(load: Load) -> None:
     assert loaded.listed_limit == 5
     with AdaFuseEngine([loaded]) as engine:
         assert engine.generate(PROMPT, max_new_tokens=4, branching_factor=5).text
-        with pytest.raises(
-            InvalidOptionError, match=r"6 likeliest tokens, but member 'few' lists 5"
-        ):
+        with pytest.raises(InvalidOptionError, match=r"member 'few' lists 5"):
             engine.generate(PROMPT, max_new_tokens=4, branching_factor=6)
     with pytest.raises(LoadError, match=r"lists 1 likeliest token; .*--max-logprobs 20"):
         load(InferenceServer("vllm", max_logprobs=1))
@@ -214,57 +143,32 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(api: str, load
     server = InferenceServer(api)
     loaded = load(server, name="far")
     calls = sum(server.counts.values())
-    with AdaFuseEngine([loaded]) as engine:
-        with pytest.raises(InvalidOptionError, match=r"member 'far' cannot draw tokens.*use="):
-            engine.generate(PROMPT, temperature=0.7)
-        with pytest.raises(
-            InvalidOptionError, match=r"member 'far' cannot change its distrib.*use="
-        ):
-            engine.generate(PROMPT, repetition_penalty=1.2)
-        with pytest.raises(GrammarError, match=r"member 'far' cannot follow.*use=.*or use choices"):
-            engine.generate(PROMPT, regex="[a-z]+")
+    engine = AdaFuseEngine([loaded])
+    refused: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+        ({"temperature": 0.7}, InvalidOptionError, "cannot draw"),
+        ({"repetition_penalty": 1.2}, InvalidOptionError, "cannot change"),
+        ({"regex": "[a-z]+"}, GrammarError, "use choices"),
+    )
+    for options, kind, says in refused:
+        with pytest.raises(kind, match=f"member 'far' .*{says}"):
+            engine.generate(PROMPT, **options)
     if api == "llama-server":
-        with (
-            AdaFuseEngine([loaded], strategy="mixture") as engine,
-            pytest.raises(InvalidInputError, match="'far'"),
-        ):
-            engine.generate(PROMPT)
+        with pytest.raises(InvalidInputError, match="'far'"):
+            AdaFuseEngine([loaded], strategy="mixture").generate(PROMPT)
     assert sum(server.counts.values()) == calls
-    with AdaFuseEngine([loaded]) as engine:
-        found = engine.generate(PROMPT, choices=[" sails", " leaves"])
-        assert found.text in (" sails", " leaves")
-        assert engine.score(PROMPT, [" sails"])
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("api", ["vllm", "sglang"])
-def test_a_mixture_needs_few_tokens_of_servers(api: str, load: Load) -> None:
-    here = backend(RECIPE)
-    loaded = load(InferenceServer(api), name=here.name)
-    other = backend(Recipe("qwen2", "unigram", seed=5))
-    for others in ([], [other]):
-        weights = [2, 1][: 1 + len(others)]
-        got, want = (
-            AdaFuseEngine([one, *others], strategy="mixture").generate(
-                PROMPT, max_new_tokens=8, weights=weights
-            )
-            for one in (loaded, here)
-        )
-        assert got.text == want.text
-        for one, two in zip(got.rounds, want.rounds, strict=True):
-            scores = [c.score for c in one.candidates], [c.score for c in two.candidates]
-            assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert engine.generate(PROMPT, choices=[" sails", " leaves"]).text in (" sails", " leaves")
+    assert engine.score(PROMPT, [" sails"])
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "unigram"])
-@pytest.mark.parametrize("api", ["vllm", "sglang"])
+@with_regex
 def test_the_end_of_a_word_has_the_probability_of_all_tokens_that_can_follow_it(
-    api: str, kind: Any, tmp_path: Path, running: Callable[[InferenceServer], str]
+    api: str, kind: Any, tmp_path: Path, load: Load
 ) -> None:
     recipe = replace(RECIPE, kind=kind)
     tokenizer(kind).save_pretrained(tmp_path)
     server = InferenceServer(api, recipe=recipe)
-    loaded = member(running(server), tmp_path)
+    loaded = load(server, tmp_path)
     assert loaded.has_word_ends()
     texts = backend(recipe).token_texts
     ends = {token for token, text in enumerate(texts) if text[:1].isspace()} | loaded.end_ids
@@ -275,28 +179,22 @@ def test_the_end_of_a_word_has_the_probability_of_all_tokens_that_can_follow_it(
         row = server.logprobs([*tree.ids, *tree.tokens(node)])
         want = row[sorted(ends)].logsumexp(-1).item()
         assert summary.word_end_logprob == pytest.approx(want, abs=1e-5)
-    loaded.close()
 
 
-@pytest.mark.parametrize("api", ["vllm", "sglang"])
-def test_a_server_that_does_not_follow_regular_expressions_tells_no_ends_of_words(
+@with_regex
+def test_ends_of_words_are_told_if_the_server_follows_regular_expressions(
     api: str, caplog: pytest.LogCaptureFixture, load: Load
 ) -> None:
-    loaded = load(InferenceServer(api, ignores_regex=True), name="far")
-    with (
-        AdaFuseEngine([loaded], strategy="mixture") as engine,
-        pytest.raises(InvalidInputError, match=r"how likely a word ends.*'far'"),
-    ):
-        engine.generate(PROMPT)
-    assert "do not permit those tokens that they should" in caplog.text
-
-
-@pytest.mark.parametrize("api", ["vllm", "sglang"])
-def test_ends_of_words_are_asked_for_again_after_an_error(api: str, load: Load) -> None:
     server = InferenceServer(api)
     loaded = load(server)
     server.faults.append(JSONResponse({"error": "CUDA error"}, 500))
     assert [loaded.has_word_ends() for _ in range(2)] == [False, True]
+    engine = AdaFuseEngine(
+        [load(InferenceServer(api, ignores_regex=True), name="far")], strategy="mixture"
+    )
+    with pytest.raises(InvalidInputError, match=r"how likely a word ends.*'far'"):
+        engine.generate(PROMPT)
+    assert "do not permit those tokens that they should" in caplog.text
 
 
 def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(load: Load) -> None:
@@ -311,105 +209,67 @@ def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(load:
         assert [*threads.map(lambda p: far.generate(p, max_new_tokens=6).text, prompts)] == want
 
 
-def test_the_members_of_a_program_on_one_vllm_server_take_turns(
-    folder: Path, running: Callable[[InferenceServer], str]
-) -> None:
-    url = running(InferenceServer("vllm", batch_seconds=0.02))
-    one, two = (member(url, folder, name=name) for name in ("one", "two"))
-    with ThreadPoolExecutor() as threads:
-        asked = threads.submit(ask, two)
-        time.sleep(0.01)  # so that the next call begins while this one runs
-        assert one.has_word_ends()
-        assert asked.result().next
-    want = AdaFuseEngine([backend(RECIPE)]).generate(PROMPT, max_new_tokens=6).text
-    assert AdaFuseEngine([one, two]).generate(PROMPT, max_new_tokens=6).text == want
-    with ThreadPoolExecutor() as threads:
-        engines = [AdaFuseEngine([each]) for each in (one, two)]
-        for found in threads.map(lambda e: e.generate(PROMPT, max_new_tokens=6), engines):
-            assert found.text == want
-    one.close()
-    two.close()
+def test_the_members_of_a_program_on_one_vllm_server_take_turns(load: Load) -> None:
+    with served(InferenceServer("vllm", batch_seconds=0.02).app()) as url:
+        one, two = (load(url, name=name) for name in ("one", "two"))
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(ask, two)
+            time.sleep(0.01)  # so that the next call begins while this one runs
+            assert one.has_word_ends()
+            assert asked.result().next
+        want = AdaFuseEngine([backend(RECIPE)]).generate(PROMPT, max_new_tokens=6).text
+        engines = [AdaFuseEngine(each) for each in ([one, two], [one], [two])]
+        assert engines[0].generate(PROMPT, max_new_tokens=6).text == want
+        with ThreadPoolExecutor() as threads:
+            for found in threads.map(lambda e: e.generate(PROMPT, max_new_tokens=6), engines[1:]):
+                assert found.text == want
 
 
 def test_settings_of_a_generation_config_that_do_not_apply_have_a_warning(
-    folder: Path,
-    tmp_path: Path,
-    running: Callable[[InferenceServer], str],
-    caplog: pytest.LogCaptureFixture,
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, load: Load
 ) -> None:
-    url = running(InferenceServer("vllm"))
-    member(url, folder).close()
+    load(InferenceServer("vllm"))
     assert not caplog.text
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     asked = GenerationConfig(repetition_penalty=1.1, do_sample=True, top_k=20, eos_token_id=3)
     asked.save_pretrained(tmp_path)
-    loaded = member(url, tmp_path, name="far")
-    assert 3 in loaded.end_ids
-    loaded.close()
+    assert 3 in load(InferenceServer("vllm"), tmp_path, name="far").end_ids
     assert "member 'far': its generation config sets" in caplog.text
     assert "repetition_penalty=1.1, do_sample=True, " in caplog.text
-    assert "top_k=20, which members on servers do not follow" in caplog.text
 
 
 @every_api
 def test_a_wrong_key_is_an_error_that_does_not_show_it(
-    api: str,
-    folder: Path,
-    running: Callable[[InferenceServer], str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    api: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Load
 ) -> None:
     server = InferenceServer(api, key=KEY)
-    url = running(server)
     monkeypatch.setenv("RIGHT_KEY", KEY)
     monkeypatch.setenv("WRONG_KEY", "wrong-and-private")
     monkeypatch.setenv("ODD_KEY", "private\nkey")
     for name, message in (
-        (None, "needs a key. Pass api_key_env"),
-        ("WRONG_KEY", "refuses the key in the environment variable 'WRONG_KEY'"),
-        ("NO_KEY", "'NO_KEY', which api_key_env names, is not set"),
-        ("ODD_KEY", "contains characters that no key has"),
+        (None, "api_key_env"),
+        ("WRONG_KEY", "refuses the key .*'WRONG_KEY'"),
+        ("NO_KEY", "'NO_KEY'.*not set"),
+        ("ODD_KEY", "characters that no key has"),
     ):
         with pytest.raises(LoadError, match=message) as caught:
-            member(url, folder, api_key_env=name)
+            load(server, api_key_env=name)
         assert "private" not in f"{caught.value!r}{caught.value.__cause__!r}{caplog.text}"
-    loaded = member(url, folder, api_key_env="RIGHT_KEY")
+    loaded = load(server, api_key_env="RIGHT_KEY")
     assert ask(loaded).next
-    shown = (
-        f"{loaded!r}{vars(loaded)!r}{loaded.facts!r}{ServerMember(url, api_key_env='RIGHT_KEY')!r}"
-    )
-    assert KEY not in shown
+    assert KEY not in f"{loaded!r}{vars(loaded)!r}{loaded.facts!r}"
     server.key = "another"
     with pytest.raises(MemberError, match="refuses the key") as failed:
         ask(loaded)
     assert KEY not in f"{failed.value!r}{caplog.text}"
-    loaded.close()
 
 
-@one_api
-def test_a_redirect_is_not_followed(
-    api: str, running: Callable[[InferenceServer], str], monkeypatch: Any, load: Load
-) -> None:
+def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
     monkeypatch.setenv("RIGHT_KEY", KEY)
-    other = InferenceServer(api)
-    server = InferenceServer(api, redirect=running(other))
-    with pytest.raises(LoadError, match="redirects to another address"):
-        load(server, api=api, api_key_env="RIGHT_KEY")
+    other = InferenceServer("vllm")
+    with served(other.app()) as url, pytest.raises(LoadError, match="redirects"):
+        load(InferenceServer("vllm", redirect=url), api="vllm", api_key_env="RIGHT_KEY")
     assert not other.keys
-
-
-@one_api
-def test_a_busy_server_is_asked_again(
-    api: str, caplog: pytest.LogCaptureFixture, load: Load
-) -> None:
-    server = InferenceServer(api)
-    loaded = load(server, name="far")
-    expected = ask(loaded)
-    server.faults += [JSONResponse({"error": "Loading model"}, 503), PlainTextResponse("no", 502)]
-    with caplog.at_level(logging.WARNING):
-        assert ask(loaded) == expected
-    assert "member 'far'" in caplog.text
-    assert "The call is repeated" in caplog.text
 
 
 @every_api
@@ -429,29 +289,28 @@ def test_errors_of_a_server_name_the_member_and_what_it_said(api: str, load: Loa
     assert ask(loaded).next
 
 
-@one_api
 def test_a_request_goes_on_when_its_server_is_back(
-    api: str, folder: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, load: Load
 ) -> None:
-    server = InferenceServer(api)
+    server = InferenceServer("vllm")
     with served(server.app()) as url:
-        loaded = member(url, folder, name="far")
+        loaded = load(url, name="far")
         expected = ask(loaded)
+        server.faults += [JSONResponse({"error": "Loading"}, 503), PlainTextResponse("no", 502)]
+        assert ask(loaded) == expected
+        assert "The call is repeated" in caplog.text
     port = int(url.rpartition(":")[2])
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(ask(loaded)))
-    thread.start()
-    time.sleep(0.5)
-    assert not found
-    with served(server.app(), port):
-        thread.join(20)
-        assert found == [expected]
-    assert "does not answer" in caplog.text
-    with pytest.raises(
-        MemberUnavailableError, match=r"member 'far' failed: server .*does not answer"
-    ):
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(ask, loaded)
+        time.sleep(0.5)
+        assert not asked.done()
+        with served(server.app(), port):
+            assert asked.result(20) == expected
+    with pytest.raises(MemberUnavailableError, match=r"'far' .*does not answer"):
         ask(loaded)
-    loaded.close()
+    threading.Timer(0.5, loaded.close).start()
+    with pytest.raises(MemberUnavailableError, match="it was closed"):
+        ask(loaded)
 
 
 @every_api
@@ -471,32 +330,26 @@ def test_another_model_behind_the_same_name_is_noticed(api: str, load: Load) -> 
     assert loaded.evaluate([query])[0].next == before[0].next
 
 
-@one_api
-def test_closing_ends_a_call_that_waits(api: str, folder: Path) -> None:
-    with served(InferenceServer(api).app()) as url:
-        loaded = member(url, folder, name="far")
-    threading.Timer(0.5, loaded.close).start()
-    with pytest.raises(MemberUnavailableError, match="it was closed"):
-        ask(loaded)
-
-
 @every_api
 def test_wrong_tokenizers_models_and_addresses_are_refused(
-    api: str,
-    folder: Path,
-    tmp_path: Path,
-    running: Callable[[InferenceServer], str],
+    api: str, folder: Path, tmp_path: Path, load: Load
 ) -> None:
-    url = running(InferenceServer(api))
+    server = InferenceServer(api)
     tokenizer("unigram").save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"the server encodes .* and the tokenizer as"):
-        member(url, tmp_path)
-    with pytest.raises(LoadError, match="it has no model 'other'; its models are: tiny"):
-        member(url, folder, model="other")
-    with pytest.raises(LoadError, match=r"Pass the folder, hub id or GGUF file .*tokenizer=\.\.\."):
-        load_members([ServerMember(url)])
+        load(server, tmp_path)
+    with pytest.raises(LoadError, match="no model 'other'; its models are: tiny"):
+        load(server, model="other")
     with pytest.raises(LoadError, match="does not answer"):
-        member("http://127.0.0.1:9", folder, api=api)
+        load("http://127.0.0.1:9", api=api)
+    with served(server.app()) as url, pytest.raises(LoadError, match=r"tokenizer=\.\.\."):
+        load_members([ServerMember(url)])
+    server.source = str(folder)
+    with served(server.app()) as url:
+        (loaded,), weights = load_members([ServerMember(url, weight=2.0)])
+        assert weights == {loaded.name: 2.0}
+        assert loaded.device == f"server {url}"
+        loaded.close()
 
 
 def test_servers_with_faults_are_refused(load: Load) -> None:
@@ -511,7 +364,7 @@ def test_servers_with_faults_are_refused(load: Load) -> None:
         load(InferenceServer("another"))
 
 
-def test_a_server_of_another_kind_is_named(folder: Path, load: Load) -> None:
+def test_a_server_of_another_kind_is_named(load: Load) -> None:
     with pytest.raises(LoadError, match=r"it is sglang, not vllm\. Leave out api='vllm'"):
         load(InferenceServer("sglang"), api="vllm")
     models = {"data": [{"id": "pair", "owned_by": "adafuse-llm"}]}
@@ -522,7 +375,7 @@ def test_a_server_of_another_kind_is_named(folder: Path, load: Load) -> None:
         with served(Starlette(routes=[Route(path, lambda _, a=answer: JSONResponse(a))])) as url:
             for api in (None, "vllm", "llama-server"):
                 with pytest.raises(LoadError, match=f"it is {kind}, n.*Load the files"):
-                    member(url, folder, api=api)
+                    load(url, api=api)
 
 
 def test_a_probability_of_zero_is_minus_infinity(
@@ -539,8 +392,7 @@ def test_a_probability_of_zero_is_minus_infinity(
 
     monkeypatch.setattr(server, "logprobs", cut)
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
-    query = Query(tree, (), (tree.child(tree.root, 40),), 2)
-    assert loaded.evaluate([query])[0].logprobs == (-math.inf,)
+    assert evaluate(loaded, tree, 40) == (-math.inf,)
 
 
 def raised(server: InferenceServer, tree: TokenTree, token: int, by: float) -> Any:
@@ -565,8 +417,7 @@ def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(lo
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     row = raised(server, tree, part, 8.0)
     before = server.counts["/completion"]
-    found = loaded.evaluate([Query(tree, (), (tree.child(tree.root, part),), 2)])[0]
-    assert found.logprobs == pytest.approx([float(row[part])], abs=1e-6)
+    assert evaluate(loaded, tree, part) == pytest.approx([float(row[part])], abs=1e-6)
     assert server.counts["/completion"] == before + 2  # no list of the whole vocabulary
 
 
@@ -594,8 +445,7 @@ def test_llama_server_lists_the_whole_vocabulary_beside_a_nearly_certain_token(l
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     row = raised(server, tree, certain, 30.0)
     given = int(row.topk(20).indices[-1])
-    found = loaded.evaluate([Query(tree, (), (tree.child(tree.root, given),), 2)])[0]
-    assert found.logprobs == pytest.approx([float(row[given])], abs=1e-6)
+    assert evaluate(loaded, tree, given) == pytest.approx([float(row[given])], abs=1e-6)
 
 
 def test_mixed_up_likeliest_tokens_of_vllm_are_an_error(

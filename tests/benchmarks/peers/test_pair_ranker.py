@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from transformers import AutoTokenizer, DebertaV2Config, DebertaV2Model, DebertaV2Tokenizer
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrainedModel
 
-from adafuse_llm import (
-    AdaFuseEngine,
-)
+from adafuse_llm import AdaFuseEngine
 from benchmarks.peers import PairRanker, Rerank
-from tests.support.models import Recipe, backend
+from tests.support.models import PAIR, backend
 
 MARKERS = ("<|source|>", "<|candidate1|>", "<|candidate2|>")
 
@@ -99,22 +95,10 @@ def test_logits_are_those_of_one_pair_at_a_time(folder, published):
 
 
 def test_models_are_ranked_by_the_model(folder, published):
-    recipes = (
-        Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-        Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-    )
-    members = [backend(recipe) for recipe in recipes]
+    members = [backend(recipe) for recipe in PAIR]
     with AdaFuseEngine(members, strategy=Rerank(PairRanker(folder))) as engine:
-        generation = engine.generate("The ferry:", max_new_tokens=8)
-    with AdaFuseEngine(members, strategy=Rerank()) as engine:
-        plain = {
-            c.text for c in engine.generate("The ferry:", max_new_tokens=8).rounds[0].candidates
-        }
-    (only,) = generation.rounds
-    assert {c.text for c in only.candidates} == plain
+        (only,) = engine.generate("The ferry:", max_new_tokens=8).rounds
     best, other = (c.text.strip() for c in only.candidates)
     logits = published("The ferry:", best, other), published("The ferry:", other, best)
     assert only.candidates[0].score == pytest.approx((logits[1] - logits[0]) / 2, abs=1e-5)
-    assert only.candidates[0].score is not None
-    assert only.candidates[0].score < 0
-    assert math.isfinite(only.candidates[0].nll[only.candidates[0].proposers[0]])
+    assert (only.candidates[0].score or 0) < 0

@@ -19,7 +19,7 @@ def _offline():
 
 @pytest.fixture(scope="session")
 def obliging():
-    """An engine of two members that reply as `obliging.answer` does."""
+    """An engine of two members that reply as `instruction_follower.answer` does."""
     with scripted_engine(answer) as engine:
         yield engine
 
@@ -35,6 +35,12 @@ def llm(obliging):
 
 
 @pytest.fixture(params=[AdaFuseLLM, ChatAdaFuse])
-def model(request, obliging):
+def kind(request):
+    """Each of the two models' classes."""
+    return request.param
+
+
+@pytest.fixture
+def model(kind, obliging):
     """Each of the two models."""
-    return request.param(engine=obliging)
+    return kind(engine=obliging)

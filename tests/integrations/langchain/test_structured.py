@@ -1,26 +1,36 @@
-"""Replies that fit a schema, in all ways to ask for them and to say the schema."""
+"""Replies that fit a schema, in all ways to ask for them and to write the schema."""
 
 from __future__ import annotations
 
-import copy
 import json
+import re
+import sys
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, Literal
 
 import pydantic.v1
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.structured_output import ProviderStrategy, StructuredOutputValidationError
+from langchain.agents.structured_output import (
+    ProviderStrategy,
+    StructuredOutputValidationError,
+    ToolStrategy,
+)
 from langchain_core.exceptions import OutputParserException
-from pydantic import BaseModel, ValidationError
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from adafuse_llm import GrammarError, MissingDependencyError
 from langchain_adafuse import ChatAdaFuse
 from tests.support.instruction_follower import call
 from tests.support.scripted import scripted_engine
 
 GOOD: dict[str, Any] = {"name": "Orrin", "people": 1200}
+UNFIT: dict[str, Any] = {"name": "Orrin", "people": "many"}
+METHODS: list[Any] = ["json_schema", "function_calling"]
 
 
 class City(BaseModel):
@@ -44,18 +54,28 @@ class CityDict(TypedDict):
     people: int
 
 
+WANTED = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "people": {"type": "integer"}},
+    "required": ["name", "people"],
+}
 SCHEMAS: dict[str, Any] = {
     "v2": City,
     "v1": CityV1,
     "typed dict": CityDict,
     "json schema": City.model_json_schema(),
-    "openai": {"name": "City", "description": "A city.", "parameters": City.model_json_schema()},
+    "function": {"name": "City", "description": "A city.", "parameters": WANTED},
+    "tool": {"type": "function", "function": {"name": "City", "parameters": WANTED}},
+    "anthropic": {"name": "City", "input_schema": WANTED},
+    "named": {"name": "City", "schema": WANTED},
+    "chat completions": {"type": "json_schema", "json_schema": {"name": "City", "schema": WANTED}},
+    "responses": {"type": "json_schema", "name": "City", "schema": WANTED},
 }
-METHODS = ["json_schema", "function_calling", "json_mode"]
 
 
 def chat_that(script, **fields):
     """A model that only describes schemas to its members, so that replies may not fit."""
+    script = script if callable(script) else lambda prompt, reply=script: reply
     return ChatAdaFuse(engine=scripted_engine(script), **{"enforce": False, **fields})
 
 
@@ -74,84 +94,49 @@ def plain(value):
         ("json_schema", "typed dict"),
         ("function_calling", "v1"),
         ("function_calling", "json schema"),
-        ("json_mode", "openai"),
+        ("json_mode", "function"),
     ],
 )
-async def test_methods_and_schemas(method, kind):
+async def test_methods_give_the_object_in_all_ways(method, kind):
     schema = SCHEMAS[kind]
-    name = getattr(schema, "__name__", "City")
-    chat = chat_that(lambda _: written(GOOD, method, name))
+    chat = chat_that(written(GOOD, method, getattr(schema, "__name__", "City")))
     structured = chat.with_structured_output(schema, method=method)
-    expected = type(structured.invoke("Which city?"))
-    assert expected is (schema if kind in ("v1", "v2") else dict)
-    assert plain(structured.invoke("Which city?")) == GOOD
-    assert plain(await structured.ainvoke("Which city?")) == GOOD
-    pieces = list(structured.stream("Which city?"))
-    assert plain(pieces[-1]) == GOOD
-    assert plain([piece async for piece in structured.astream("Which city?")][-1]) == GOOD
-    if method != "function_calling" and expected is dict:
-        assert len(pieces) > 1
-        assert set(pieces[0]) < set(GOOD) or pieces[0] != GOOD
-    assert [plain(each) for each in structured.batch(["A?", "B?"])] == [GOOD, GOOD]
-
+    assert type(structured.invoke("?")) is (schema if kind in ("v1", "v2") else dict)
+    pieces = list(structured.stream("?"))
     raw = chat.with_structured_output(schema, method=method, include_raw=True)
-    for whole in (
-        raw.invoke("Which?"),
-        await raw.ainvoke("Which?"),
-        reduce(add, raw.stream("Which?")),
+    whole: Any = reduce(add, raw.stream("?"))
+    for found in (
+        structured.invoke("?"),
+        await structured.ainvoke("?"),
+        pieces[-1],
+        [piece async for piece in structured.astream("?")][-1],
+        raw.invoke("?")["parsed"],
+        whole["parsed"],
     ):
-        assert set(whole) == {"raw", "parsed", "parsing_error"}
-        assert plain(whole["parsed"]) == GOOD
-        assert whole["parsing_error"] is None
-        assert whole["raw"].usage_metadata["output_tokens"] > 0
+        assert plain(found) == GOOD
+    assert whole["parsing_error"] is None
+    assert whole["raw"].usage_metadata["output_tokens"] > 0
+    assert (len(pieces) > 1) == (kind in ("typed dict", "function"))
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-@pytest.mark.parametrize("reply", [{"name": "Orrin", "people": "many"}, None])
-async def test_what_does_not_fit_is_an_error_of_the_parser(method, reply):
-    text = "I do not know." if reply is None else written(reply, method)
-    chat = chat_that(lambda _: text)
+@pytest.mark.parametrize("kind", [*SCHEMAS])
+def test_every_form_of_a_schema_reaches_the_members(kind):
+    prompts = []
+    chat = chat_that(lambda prompt: prompts.append(prompt) or json.dumps(GOOD))
+    assert plain(chat.with_structured_output(SCHEMAS[kind]).invoke("Which?")) == GOOD
+    assert any("people" in prompt for prompt in prompts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [UNFIT, None])
+async def test_what_does_not_fit_is_an_error_of_the_parser(method, value):
+    chat = chat_that("I do not know." if value is None else written(value, method))
     structured = chat.with_structured_output(City, method=method)
-    with pytest.raises((OutputParserException, ValidationError)):
-        structured.invoke("Which city?")
-    with pytest.raises((OutputParserException, ValidationError)):
+    with pytest.raises(ValueError):
         await structured.ainvoke("Which city?")
-    raw = chat.with_structured_output(City, method=method, include_raw=True)
-    whole = raw.invoke("Which city?")
+    whole = chat.with_structured_output(City, method=method, include_raw=True).invoke("?")
     assert whole["parsed"] is None
     assert whole["parsing_error"] is not None
-
-
-WANTED = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "people": {"type": "integer"}},
-    "required": ["name", "people"],
-}
-WRAPPED: dict[str, Any] = {
-    "inner": {"name": "City", "schema": WANTED},
-    "chat completions": {
-        "type": "json_schema",
-        "json_schema": {"name": "City", "description": "A city.", "schema": WANTED},
-    },
-    "responses": {"type": "json_schema", "name": "City", "schema": WANTED},
-    "tool": {"type": "function", "function": {"name": "City", "parameters": WANTED}},
-    "anthropic": {"name": "City", "input_schema": WANTED},
-}
-
-
-@pytest.mark.parametrize(("kind", "method"), [*zip(WRAPPED, METHODS * 3, strict=False)])
-def test_a_schema_in_a_wrapper_is_the_schema(kind, method):
-    prompts = []
-
-    def script(prompt):
-        prompts.append(prompt)
-        return written(GOOD, method)
-
-    given = copy.deepcopy(WRAPPED[kind])
-    structured = chat_that(script).with_structured_output(given, method=method)
-    assert structured.invoke("Which?") == GOOD
-    assert method == "json_mode" or any("people" in prompt for prompt in prompts)
-    assert given == WRAPPED[kind]
 
 
 class Pair(BaseModel):
@@ -159,30 +144,101 @@ class Pair(BaseModel):
     b: str
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("method", METHODS)
 async def test_an_object_that_the_limit_cuts_is_an_error(method):
-    value = {"a": "x", "b": "mill " * 40}
-    reply = json.dumps(value) if method == "json_schema" else call("Pair", **value)
-    with scripted_engine(lambda _: reply) as engine:
-        chat: Any = ChatAdaFuse(engine=engine, max_tokens=130)
-        raw = chat.with_structured_output(Pair, method=method, include_raw=True)
-        for found in (raw.invoke("?"), await raw.ainvoke("?")):
-            assert found["parsed"] is None
-            assert "max_tokens" in str(found["parsing_error"])
-            assert method != "json_schema" or json.loads(found["raw"].text)["a"] == "x"
-        plain = chat.with_structured_output(Pair, method=method)
-        with pytest.raises(OutputParserException, match="max_tokens"):
-            plain.invoke("?")
-        with pytest.raises(OutputParserException, match="max_tokens"):
-            [each async for each in plain.astream("?")]
+    reply = written({"a": "x", "b": "mill " * 40}, method, "Pair")
+    chat: Any = chat_that(reply, max_tokens=130, enforce="auto")
+    found = chat.with_structured_output(Pair, method=method, include_raw=True).invoke("?")
+    assert found["parsed"] is None
+    assert "max_tokens" in str(found["parsing_error"])
+    assert method != "json_schema" or json.loads(found["raw"].text)["a"] == "x"
+    with pytest.raises(OutputParserException, match="max_tokens"):
+        [each async for each in chat.with_structured_output(Pair, method=method).astream("?")]
+    if method == "json_schema":
         agent: Any = create_agent(chat, [], response_format=ProviderStrategy(Pair))
-        if method == "json_schema":
-            with pytest.raises(StructuredOutputValidationError):
-                agent.invoke({"messages": [("user", "?")]})
+        with pytest.raises(StructuredOutputValidationError):
+            agent.invoke({"messages": [("user", "?")]})
 
 
-def test_a_number_that_the_limit_may_have_cut_is_an_error():
-    with scripted_engine(lambda _: "123456789") as engine:
-        chat = ChatAdaFuse(engine=engine, max_tokens=4)
-        found = chat.with_structured_output({"title": "N", "type": "integer"}, include_raw=True)
-        assert "max_tokens" in str(found.invoke("?")["parsing_error"])
+# Enforced -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_enforced_reply_fits_whatever_the_members_write(method):
+    pytest.importorskip("llguidance")
+    chat = chat_that(written(UNFIT, method), enforce=True, max_new_tokens=80)
+    assert chat.with_structured_output(City, method=method).invoke("Which?").name == "Orrin"
+
+
+class Expr(BaseModel):
+    """An expression."""
+
+    op: Literal["add", "multiply"]
+    of: Expr | Literal[1, 2]
+
+
+@tool
+def evaluate(expr: Expr) -> str:
+    """Evaluate an expression."""
+    return type(expr.of).__name__
+
+
+def test_a_class_that_contains_itself_is_enforced_at_every_depth():
+    pytest.importorskip("llguidance")
+    inner = {"op": "add", "of": {"op": "multiply", "of": "two"}}
+    for method in METHODS:
+        chat = chat_that(written(inner, method, "Expr"), enforce=True, max_new_tokens=200)
+        expr = chat.with_structured_output(Expr, method=method, strict=True).invoke("Go")
+        assert expr.of.of in (1, 2)
+    chat = chat_that(call("evaluate", expr=inner), enforce=True, max_new_tokens=200)
+    (made,) = chat.bind_tools([evaluate], tool_choice="any").invoke("Go").tool_calls
+    assert evaluate.invoke(made["args"]) == "Expr"
+
+
+@tool
+def population(city: str) -> int:
+    """How many people live in a city."""
+    return {"Orrin": 1200}[city]
+
+
+def asks_first(prompt):
+    if '"content": "1200"' not in prompt:
+        return call("population", city="Orrin")
+    return call("City", **GOOD) if '"name": "City"' in prompt else json.dumps(GOOD)
+
+
+@pytest.mark.parametrize("strategy", [ProviderStrategy(City), ToolStrategy(City)])
+def test_agents_call_tools_and_answer_in_a_schema(strategy):
+    chat = chat_that(asks_first, enforce="auto")
+    agent = create_agent(chat, [population], response_format=strategy)
+    state = agent.invoke({"messages": [HumanMessage("Which city?")]})
+    assert state["structured_response"] == City(**GOOD)
+    results = [each.content for each in state["messages"] if isinstance(each, ToolMessage)]
+    assert results[0] == "1200"
+
+
+class Odd(BaseModel):
+    """A schema with a pattern that cannot be enforced."""
+
+    name: str = Field(json_schema_extra={"pattern": "(?=O)"})
+
+
+def test_a_schema_that_cannot_be_enforced_is_described_with_one_warning(caplog):
+    pytest.importorskip("llguidance")
+    chat = chat_that('{"name": "Orrin"}', enforce="auto")
+    structured = chat.with_structured_output(Odd)
+    assert structured.invoke("Which?") == structured.invoke("Which?") == Odd(name="Orrin")
+    (record,) = caplog.records
+    assert re.search("not enforced.*look-?ahead", record.message)
+    with pytest.raises(GrammarError, match=r"look-?ahead"):
+        chat.with_structured_output(Odd, enforce=True).invoke("Which?")
+
+
+def test_without_the_extra_nothing_is_enforced(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    chat = chat_that(call("population", town=3), enforce="auto")
+    assert not chat.profile["structured_output"]
+    assert chat.bind_tools([population]).invoke("Go").tool_calls[0]["args"] == {"town": 3}
+    assert "enforced" not in caplog.text
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[grammar\]"):
+        chat.bind_tools([population], enforce=True).invoke("Go")

@@ -17,6 +17,8 @@ from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import call
 from tests.support.scripted import scripted_engine
 
+TEMPLATES = ("<|im_start|>", "[INST]")
+
 
 @tool
 def population(city: str) -> int:
@@ -33,9 +35,20 @@ def multiply(a: int, b: int) -> int:
 TOOLS = [population, multiply]
 
 
-def chat_that(script, other=None, **fields):
+def chat_that(script, prompts=None, **fields):
     """A model that only describes tools to its members, so that calls may be malformed."""
-    return ChatAdaFuse(engine=scripted_engine(script, other), **{"enforce": False, **fields})
+
+    def reply(prompt):
+        if prompts is not None:
+            prompts.append(prompt)
+        return script(prompt) if callable(script) else script
+
+    return ChatAdaFuse(engine=scripted_engine(reply), **{"enforce": False, **fields})
+
+
+def called(message):
+    assert not message.invalid_tool_calls
+    return [(each["name"], each["args"]) for each in message.tool_calls]
 
 
 def test_functions_may_have_injected_arguments_of_any_class():
@@ -44,66 +57,82 @@ def test_functions_may_have_injected_arguments_of_any_class():
 
     index = Annotated[InMemoryCache, InjectedToolArg]
     look_up.__annotations__ = {"city": str, "index": index, "return": str}
-    (described,) = chat_that(str).bind_tools([look_up]).kwargs["tools"]
+    (described,) = chat_that("").bind_tools([look_up]).kwargs["tools"]
     assert [*described["function"]["parameters"]["properties"]] == ["city"]
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "read"),
     [
-        (None, "Call a tool only where it helps"),
-        ("any", "must call at least one tool"),
+        (None, ""),
         ({"type": "tool", "name": "multiply"}, "must call the tool multiply"),
         ("none", None),
     ],
 )
-def test_every_member_reads_the_tools_and_the_choice(choice, told):
-    prompts = []
+def test_every_member_reads_the_tools_and_the_choice(choice, read):
+    prompts: list[str] = []
+    chat_that("Well.", prompts).bind_tools(TOOLS, tool_choice=choice).invoke("2 times 3?")
+    for template in TEMPLATES:
+        (prompt, *_) = [p for p in prompts if template in p and "2 times 3" in p]
+        assert (read is not None) == ('"name": "population"' in prompt)
+        assert (read or "") in prompt
 
-    def script(prompt):
-        prompts.append(prompt)
-        return "Well."
 
-    chat_that(script).bind_tools(TOOLS, tool_choice=choice).invoke("What is 2 times 3?")
-    for template in ("<|im_start|>", "[INST]"):
-        (read, *_) = [p for p in prompts if template in p and "2 times 3" in p]
-        assert (told is not None) == ('"name": "population"' in read) == ('"multiply"' in read)
-        assert told is None or told in read
+BOTH = call("population", city="Orrin") + "\n" + call("population", city="Vell")
+
+
+@pytest.mark.parametrize(
+    ("reply", "options", "expected"),
+    [
+        ("Hello.", {"tool_choice": "none"}, []),
+        (BOTH, {"tool_choice": "any"}, ["Orrin", "Vell"]),
+        (BOTH, {"tool_choice": "any", "parallel_tool_calls": False}, ["Orrin"]),
+        (BOTH, {"tool_choice": "population"}, ["Orrin"]),
+    ],
+)
+def test_an_enforced_reply_has_the_calls_of_the_choice(reply, options, expected):
+    pytest.importorskip("llguidance")
+    chat = chat_that(reply, enforce=True, max_new_tokens=300).bind_tools(TOOLS, **options)
+    message = chat.invoke("Go")
+    assert called(message) == [("population", {"city": city}) for city in expected]
+    assert message.content == ("" if expected else reply)
+
+
+def test_calls_stream_whole_and_stop_sequences_do_not_cut_them():
+    calls = [call("population", city="</tool_call>\n"), call("multiply", a=2, b=3)]
+    reply = "I look.\n" + "\n".join(calls)
+    fields = {"enforce": True, "stop": ["}}"], "max_new_tokens": 300}
+    chunks = list(chat_that(reply, **fields).bind_tools(TOOLS).stream("Go"))
+    emitted = [json.loads(each["args"]) for chunk in chunks for each in chunk.tool_call_chunks]
+    assert emitted == [{"city": "</tool_call>\n"}, {"a": 2, "b": 3}]
+    message: Any = reduce(add, chunks)
+    assert called(message) == [("population", emitted[0]), ("multiply", emitted[1])]
+    assert message.response_metadata["finish_reason"] == "tool_calls"
 
 
 MALFORMED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>'
 
 
 async def test_a_malformed_call_has_its_reason_and_can_be_answered():
-    reply, error = MALFORMED, "not JSON"
-    prompts = []
-
-    def script(prompt):
-        prompts.append(prompt)
-        return "It is 6." if "Bad JSON." in prompt else f"So:\n{reply}"
-
-    chat = chat_that(script).bind_tools(TOOLS)
-    text = reply.removeprefix("<tool_call>").removesuffix("</tool_call>")
-    for message in (chat.invoke("Go"), await chat.ainvoke("Go")):
+    prompts: list[str] = []
+    bound = chat_that(
+        lambda prompt: "It is 6." if "Bad JSON." in prompt else f"So:\n{MALFORMED}", prompts
+    ).bind_tools(TOOLS)
+    written = MALFORMED.removesuffix("</tool_call>")
+    streamed: Any = reduce(add, list(bound.stream("Go")))
+    for message in (bound.invoke("Go"), await bound.ainvoke("Go"), streamed):
         (invalid,) = message.invalid_tool_calls
-        assert error in invalid["error"]
-        assert invalid["args"] == text
-        assert "<tool_call>" not in str(message.additional_kwargs)
-        assert message.content == "So:\n"
+        (warning,) = message.response_metadata["adafuse_warnings"]
+        assert "not JSON" in warning
+        assert message is streamed or "not JSON" in invalid["error"]
+        assert (message.tool_calls, message.content, invalid["args"]) == ([], "So:\n", written)
         assert message.response_metadata["finish_reason"] == "stop"
         answer = ToolMessage("Bad JSON.", tool_call_id=invalid["id"], status="error")
-        assert chat.invoke([HumanMessage("Go"), message, answer]).content == "It is 6."
-    for template in ("<|im_start|>", "[INST]"):
+        assert bound.invoke([HumanMessage("Go"), message, answer]).content == "It is 6."
+    for template in TEMPLATES:
         (read, *_) = [p for p in prompts if template in p and "Bad JSON." in p]
-        assert f"So:\n<tool_call>\n{text.strip()}\n</tool_call>" in read
+        assert f"So:\n{written.strip()}\n</tool_call>" in read
         assert '<tool_response>\n{"content": "Bad JSON."}\n</tool_response>' in read
-
-    streamed: Any = reduce(add, list(chat.stream("Go")))
-    (invalid,) = streamed.invalid_tool_calls
-    assert error in streamed.additional_kwargs["adafuse_call_errors"][invalid["id"]]
-    answer = ToolMessage("Bad JSON.", tool_call_id=invalid["id"])
-    assert chat.invoke([HumanMessage("Go"), streamed, answer]).content == "It is 6."
-    assert not [each for each in prompts if "<tool_call><tool_call>" in each]
 
 
 # Agents ---------------------------------------------------------------------------------------
@@ -126,12 +155,11 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(enforce, tmp_path):
 
     story = call("save_note", text="A fox. " * 40)
     fields = {"max_tokens": 120, "enforce": enforce, "cache": InMemoryCache()}
-    chat = chat_that(lambda _: story, **fields)
+    chat = chat_that(story, **fields)
     bound, given = chat.bind_tools([save_note]), {"messages": [HumanMessage("Save a story.")]}
-    for message in (bound.invoke("Save."), bound.invoke("Save."), await bound.ainvoke("Save.")):
+    for message in (bound.invoke("Save."), bound.invoke("Save.")):
         assert "max_tokens" in check(message)["error"]
     check(reduce(add, list(bound.stream("Save."))))
-    check(reduce(add, [chunk async for chunk in bound.astream("Save.")]))
     agent: Any = create_agent(chat, [save_note])
     check(agent.invoke(given)["messages"][-1])
     async for mode, data in agent.astream(given, stream_mode=["messages", "values"]):
@@ -140,16 +168,17 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts(enforce, tmp_path):
     events = [event async for event in agent.astream_events(given, version="v2")]
     (end,) = [event for event in events if event["event"] == "on_chat_model_end"]
     check(end["data"]["output"])
-    both = f"{call('save_note', text='A fox.')}\n{story}"
-    whole = chat_that(lambda _: both, **{**fields, "max_tokens": 200})
-    message = whole.bind_tools([save_note]).invoke("Save.")
+    both = chat_that(
+        f"{call('save_note', text='A fox.')}\n{story}", **{**fields, "max_tokens": 200}
+    )
+    message = both.bind_tools([save_note]).invoke("Save.")
     assert [each["args"] for each in message.tool_calls] == [{"text": "A fox."}]
     assert [each["name"] for each in message.invalid_tool_calls] == ["save_note"]
     assert not list(tmp_path.iterdir())
 
 
 async def test_an_empty_last_message_has_a_warning(caplog):
-    message = chat_that(lambda _: "").bind_tools(TOOLS).invoke("Go")
+    message = chat_that("").bind_tools(TOOLS).invoke("Go")
     assert message.response_metadata["adafuse_warnings"] == ["the reply is empty"]
     assert "the reply is empty" in caplog.text
 
@@ -162,36 +191,30 @@ def asks_in_turn(prompt):
     return call("population", city="Orrin")
 
 
-async def test_agents_stream_messages_rounds_and_events():
-    agent: Any = create_agent(chat_that(asks_in_turn, round_detail="full"), TOOLS)
+@pytest.mark.parametrize("detail", ["summary", "full"])
+async def test_agents_stream_messages_and_rounds(detail):
+    agent: Any = create_agent(chat_that(asks_in_turn, round_detail=detail), TOOLS)
     given = {"messages": [HumanMessage("How many?")]}
-    stream = agent.astream(given, stream_mode="messages")
-    pieces = [piece async for piece, at in stream if at["langgraph_node"] == "model"]
-    rounds = [
-        each for piece in pieces for each in piece.additional_kwargs.get("adafuse_rounds", ())
-    ]
-    assert "".join(str(piece.content) for piece in pieces) == "Twice Orrin is 2400."
-    called = [each["name"] for piece in pieces for each in piece.tool_call_chunks]
-    assert called == ["population", "multiply"]
-    agent = create_agent(chat_that(asks_in_turn), TOOLS)
-    stream = agent.astream(given, stream_mode="messages")
-    pieces = [piece async for piece, at in stream if at["langgraph_node"] == "model"]
-    assert all(
-        piece.content or piece.tool_call_chunks or piece.response_metadata for piece in pieces
-    )
     with get_round_callback() as heard:
-        events = [event async for event in agent.astream_events(given, version="v2")]
-    named = [each["name"] for each in events if each["event"] == "on_tool_end"]
-    assert named == ["population", "multiply"]
-    assert len(heard.rounds) == len(rounds)
+        stream = agent.astream(given, stream_mode="messages")
+        pieces = [piece async for piece, at in stream if at["langgraph_node"] == "model"]
+    assert "".join(str(piece.content) for piece in pieces) == "Twice Orrin is 2400."
+    names = [each["name"] for piece in pieces for each in piece.tool_call_chunks]
+    assert names == ["population", "multiply"]
+    kept = [piece.additional_kwargs.get("adafuse_rounds", []) for piece in pieces]
+    assert sum(map(len, kept)) == (len(heard.rounds) if detail == "full" else 0)
+    for run in {each["run_id"] for each in heard.rounds}:
+        mine = [each["round"] for each in heard.rounds if each["run_id"] == run]
+        assert mine == list(range(len(mine)))
+    for piece, rounds in zip(pieces, kept, strict=True):
+        assert piece.content or piece.tool_call_chunks or piece.response_metadata or rounds
 
 
 # Histories ------------------------------------------------------------------------------------
 
 
 PICTURE: dict[str, Any] = {"type": "image", "url": "data:x"}
-FOUND = {"type": "search_result", "content": [{"type": "text", "text": "In Orrin."}, PICTURE]}
-BLOCKS: list[Any] = ["1200", {"type": "json", "json": {"é": 1}}, PICTURE, FOUND]
+BLOCKS: list[Any] = ["1200", {"type": "json", "json": {"é": 1}}, PICTURE]
 HISTORY = [
     SystemMessage([{"type": "text", "text": "Be brief."}]),
     HumanMessage("How many?", name="Anna"),
@@ -209,20 +232,16 @@ HISTORY = [
 
 
 def test_what_members_read_of_a_history(caplog):
-    prompts = []
-
-    def script(prompt):
-        prompts.append(prompt)
-        return "Well."
-
-    chat = chat_that(script)
+    prompts: list[str] = []
+    chat = chat_that("Well.", prompts)
     bound = chat.bind_tools(TOOLS)
-    assert bound.invoke(HISTORY).content == "Well."
-    for template in ("<|im_start|>", "[INST]"):
+    tokens = bound.invoke(HISTORY).usage_metadata["input_tokens"]
+    assert tokens == chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
+    for template in TEMPLATES:
         (read, *_) = [each for each in prompts if template in each and "Thanks" in each]
         for said in ("Be brief.", "Anna: How many?", "I look.", '"name": "population"', "It has"):
             assert said in read
-        result = json.dumps('1200\n{"é": 1}\nIn Orrin.', ensure_ascii=False)
+        result = json.dumps('1200\n{"é": 1}', ensure_ascii=False)
         assert f'<tool_response>\n{{"name": "population", "content": {result}}}' in read
         assert "hidden" not in read
         assert "tool_use" not in read
@@ -230,49 +249,34 @@ def test_what_members_read_of_a_history(caplog):
     picture = [*HISTORY[:4], ToolMessage([PICTURE], tool_call_id="1")]
     assert bound.invoke(picture).content == "Well."
     assert any("(image left out)" in prompt for prompt in prompts)
-    tokens = chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
-    assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
 
 
-FOREIGN: dict[str, tuple[dict[str, Any], str | None]] = {
-    "text": ({"type": "text", "text": "It is 4."}, "It is 4."),
-    "text of the responses API": ({"type": "output_text", "text": "It is 4."}, "It is 4."),
-    "refusal": ({"type": "refusal", "refusal": "I refuse."}, "I refuse."),
-    "thinking": ({"type": "thinking", "thinking": "Hm.", "signature": "x"}, None),
-    "reasoning": ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}, None),
-    "tool use": ({"type": "tool_use", "id": "1", "name": "f", "input": {}}, None),
-    "image": ({"type": "image_url", "image_url": {"url": "data:x"}}, None),
-    "server tool": ({"type": "server_tool_use", "id": "1", "name": "f", "input": {}}, None),
-    "a part of another API": ({"inline_data": {"data": "x"}}, None),
-    "odd text": ({"type": "text", "text": None}, None),
-}
-NOTED = ("image", "server tool", "a part of another API", "odd text")
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_assistant_blocks_of_other_providers_are_read_or_dropped(kind, caplog):
-    block, text = FOREIGN[kind]
-    prompts = []
-
-    def script(prompt):
-        prompts.append(prompt)
-        return "Good."
-
-    chat = chat_that(script)
-    history = [HumanMessage("2+2?"), AIMessage([block, "Yes."]), HumanMessage("Sure?")]
+@pytest.mark.parametrize(
+    ("block", "text", "noted"),
+    [
+        ({"type": "text", "text": "It is 4."}, "It is 4.", ""),
+        ({"type": "refusal", "refusal": "I refuse."}, "I refuse.", ""),
+        ({"type": "thinking", "thinking": "Hm.", "signature": "x"}, "", ""),
+        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}, "", ""),
+        ({"type": "tool_use", "id": "1", "name": "f", "input": {}}, "", ""),
+        ({"type": "image_url", "image_url": {"url": "data:x"}}, "", "image"),
+        ({"type": "server_tool_use", "id": "1", "name": "f", "input": {}}, "", "server_tool_use"),
+        ({"inline_data": {"data": "x"}}, "", "inline_data"),
+        ({"type": "text", "text": None}, "", "text"),
+    ],
+    ids=str,
+)
+def test_assistant_blocks_of_other_providers_are_read_or_omitted(block, text, noted, caplog):
+    prompts: list[str] = []
+    chat = chat_that("Good.", prompts)
+    lost = {"type": "invalid_tool_call", "name": "f", "args": None, "id": "1", "error": None}
+    history = [
+        HumanMessage("2+2?"),
+        AIMessage([block, "Yes."], invalid_tool_calls=[lost]),
+        HumanMessage("Sure?"),
+    ]
     assert chat.invoke(history).content == "Good."
-    assert list(chat.stream(history, max_words=1))
-    assert any(f"{text or ''}Yes." in prompt for prompt in prompts)
-    assert len(caplog.records) == (kind in NOTED)
-    if kind in NOTED:
-        assert block.get("type", "inline_data") in caplog.text
-    with pytest.raises(ValueError, match="only text is allowed"):
-        chat.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "data:x"}}])])
-
-
-def test_a_malformed_call_of_another_provider_may_have_no_arguments():
-    lost = {"type": "invalid_tool_call", "name": "multiply", "args": None, "id": "1", "error": None}
-    prompts = []
-    model = chat_that(lambda prompt: prompts.append(prompt) or "Well.")
-    model.invoke([HumanMessage("2 times 3?"), AIMessage("", invalid_tool_calls=[lost])])
-    assert not [each for each in prompts if "None" in each]
+    assert any(f"{text}Yes." in prompt for prompt in prompts)
+    assert [each.getMessage().endswith(f": {noted}") for each in caplog.records] == (
+        [True] if noted else []
+    )

@@ -86,15 +86,10 @@ def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
     assert tab.marks == marks
     assert f"adafuse: {len(expected.rounds)} rounds" in tab.facts
     assert f"{len(expected.text)} tokens" in tab.facts
-    assert "finished" in tab.facts
     numbers = Counter("".join(marks))
-    assert len(marks) < numbers.total(), "no span has several marks"
     assert dict(re.findall(r"([●■▲=]) (\d+)", tab.facts)) == {
         mark: str(number) for mark, number in numbers.items()
     }
-    together = sum("●" in each and len(each) > 1 for each in marks)
-    title = f"{numbers['●']} spans by wren ({together} together with other members)"
-    assert tab.page.locator(".foot").get_by_title(title, exact=True).count()
     assert tab.bodies == [
         {
             "model": "adafuse",

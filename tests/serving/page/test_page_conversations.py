@@ -69,18 +69,10 @@ def test_conversations_can_be_deleted(visit) -> None:
     confirm(tab, "Cancel")
     assert titles(tab) == ["think", "long", "sum"]
     tab.press("Delete long")
-    tab.page.keyboard.press("Escape")
-    assert titles(tab) == ["think", "long", "sum"]
-    tab.press("Delete long")
     confirm(tab, "Delete")
     tab.page.get_by_role("button", name="Delete long").wait_for(state="hidden")
     assert titles(tab) == ["think", "sum"]
     assert questions(tab) == ["think"], "the open one stays"
-    tab.press("Delete think")
-    confirm(tab, "Delete")
-    tab.page.locator(".welcome").wait_for()
-    assert questions(tab) == []
-    assert len(entries(tab)) == 2, "the title and the content of one"
     tab.press("Delete all")
     confirm(tab, "Delete")
     tab.page.get_by_text("There are no conversations yet.").wait_for()
@@ -127,7 +119,6 @@ def test_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -> None:
     assert [each["role"] for each in tab.bodies[2]["messages"]] == ["user"]
     open_list(tab)
     tab.page.locator("#talks .talk").nth(1).click()
-    assert system.input_value() == "Answer in one word."
     tab.page.reload()
     tab.press("Settings")
     assert system.input_value() == "Answer in one word."

@@ -69,12 +69,10 @@ from adafuse_llm import (
     RuntimeConfig,
 )
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.enforcing import Enforce, enforced
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.option_fields import OptionFields
-from adafuse_llm.adapters.options import ALIASES, check_option_names
+from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
 from adafuse_llm.adapters.reply import CUT
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply_form import Enforce, ReplyForm, enforced
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 from adafuse_llm.strategies.registry import AUTO
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import ReplyDelta, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply import ReplyDelta, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
+from adafuse_llm.serving.bodies import ServedRequest
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.http import DONE
 from adafuse_llm.serving.http import event as sent_event
-from adafuse_llm.serving.openai_requests import ServedRequest
 from adafuse_llm.wire import EXTENSION
 
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
@@ -25,22 +25,6 @@ FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
 TEXT_KINDS = ("text_completion", "text_completion")
 """Kinds of objects: whole responses, and chunks of streams."""
-
-
-class Chunk(NamedTuple):
-    """The part of a chunk that depends on the kind of the response.
-
-    Attributes:
-        choice: the choice.
-        done: the round that committed its text, if any.
-        event: the event, in the last of its chunks.
-        warnings: what is wrong with the calls of the whole response, in its last chunk.
-    """
-
-    choice: dict[str, Any]
-    done: Round | None = None
-    event: StreamEvent | None = None
-    warnings: Sequence[str] = ()
 
 
 class CompletionWriter:
@@ -53,38 +37,37 @@ class CompletionWriter:
         leader: member whose log-probabilities the responses have; None for none.
     """
 
-    def __init__(
-        self,
-        model: str,
-        asked: ServedRequest,
-        n: int,
-        leader: str | None,
-    ) -> None:
+    def __init__(self, model: str, asked: ServedRequest, n: int, leader: str | None) -> None:
         is_chat = asked.conversation is not None
-        prefix = "chatcmpl" if is_chat else "cmpl"
         self._kinds = CHAT_KINDS if is_chat else TEXT_KINDS
+        prefix = "chatcmpl" if is_chat else "cmpl"
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
         self._model = model
-        self._asked = asked
+        self._body = asked.body
         self._warnings = asked.ignored.warnings
         self._prompts = 1 if is_chat else len(asked.prompts)
-        self._choices: list[ChatChoice | TextChoice] = []
-        for index in range(self._prompts * n):
-            echo = asked.prompts[index // n] if asked.echo else ""
-            self._choices.append(
-                ChatChoice(index, asked.form, leader)
-                if is_chat
-                else TextChoice(index, leader, echo)
-            )
+        self._choices = [
+            ChatChoice(leader, asked.form) if is_chat else TextChoice(leader)
+            for _ in range(self._prompts * n)
+        ]
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         """Yield the chunks of a stream for an event."""
-        for part in self._choices[index].chunks(event):
-            yield sent_event(self._chunk(part))
+        choice, whole, rounds = self._choices[index], event.generation, self._body.adafuse.rounds
+        while choice.opening:
+            yield self._chunk(index, choice.opening.pop(), {})
+        if (part := choice.part(event)) is not None:
+            last = event if whole is None else None
+            yield self._chunk(index, part, wire.chunk(event.round, last, (), rounds=rounds))
+        if whole is not None:
+            warnings = [*self._warnings, *choice.warnings]
+            extension = wire.chunk(None, event, warnings, rounds=rounds)
+            reason = _finish_reason(whole, choice.calls)
+            yield self._chunk(index, {**choice.nothing, "finish_reason": reason}, extension)
 
     def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
         """Yield the usage of all responses, if the client wants it, and the last event."""
-        if self._asked.body.stream_options.include_usage:
+        if self._body.stream_options.include_usage:
             total = total_usage(generations, self._prompts)
             frame = self._frame([], {"usage": total.model_dump()}, is_chunk=True)
             yield sent_event({**frame, "usage": openai_usage(total)})
@@ -96,31 +79,28 @@ class CompletionWriter:
 
     def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """Return a response that is not streamed."""
-        total = total_usage(generations, self._prompts)
-        written = []
+        total, warnings, written = total_usage(generations, self._prompts), [*self._warnings], []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            extension = wire.whole(generation, rounds=self._asked.body.adafuse.rounds)
-            written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
-        extension = {"usage": total.model_dump()}
-        if warnings := [*self._warnings, *(each for c in self._choices for each in c.warnings)]:
-            extension["warnings"] = warnings
-        frame = self._frame(written, extension, is_chunk=False)
-        return {**frame, "usage": openai_usage(total)}
+            fields = {"index": index, **choice.whole(generation)}
+            fields["finish_reason"] = _finish_reason(generation, choice.calls)
+            extension = wire.whole(generation, rounds=self._body.adafuse.rounds)
+            written.append({**fields, EXTENSION: extension})
+            warnings += choice.warnings
+        extension = {"usage": total.model_dump(), **({"warnings": warnings} if warnings else {})}
+        return {**self._frame(written, extension), "usage": openai_usage(total)}
 
     def scored(self, scores: Sequence[Scores]) -> dict[str, Any]:
         """Return the response to a request that scores texts, with the scores of each prompt."""
         extension = {"scores": [each.model_dump(mode="json") for each in scores]}
         usage = openai_usage(total_usage(scores, self._prompts))
-        return {**self._frame([], extension, is_chunk=False), "usage": usage}
+        return {**self._frame([], extension), "usage": usage}
 
-    def _chunk(self, part: Chunk) -> dict[str, Any]:
-        """Return a chunk of a stream with one choice."""
-        warnings, rounds = [*self._warnings, *part.warnings], self._asked.body.adafuse.rounds
-        extension = wire.chunk(part.done, part.event, warnings, rounds=rounds)
-        return self._frame([part.choice], extension, is_chunk=True)
+    def _chunk(self, index: int, part: dict[str, Any], extension: dict[str, Any]) -> bytes:
+        choice = {"index": index, "logprobs": None, "finish_reason": None, **part}
+        return sent_event(self._frame([choice], extension, is_chunk=True))
 
     def _frame(
-        self, choices: list[dict[str, Any]], extension: dict[str, Any], *, is_chunk: bool
+        self, choices: list[dict[str, Any]], extension: dict[str, Any], *, is_chunk: bool = False
     ) -> dict[str, Any]:
         return {
             **self._head,
@@ -132,115 +112,89 @@ class CompletionWriter:
 
 
 class ChatChoice:
-    """One reply to a conversation. Its log-probabilities are those of `leader`, if any."""
+    """One reply to a conversation. Its log-probabilities are those of `leader`, if any.
 
-    def __init__(self, index: int, form: ReplyForm, leader: str | None) -> None:
-        self._index = index
-        self._form = form
+    Attributes:
+        nothing: a part without text.
+        opening: what comes before the first text.
+        calls: number of the calls so far.
+        warnings: what is wrong with them.
+    """
+
+    nothing: Mapping[str, Any] = {"delta": {}}
+
+    def __init__(self, leader: str | None, form: ReplyForm) -> None:
         self._leader = leader
-        self._reader: ReplyReader | None = None
-        self._calls = 0
+        self._reader = form.reader()
+        self.calls = 0
+        self.opening: list[dict[str, Any]] = [{"delta": {"role": "assistant", "content": ""}}]
         self.warnings: list[str] = []
 
-    def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
-        """Yield the parts of the chunks for an event."""
-        if self._reader is None:
-            self._reader = self._form.reader()
-            yield Chunk(self._part({"role": "assistant", "content": ""}))
-        whole = event.generation
-        delta = self._reader.read(event)
-        fields = self._fields(delta)
-        if fields or event.round is not None:
-            part = self._part({"content": "", **fields}, self._logprobs([event.round]))
-            yield Chunk(part, event.round, event if whole is None else None)
-        if whole is not None:
-            part = self._part({}, finish_reason=_finish_reason(whole, self._calls))
-            yield Chunk(part, event=event, warnings=self.warnings)
+    def part(self, event: StreamEvent) -> dict[str, Any] | None:
+        """Return what is new with an event."""
+        fields = self._fields(self._reader.read(event))
+        if not fields and event.round is None:
+            return None
+        logprobs = self._logprobs([] if event.round is None else [event.round])
+        return {"delta": {"content": "", **fields}, "logprobs": logprobs}
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
         text, prefix = generation.text, generation.reply_prefix
         whole = StreamEvent(text=text, round=None, generation=generation, reply_prefix=prefix)
-        fields = self._fields(self._form.reader().read(whole))
+        fields = self._fields(self._reader.read(whole))
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")
-        message = {"role": "assistant", **fields, "content": content, "refusal": None}
         return {
-            "message": message,
+            "message": {"role": "assistant", **fields, "content": content, "refusal": None},
             "logprobs": self._logprobs(generation.rounds),
-            "finish_reason": _finish_reason(generation, self._calls),
-        }
-
-    def _part(
-        self,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        return {
-            "index": self._index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
         }
 
     def _fields(self, delta: ReplyDelta) -> dict[str, Any]:
         self.warnings += delta.warnings
+        calls = []
+        for call in delta.calls:
+            if isinstance(call, ToolCall):
+                function = {"name": call.name, "arguments": arguments_of(call)}
+                identity = {"index": self.calls, "id": f"call_{uuid.uuid4().hex}"}
+                calls.append({**identity, "type": "function", "function": function})
+                self.calls += 1
         fields = {
             "content": delta.content,
             "reasoning_content": delta.reasoning,
-            "tool_calls": [self._call(each) for each in delta.calls if isinstance(each, ToolCall)],
+            "tool_calls": calls,
         }
         return {name: value for name, value in fields.items() if value}
 
-    def _call(self, call: ToolCall) -> dict[str, Any]:
-        index, self._calls = self._calls, self._calls + 1
-        return {
-            "index": index,
-            "id": f"call_{uuid.uuid4().hex}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": arguments_of(call)},
-        }
-
-    def _logprobs(self, rounds: Sequence[Round | None]) -> dict[str, Any] | None:
-        done = [each for each in rounds if each is not None]
-        if self._leader is None or not done:
+    def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
+        if self._leader is None or not rounds:
             return None
-        return {**openai_logprobs(done, self._leader), "refusal": None}
+        return {**openai_logprobs(rounds, self._leader), "refusal": None}
 
 
 class TextChoice:
-    """One completion of a prompt, which begins with the text `echo`."""
+    """One completion of a prompt. It is used like a `ChatChoice`."""
 
-    def __init__(self, index: int, leader: str | None, echo: str = "") -> None:
-        self._index = index
+    nothing: Mapping[str, Any] = {"text": ""}
+    calls = 0
+
+    def __init__(self, leader: str | None) -> None:
         self._leader = leader
-        self._echo = echo
         self._offset = 0
-        self.warnings: Sequence[str] = ()
+        self.opening: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
 
-    def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
-        """Yield the parts of the chunks for an event."""
-        if self._echo:
-            yield Chunk(self._choice(self._echo, (), None))
-            self._echo = ""
-        if event.text or event.round is not None:
-            rounds = () if event.round is None else (event.round,)
-            part = self._choice(event.text, rounds, None)
-            yield Chunk(part, event.round, event if event.generation is None else None)
-        if (whole := event.generation) is not None:
-            yield Chunk(self._choice("", (), _finish_reason(whole)), event=event)
+    def part(self, event: StreamEvent) -> dict[str, Any] | None:
+        """Return what is new with an event."""
+        if not event.text and event.round is None:
+            return None
+        rounds = [] if event.round is None else [event.round]
+        return {"text": event.text, "logprobs": self._logprobs(rounds)}
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        text = self._echo + generation.text
-        return self._choice(text, generation.rounds, _finish_reason(generation))
-
-    def _choice(self, text: str, rounds: Sequence[Round], reason: str | None) -> dict[str, Any]:
-        logprobs = self._logprobs(rounds)
-        choice = {"text": text, "logprobs": logprobs, "finish_reason": reason}
-        return {"index": self._index, **choice}
+        return {"text": generation.text, "logprobs": self._logprobs(generation.rounds)}
 
     def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
         """Return log-probabilities in the form of completions."""
@@ -299,7 +253,7 @@ def openai_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _finish_reason(generation: Generation, calls: int = 0) -> str:
+def _finish_reason(generation: Generation, calls: int) -> str:
     """Return why a response with a number of tool calls ended."""
     reason: str = generation.finish_reason
     reason = FINISH_REASONS.get(reason, reason)

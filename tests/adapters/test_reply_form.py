@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, Tool
-from adafuse_llm.adapters.enforcing import Enforce, enforced
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, InvalidInputError, Tool
+from adafuse_llm.adapters.reply_form import Enforce, ReplyForm, enforced
 from adafuse_llm.backends import FakeBackend
 
 pytestmark = pytest.mark.quick
@@ -54,3 +54,15 @@ def test_a_form_that_cannot_be_enforced_is_described_or_an_error() -> None:
     assert enforced(Checks(fits=False), OBJECT, {"n": 1}, "auto") == ({"n": 1}, "no")
     with pytest.raises(GrammarError, match="no"):
         enforced(Checks(fits=False), OBJECT, {}, True)
+
+
+def test_a_form_is_described_for_members_that_are_not_held_to_it() -> None:
+    schema = {"type": "object", "title": "Größe", "properties": {"a": {"type": "integer"}}}
+    *_, last = ReplyForm(schema=schema).instructions.splitlines()
+    assert json.loads(last) == schema
+    assert "Größe" in last
+    assert ": " not in last
+    assert ReplyForm([Tool("add", "", {})], "auto", parallel=False).instructions
+    assert not ReplyForm([Tool("add", "", {})], "none", parallel=False).instructions
+    with pytest.raises(InvalidInputError, match="cannot be written as JSON"):
+        assert ReplyForm(schema={"default": object()}).instructions

@@ -1,20 +1,23 @@
-"""`BackendTests`: our backends pass, and faults fail the tests of their rules."""
+"""All members keep the rules of `BackendTests`, and each fault fails the test of its rule."""
 
 from __future__ import annotations
 
 import random
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adafuse_llm.backends import FakeBackend, Next, TokenTree
+from adafuse_llm.backends import FakeBackend, Next, Query, TokenTree, is_allowed
 from adafuse_llm.backends.fake import END, FakeCodec
 from adafuse_llm.testing import BackendTests
+from tests.backends import gguf_members
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
+from tests.support.inference_servers import APIS, InferenceServer
 from tests.support.models import Recipe, backend, model, reference, tokenizer
 from tests.support.paths import ROOT
 
@@ -114,6 +117,44 @@ class TestPathsOfAModel(TestTreeOfAModel):
     tolerance = SINGLE_TOLERANCE
 
 
+@pytest.mark.gguf
+class TestGGUF(BackendTests):
+    tolerance = gguf_members.TOLERANCE
+    steps = 20
+
+    def member(self) -> Any:
+        return gguf_members.members()[0]
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        return gguf_members.plain_logits("wren", ids)
+
+
+@pytest.mark.gguf
+class TestQuantizedGGUF(BackendTests):
+    tolerance = 0.2
+    steps = 20
+
+    def member(self) -> Any:
+        return gguf_members.gguf("heron", kind="q8_0")
+
+
+class TestServers(BackendTests):
+    steps = 15
+
+    @pytest.fixture(autouse=True, params=APIS)
+    def _served(self, request: pytest.FixtureRequest, load: Any) -> Iterator[None]:
+        self.server = InferenceServer(request.param)
+        self.loaded = load(self.server)
+        yield
+        self.loaded.close()
+
+    def member(self) -> Any:
+        return self.loaded
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        return self.server.logprobs(ids).tolist()
+
+
 class KeepsStateAfterCommits(Caching):
     def known(self, tree):
         tree.state = (tree.cuts, tree.state[1] if isinstance(tree.state, tuple) else {})
@@ -156,17 +197,15 @@ class ReadsControlTokens(FakeCodec):
         return ids, True
 
 
-def with_attributes(**attributes: Any) -> type[FakeBackend]:
-    return type("Member", (FakeBackend,), attributes)
-
-
 class WritesControlTokens(FakeBackend):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.codec = ReadsControlTokens(VOCABULARY, is_complete=True)
 
 
-MISSING = property()  # raises AttributeError
+class HasNoMethod(FakeBackend):
+    evaluate = property()  # raises AttributeError
+
 
 FAULTS: dict[str, tuple[type[FakeBackend], str, str]] = {
     "state after commits": (KeepsStateAfterCommits, "walk", "expected"),
@@ -178,7 +217,7 @@ FAULTS: dict[str, tuple[type[FakeBackend], str, str]] = {
     "word ends": (changing(lambda _: {"word_end_logprob": -1.0}), "masks", "word_end_logprob"),
     "draws": (changing(lambda right: {"drawn": right.tokens[0]}), "draws", "draws are wrong"),
     "control tokens": (WritesControlTokens, "prompts", "ends a response"),
-    "no method": (with_attributes(evaluate=MISSING), "texts", "has no evaluate"),
+    "no method": (HasNoMethod, "texts", "has no evaluate"),
 }
 
 
@@ -192,7 +231,22 @@ def test_a_fault_fails_the_test_of_its_rule(name: str) -> None:
         getattr(Tests(), f"test_{FAULTS[name][1]}")()
 
 
-def test_the_member_in_contributing_passes(tmp_path, monkeypatch) -> None:
+@pytest.mark.quick
+def test_a_mask_has_a_bit_for_each_token_and_the_fake_lists_only_allowed_ones() -> None:
+    mask = bytes([0b00000010, 0b10000010])
+    assert [token for token in range(40) if is_allowed(mask, token)] == [1, 9, 15]
+    chances = {" a": 0.5, "b": 0.3, END: 0.2}
+    member = FakeBackend("one", lambda _: chances, ["x", " a", "b"], is_complete=True)
+    tree = TokenTree(member.codec.encode_prompt("x"))
+    tree.root.allowed = bytes([0b00001010])
+    (result,) = member.evaluate([Query(tree, (tree.root,), (), top=4)])
+    assert result.next[0].tokens == (3,)
+    with pytest.raises(ValueError, match="no token 'c'"):
+        member.codec.encode_prompt("c")
+    assert FakeBackend("two", lambda _: chances).token_texts is None
+
+
+def test_the_member_in_contributing_passes(tmp_path: Path, monkeypatch) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     recipe = Recipe("llama", "bytelevel", seed=71, layers=1)
     tokenizer(recipe.kind).save_pretrained(tmp_path / "path/to/model")

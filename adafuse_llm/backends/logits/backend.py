@@ -1,0 +1,225 @@
+"""A member in this process, whose model returns logits as tensors."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from adafuse_llm.backends.base import Backend, Query, QueryResult
+from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
+from adafuse_llm.backends.logits.rows import RequestLogits, check_tokens
+from adafuse_llm.backends.prefixes import MIN_SHARED, CachedTokens, PrefixCache
+from adafuse_llm.backends.text import MemberText
+from adafuse_llm.tree import Node, TokenTree
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+S = TypeVar("S", bound=RequestLogits)
+R = TypeVar("R")
+
+PREFIX_CACHE_BYTES = 256 * 2**20
+"""Default maximum size, in bytes, of what a member keeps from finished requests."""
+
+
+class LogitsBackend(Backend, Generic[S]):
+    """A member in this process, whose model returns logits as tensors.
+
+    It reads prompts in pieces, and keeps the cached tokens of finished requests. The prompt of a
+    new request begins with cached tokens of others. If a call fails, its requests lose their
+    states, so they can be evaluated again. Several engines may share the member.
+
+    A subclass calls `_set_up`, sets `_pieces` and `_kept`, and has the methods `_new_state`,
+    `_advance`, `_run_parts`, `_sources` and `_keep`.
+
+    Attributes:
+        vocabulary_size: number of the model's logits.
+        _text: the member's tokens.
+        _running: the states of requests whose cached tokens others may reuse.
+        _pieces: number of tokens in a piece of a prompt, while a request writes its response and
+            while none does. The second number also limits the piece for several prompts.
+        _kept: the cached tokens of finished requests.
+    """
+
+    full = True
+    _pieces: tuple[int, int]
+    _kept: PrefixCache[Any]
+
+    def _set_up(
+        self,
+        text: MemberText,
+        end_ids: frozenset[int],
+        vocabulary: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Set what depends on the tokens.
+
+        Args:
+            text: the member's tokens.
+            end_ids: ids of the tokens that end a response.
+            vocabulary: number of the model's logits.
+            device: device of the logits.
+        """
+        self._text = text
+        self.codec = text.codec
+        self.end_ids = end_ids
+        self.vocabulary_size = vocabulary
+        self._tokens = TokenTable(text, end_ids, vocabulary, device)
+        self._lock = threading.Lock()
+        self._running: weakref.WeakSet[S] = weakref.WeakSet()
+
+    @property
+    def token_texts(self) -> Sequence[str]:
+        return self._text.token_texts
+
+    def prepare_draws(self) -> None:
+        self._tokens.prepare_draws()
+
+    @property
+    def follows_grammars(self) -> bool:
+        return self._text.follows_grammars
+
+    def grammar_tokenizer(self) -> Any:
+        return self._text.grammar_tokenizer(self.vocabulary_size, self.end_ids)
+
+    @torch.inference_mode()
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
+        with self._lock:
+            return self._attempt([q.tree for q in queries], lambda: self._in_turn(queries))
+
+    @torch.inference_mode()
+    def read_piece(self, trees: Sequence[TokenTree]) -> list[bool]:
+        with self._lock:
+            return self._attempt(trees, lambda: self._read(trees, self._running))
+
+    @torch.inference_mode()
+    def release(self, tree: TokenTree) -> None:
+        """End a request, and keep its cached tokens for later requests."""
+        with self._lock:
+            if (state := self._taken(tree)) is not None:
+                state.follow()
+                self._keep(state)
+
+    def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
+        with self._lock:
+            return distribution(tree, node)
+
+    @abstractmethod
+    def _new_state(self, tree: TokenTree) -> S:
+        """Return the state of a new request, which begins with cached tokens of others."""
+
+    @abstractmethod
+    def _advance(self, queries: Sequence[Query]) -> list[S]:
+        """Evaluate the nodes of queries, and return the states of their requests."""
+
+    @abstractmethod
+    def _run_parts(self, parts: Sequence[tuple[S, int]]) -> None:
+        """Run the next committed tokens of each request, that many."""
+
+    @abstractmethod
+    def _sources(self) -> Iterable[CachedTokens[Any]]:
+        """Return the cached tokens of the running requests."""
+
+    @abstractmethod
+    def _keep(self, state: S) -> None:
+        """Keep the cached tokens of a finished request."""
+
+    def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
+        """Return the indices of prompts that should wait for what another one reads."""
+        return self._kept.late(prompts, self._sources())
+
+    def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], R]) -> R:
+        """Do work for requests. On failure, drop their states to allow a retry."""
+        try:
+            return work()
+        except BaseException:
+            for tree in trees:
+                self._forget(tree)
+            raise
+
+    def _forget(self, tree: TokenTree) -> None:
+        """Drop the state of a request, because it is incomplete or wrong, or needs too much room.
+
+        The request can go on, because its tokens are evaluated again.
+        """
+        if (state := self._taken(tree)) is not None:
+            state.drop()
+
+    def _taken(self, tree: TokenTree) -> S | None:
+        """Take the state of a request from its tree. Return it if it is among the running ones."""
+        state: Any = tree.state
+        tree.state = None
+        if state not in self._running:
+            return None
+        self._running.discard(state)
+        found: S = state
+        return found
+
+    def _state_of(self, tree: TokenTree) -> S:
+        """Return the current state of a request, and create it for a new request."""
+        if tree.state is None:
+            tree.state = self._new_state(tree)
+            self._running.add(tree.state)
+        state: Any = tree.state
+        state.follow()
+        found: S = state
+        return found
+
+    def _in_turn(self, queries: Sequence[Query]) -> list[QueryResult]:
+        """Read the prompts of queries, and evaluate each query once its prompt is read."""
+        results: dict[int, QueryResult] = {}
+        while waiting := {i: query for i, query in enumerate(queries) if i not in results}:
+            is_read = self._read([query.tree for query in waiting.values()])
+            ready = {i: q for (i, q), done in zip(waiting.items(), is_read, strict=True) if done}
+            if ready:
+                group = list(ready.values())
+                scored = [node.token for query in group for node in query.score]
+                check_tokens(scored, self.vocabulary_size)
+                found = self._answer(group, self._advance(group))
+                results.update(zip(ready, found, strict=True))
+        return [results[i] for i in range(len(queries))]
+
+    def _answer(self, queries: Sequence[Query], states: Sequence[S]) -> list[QueryResult]:
+        """Return the results of queries whose nodes are evaluated."""
+        results = read(queries, states, self._tokens)
+        for query, result in zip(queries, results, strict=True):
+            if result.has_nan:
+                self._forget(query.tree)
+        return results
+
+    def _read(self, trees: Sequence[TokenTree], others: Iterable[S] = ()) -> list[bool]:
+        """Read a piece of the prompts of requests.
+
+        The long prompts share the piece evenly. A new request waits while another one reads tokens
+        that it can reuse.
+
+        Args:
+            trees: the trees. Those without a state belong to new requests.
+            others: the states of other requests for which new ones may wait.
+
+        Returns:
+            Whether the rest of each prompt is so short that it can be read with the request's
+            nodes.
+        """
+        new = {i: tree.ids for i, tree in enumerate(trees) if tree.state is None}
+        known = {*others, *(self._state_of(tree) for tree in trees if tree.state is not None)}
+        half_read = [state.tree.ids for state in known if state.unread > MIN_SHARED]
+        before = {-1 - i: ids for i, ids in enumerate(half_read)}
+        waits = self._late({**before, **new}) if new else set()
+        for i in new.keys() - waits:
+            self._state_of(trees[i])  # this may drop the states of other requests
+        states = {i: self._state_of(t) for i, t in enumerate(trees) if t.state is not None}
+        unread = {i: state.unread for i, state in states.items()}
+        long = [i for i, count in unread.items() if count > MIN_SHARED]
+        someone_writes = any(state.unread <= MIN_SHARED for state in known)
+        size = self._pieces[0] if someone_writes else self._pieces[1]
+        share = max(1, min(size, self._pieces[1] // max(1, len(long))))
+        if parts := [(states[i], share) for i in long if unread[i] > share]:
+            self._run_parts(parts)
+        return [i in states and unread[i] <= max(share, MIN_SHARED) for i in range(len(trees))]

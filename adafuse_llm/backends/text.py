@@ -1,0 +1,48 @@
+"""What a member knows without its weights."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from adafuse_llm.text.codec import TokenizerCodec
+
+
+class MemberText(ABC):
+    """A member's tokens.
+
+    Args:
+        tokenizer: the tokenizer.
+
+    Attributes:
+        tokenizer: as above.
+        codec: converts text to tokens and tokens to text.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.codec = TokenizerCodec(tokenizer)
+
+    @functools.cached_property
+    def token_texts(self) -> Sequence[str]:
+        """The text of each token in the middle of a text, by token id."""
+        return self.codec.token_texts()
+
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether the bytes of the tokens are known."""
+        return True
+
+    @abstractmethod
+    def grammar_tokenizer(self, size: int, end_ids: Collection[int]) -> Any:
+        """Return an ``llguidance.LLTokenizer`` with the tokens.
+
+        Args:
+            size: number of the model's logits.
+            end_ids: ids of the end-of-sequence tokens.
+
+        Raises:
+            ValueError: llguidance cannot read the tokens.
+        """

@@ -1,0 +1,473 @@
+"""The bodies of requests in the form of OpenAI's API: what each field becomes.
+
+Clients send fields of OpenAI's own service and of other servers. They are ignored with a warning,
+or refused by a strict server. The few that determine the form of an answer, or what it answers, are
+always refused, because the client could not read the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversation
+from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
+from adafuse_llm.config import CONSTRAINTS, GRAMMARS, AdaFuseConfig
+from adafuse_llm.errors import InvalidInputError, nearest, short_repr
+from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
+from adafuse_llm.text.conversation import Conversation, check_tools
+from adafuse_llm.wire import EXTENSION
+
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Fields for the option ``max_new_tokens``."""
+
+NO_LIMIT = -1
+"""The value of these fields that asks for the rest of the context window."""
+
+ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_tokens"}
+"""Fields that are options of the engine with another name."""
+
+QUIET = frozenset(
+    ("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "prompt_cache_key")
+) | {"add_generation_prompt"}
+"""Fields that promise nothing about the answer, and that clients send without being asked."""
+
+NO_TOOLS = "this server has no tools of its own"
+NO_STORE = "this server stores nothing"
+NO_IDS = "token ids differ between members"
+WHOLE = f"{NO_STORE}. Send the whole conversation in 'input'"
+LARK = f"its dialect differs from Lark. Send {{{EXTENSION!r}: {{'grammar': ...}}}}"
+FORM = "send response_format, json_schema, regex or choices"
+
+REFUSED: Mapping[str, str] = {
+    "audio": "the members write text",
+    "background": NO_STORE,
+    **dict.fromkeys(("conversation", "previous_response_id"), WHOLE),
+    "echo": "a response has new text only; RemoteEngine scores texts",
+    **dict.fromkeys(("format", "guided_json", "guided_regex", "guided_choice"), FORM),
+    "structured_outputs": FORM,
+    "function_call": "send tool_choice",
+    "functions": "send tools",
+    **dict.fromkeys(("grammar", "guided_grammar"), LARK),
+    "prompt": f"{NO_STORE}. Send messages or 'input'",
+    "stop_token_ids": f"{NO_IDS}; send texts in stop",
+    "suffix": "the members continue a text at its end only",
+}
+"""Fields that determine the form of an answer or what it answers, and what to do instead. Values
+such as false or an empty list ask for nothing."""
+
+OWN = frozenset(
+    ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
+) | {"weights", "use"}
+"""Options that only an ensemble has. They count in the extension only, because a field of OpenAI's
+API could have such a name tomorrow."""
+
+OPTIONS = frozenset((*ALIASES, *AdaFuseConfig.model_fields)) - REFUSED.keys() - OWN
+"""Fields that are options of the engine."""
+
+SIMILARITY = 0.8
+"""Lowest similarity of a suggested field. With less, ``stream`` is suggested for ``store``."""
+
+HEADER = "X-AdaFuse-Warnings"
+"""The header with the warnings that are known before the response begins."""
+
+MAX_HEADER, MAX_WARNINGS = 2000, 32
+"""Maximum characters of this header, and maximum number of ignored fields that are named."""
+
+
+class Ignored:
+    """The fields of a request that were ignored, with a warning for each.
+
+    Args:
+        strict: whether to refuse the request instead.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.warnings: list[str] = []
+        self._strict = strict
+
+    def add(self, name: str, reason: str = "") -> None:
+        """Note that a field, such as ``a.b``, was ignored, and why or what to send instead.
+
+        Raises:
+            ApiError: the server is strict.
+        """
+        reason = f": {reason}" if reason else ""
+        if self._strict:
+            raise refused(name, reason)
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
+
+
+def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
+    """Return warnings as a header, in ASCII; nothing if there are none."""
+    text = " ".join("; ".join(warnings).split())
+    shown = text.encode("ascii", "backslashreplace").decode()[:MAX_HEADER].rstrip()
+    return {HEADER: shown} if shown else {}
+
+
+def refused(name: str, reason: str, value: object = None) -> ApiError:
+    """Return the error for a field that is not supported."""
+    got = "" if value is None else f"; got {short_repr(value)}"
+    return invalid(
+        f"the field {short_repr(name)} is not supported{reason}{got}. Leave it out.",
+        name[:100],
+        "unsupported_parameter",
+    )
+
+
+def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
+    """Check the fields of a body. It can have `OPTIONS` beside those of its kind.
+
+    Raises:
+        ApiError: a field determines the form of the answer and is not supported, or has an invalid
+            value; or the server is strict and does not know a field.
+    """
+    known = OPTIONS | kind.model_fields.keys()
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, value in given.items():
+        if name in known:
+            continue
+        if name in REFUSED:
+            if value and value not in ("none", "auto"):
+                raise refused(name, f": {REFUSED[name]}", value)
+        elif value is not False and name not in QUIET:
+            advice = nearest(name, known, similarity=SIMILARITY).strip()
+            ignored.add(name, f"send it in {EXTENSION!r}" if name in OWN else advice)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+    # a text with a bracket, and these, are one of several types of a field, and no field
+    names = [str(part) for part in problem["loc"] if part not in ("str", "bool")]
+    name = ".".join(part for part in names if "[" not in part)
+    message = problem["msg"][:1].lower() + problem["msg"][1:]
+    shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
+    raise invalid(f"{name}: {message}{shown}", name)
+
+
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+"""Types of content parts that are reasoning of earlier replies, which members do not read there."""
+
+
+class Nested(BaseModel):
+    """A part of a body. Keys that it does not have are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Message(Nested):
+    """A message, with the fields of `Turn`. Clients send many others, which no member reads."""
+
+    role: str
+    content: Any = None
+    name: str | None = None
+    tool_calls: Any = None
+    tool_call_id: str | None = None
+    reasoning: str | None = Field(default=None, alias="reasoning_content")
+
+
+class StreamOptions(Nested):
+    """What a stream has beside the text."""
+
+    include_usage: bool | None = None
+
+
+class Extension(BaseModel):
+    """The field with the options of the ensemble, which are the fields beyond these."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    strategy: str | None = None
+    rounds: bool = False
+    enforce: bool | Literal["auto"] = "auto"
+    instructions: str = ""
+    texts: list[str] | None = None
+    ends: bool = False
+    check: bool = False
+    timeout: float | None = Field(default=None, gt=0)
+
+
+class Body(BaseModel):
+    """The body of a request. It can also have all `OPTIONS`.
+
+    The constants are the API's names for the prompt or the conversation, for the form of replies
+    without calls, and for ``max_new_tokens``.
+    """
+
+    PROMPT: ClassVar[str] = "messages"
+    FORM: ClassVar[str] = "response_format"
+    LENGTH: ClassVar[str] = "max_tokens"
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    adafuse: Extension = Field(default_factory=Extension)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+
+Kind = TypeVar("Kind", bound=Body)
+
+
+class Conversational(Body):
+    """The fields of requests with a conversation."""
+
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class _ChatBody(Conversational):
+    messages: list[Message]
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class _CompletionBody(Body):
+    PROMPT: ClassVar[str] = "prompt"
+
+    prompt: str | list[str]
+    logprobs: int | None = None
+
+
+@dataclass
+class ServedRequest:
+    """A request to a model.
+
+    Attributes:
+        ignored: the parts of the request that were ignored, and other warnings for the client.
+        options: options of `AdaFuseConfig`.
+        given: the client's names of the options.
+        enforce: whether the form is enforced: True, False, or ``"auto"`` to describe a form that
+            cannot be enforced to the members only.
+        open_ended: whether the response may fill the context window.
+        variables: variables for the chat templates that read them.
+        effort: how much the members reason; None for their own default.
+        echoed: the fields that a response of the Responses API repeats; None for the other APIs.
+    """
+
+    body: Body
+    ignored: Ignored
+    options: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+    enforce: bool | Literal["auto"] = "auto"
+    open_ended: bool = False
+    prompts: Sequence[str] = ()
+    conversation: Conversation | None = None
+    form: ReplyForm = field(default_factory=ReplyForm)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None
+    echoed: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        extension, fields = self.body.adafuse, self.body.model_extra or {}
+        self.enforce = extension.enforce
+        for name, value in (extension.model_extra or {}).items():
+            if name not in AdaFuseConfig.model_fields:
+                names = (*Extension.model_fields, *AdaFuseConfig.model_fields)
+                raise invalid(
+                    f"unknown option {EXTENSION}.{name[:100]}.{nearest(name, names)} The options "
+                    f"are: {', '.join(names)}.",
+                    f"{EXTENSION}.{name[:100]}",
+                    "unknown_parameter",
+                )
+            if value is not None or name not in CONSTRAINTS:
+                self.options[name], self.given[name] = value, f"{EXTENSION}.{name}"
+        for name, value in fields.items():
+            option = ALIASES.get(name, name)
+            if name not in OPTIONS:
+                continue
+            if name in LENGTHS and value == NO_LIMIT:
+                self.open_ended = True
+                continue
+            if name == "logit_bias" and isinstance(value, dict):
+                texts = {text: bias for text, bias in value.items() if not text.isdigit()}
+                if len(texts) < len(value):
+                    self.ignored.add(name, f"{NO_IDS}; send texts")
+                value = texts  # noqa: PLW2901
+            if self.options.get(option, value) != value:
+                raise invalid(
+                    f"{self.given[option]} and {name} are the same option; send only one of them",
+                    name,
+                )
+            self.options[option], self.given[option] = value, name
+        self.open_ended &= "max_new_tokens" not in self.options
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar may have to be compiled, which takes time."""
+        return not self.form.is_free or any(self.options.get(name) is not None for name in GRAMMARS)
+
+    @property
+    def length_field(self) -> str:
+        """The client's name for ``max_new_tokens``."""
+        return self.given.get("max_new_tokens", self.body.LENGTH)
+
+    def error(self, error: BaseException) -> ApiError:
+        """Return an error of the engine, with the name of the field in the request."""
+        described = api_error(error)
+        is_limit = described.status == 504 or described.code == CONTEXT_CODE
+        if is_limit and not self.body.adafuse.rounds:  # else the client is a RemoteEngine
+            described.message = described.message.replace("timeout=", "").replace(
+                "max_new_tokens", self.length_field
+            )
+        option = described.param or ""
+        if (name := self.given.get(option)) is not None:
+            described.param = name
+            described.message = described.message.replace(f"option {option!r}", f"field {name!r}")
+        if described.param is None and described.code == CONTEXT_CODE:
+            described.param = self.body.PROMPT
+        return described
+
+
+def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
+    """Read a request for a chat completion.
+
+    Raises:
+        ApiError: a field is not supported, or has an invalid value.
+    """
+    chat = parse(_ChatBody, body, ignored)
+    asked = ServedRequest(chat, ignored, effort=chat.reasoning_effort)
+    converse(asked, chat, to_turns(chat.messages, ignored), chat.response_format)
+    return asked
+
+
+def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
+    """Read a request for a completion."""
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and any(not isinstance(each, str) for each in prompts):
+        raise invalid(
+            "prompt must be a text or a list of texts; token ids are not supported, because every "
+            "member has its own tokens",
+            "prompt",
+        )
+    completion = parse(_CompletionBody, body, ignored)
+    prompts = [completion.prompt] if isinstance(completion.prompt, str) else completion.prompt
+    if not prompts:
+        raise invalid("prompt must be a text, or a list of at least one text", "prompt")
+    asked = ServedRequest(completion, ignored, prompts=prompts)
+    if completion.logprobs is not None:
+        asked.options |= {"logprobs": True, "top_logprobs": completion.logprobs}
+        asked.given["top_logprobs"] = "logprobs"
+    return asked
+
+
+def converse(
+    asked: ServedRequest,
+    body: Conversational,
+    turns: Sequence[Turn],
+    response_format: Mapping[str, Any] | None,
+) -> None:
+    """Add a conversation and the form of its reply to a request."""
+    functions = functions_of(body.tools, asked.ignored)
+    with naming("tools"):
+        tools = check_tools(functions)
+    with naming("tool_choice"):
+        choice = to_tool_choice(body.tool_choice, [tool.name for tool in tools])
+    with naming(body.FORM):
+        schema = schema_of(response_format)
+    asked.form = form = ReplyForm(tools, choice, body.parallel_tool_calls, schema)
+    constraint = next((name for name in CONSTRAINTS if name in asked.options), None)
+    has_form = asked.enforce is not False and (form.calls_tools or schema is not None)
+    if constraint is not None and has_form:
+        name = asked.given[constraint]
+        raise invalid(
+            f"{name} cannot be combined with {'tools' if form.calls_tools else body.FORM}, "
+            "because both determine the form of the reply; send only one of them",
+            name,
+        )
+    described = (response_format or {}).get("json_schema") or response_format or {}
+    is_strict = any(each.get("strict") is True for each in (*functions, described))
+    if is_strict and asked.enforce == "auto":
+        asked.enforce = True
+    asked.variables = body.chat_template_kwargs
+    with naming(body.PROMPT):
+        asked.conversation = to_conversation(
+            turns,
+            tools=tools,
+            tool_choice=choice,
+            instructions="\n\n".join(filter(None, (form.instructions, body.adafuse.instructions))),
+        )
+    if any(map(malformed_calls, turns)):
+        asked.ignored.warnings.append(
+            f"{body.PROMPT} has tool calls whose arguments are not a JSON object. Members read "
+            "them as text."
+        )
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:
+    """Return the functions of tools. Tools of other types are ignored."""
+    functions = []
+    for number, tool in enumerate(tools):
+        place, kind = f"tools.{number}", tool.get("type", "function")
+        if kind != "function":
+            ignored.add(place, f"it has the type {short_repr(kind)}, and {NO_TOOLS}")
+            continue
+        function = tool.get("function")
+        function = function if isinstance(function, Mapping) else tool
+        if function.get("parameters") is None and any(
+            isinstance(each, Mapping) for each in function.values()
+        ):
+            raise invalid(f"{place}: put the JSON schema of its input into 'parameters'", "tools")
+        functions.append(function)
+    return functions
+
+
+def to_turns(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
+    """Return messages of OpenAI's API as turns."""
+    turns: list[Turn] = []
+    for number, each in enumerate(messages):
+        place = f"messages.{number}.content" if each.role == "tool" else None
+        turn: Any = {**dict(each), "content": readable(each.content, place, ignored)}
+        turns.append(turn)
+    return turns
+
+
+def readable(content: Any, result: str | None, ignored: Ignored) -> Any:
+    """Return the content of a message, as members can read it.
+
+    Thoughts are left out, and refusals become text. Agents send the result of a tool again with
+    every later turn, so it must not end their conversation: a note replaces what is not text. In
+    other messages, such as those with an image, it stays and is refused later. `result` is the name
+    of the field, if it is the result of a tool.
+    """
+    if (
+        content is None
+        or isinstance(content, str)
+        or (result is None and type(content) is not list)
+    ):
+        return content
+    parts: list[Any] = []
+    for part in content if isinstance(content, list) else [content]:
+        given = part if isinstance(part, Mapping) else {"text": part}
+        kind = given.get("type")
+        if result is not None:
+            is_text = isinstance(given.get("text"), str)
+            parts.append(part if is_text else note_of(kind, result, ignored))
+        elif kind == "refusal":
+            parts.append({"type": "text", "text": given.get("refusal")})
+        elif kind not in THOUGHTS:
+            parts.append(part)
+    return parts
+
+
+def note_of(kind: object, place: str, ignored: Ignored) -> str:
+    """Return a text for something that members cannot read."""
+    name = kind[:100] if isinstance(kind, str) else "data"
+    ignored.add(place, f"the members read {short_repr(name)} as a short text")
+    return f"[{name}, not shown]"
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Name the field in errors about invalid input."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise invalid(str(error), option_of(error) or name) from error

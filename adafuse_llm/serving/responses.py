@@ -1,0 +1,374 @@
+"""The Responses API of OpenAI. The server stores nothing between two requests."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from adafuse_llm import wire
+from adafuse_llm.adapters.conversation import Turn
+from adafuse_llm.adapters.logprobs import openai_logprobs
+from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.errors import short_repr
+from adafuse_llm.interface import Engine
+from adafuse_llm.results import Generation, StreamEvent
+from adafuse_llm.serving.bodies import (
+    NO_STORE,
+    Conversational,
+    Ignored,
+    Nested,
+    ServedRequest,
+    converse,
+    note_of,
+    parse,
+    readable,
+)
+from adafuse_llm.serving.completions import arguments_of, largest_member, openai_usage
+from adafuse_llm.serving.errors import ApiError, invalid
+from adafuse_llm.serving.http import event as sent_event
+from adafuse_llm.wire import EXTENSION
+
+LOGPROBS = "message.output_text.logprobs"
+"""The value in ``include`` that asks for log-probabilities."""
+
+ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+"""Types of items in the input."""
+
+
+class _TextField(Nested):
+    format: dict[str, Any] | None = None
+
+
+class _ReasoningField(Nested):
+    effort: str | None = None
+
+
+class _ResponseBody(Conversational):
+    PROMPT: ClassVar[str] = "input"
+    FORM: ClassVar[str] = "text.format"
+    LENGTH: ClassVar[str] = "max_output_tokens"
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    text: _TextField = _TextField()
+    reasoning: _ReasoningField = _ReasoningField()
+    include: list[str] = Field(default_factory=list)
+
+
+def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
+    """Read a request for a response."""
+    given = parse(_ResponseBody, body, ignored)
+    metadata = body.get("metadata")
+    asked = ServedRequest(given, ignored, effort=given.reasoning.effort)
+    converse(asked, given, _turns(given, ignored), given.text.format)
+    if LOGPROBS in given.include:
+        asked.options["logprobs"] = True
+    asked.echoed = {
+        "instructions": given.instructions,
+        "max_output_tokens": body.get("max_output_tokens"),
+        "tools": given.tools,
+        "tool_choice": given.tool_choice or "auto",
+        "metadata": metadata if isinstance(metadata, dict) else {},
+        "text": {"format": given.text.format or {"type": "text"}},
+    }
+    return asked
+
+
+def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
+    """Return the conversation in the input of a request.
+
+    The calls of one reply, and the text before them, become one turn. Reasoning belongs to the text
+    or the call that follows it.
+    """
+    turns: list[Turn] = []
+    if given.instructions:
+        turns.append({"role": "system", "content": given.instructions})
+    if isinstance(given.input, str):
+        return [*turns, {"role": "user", "content": given.input}]
+    reasoning = ""
+    for number, sent in enumerate(given.input):
+        place = f"input.{number}"
+        item = _known(sent, place, ignored)
+        kind, call_id = item["type"], item.get("call_id")
+        if not isinstance(call_id, (str, type(None))):
+            name = f"{place}.call_id"
+            raise invalid(f"{name} must be a text; got {short_repr(call_id)}", name)
+        if kind == "reasoning":
+            reasoning = _reasoning(item)
+            continue
+        last: Turn = turns[-1] if turns else {}
+        turn: Turn
+        if kind == "message":
+            role = item.get("role", "")
+            turn = {"role": role, "content": readable(item.get("content"), None, ignored)}
+        elif kind == "function_call":
+            call: Any = {name: item.get(name) for name in ("name", "arguments")}
+            call["id"] = call_id
+            if last.get("role") == "assistant" and not reasoning:
+                last["tool_calls"] = [*(last.get("tool_calls") or ()), call]
+                continue
+            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        else:
+            turn = {
+                "role": "tool",
+                "tool_call_id": call_id,
+                "content": readable(item.get("output"), f"{place}.output", ignored),
+            }
+        if turn["role"] == "assistant" and reasoning:
+            turn["reasoning"] = reasoning
+        reasoning = ""
+        turns.append(turn)
+    return turns
+
+
+def _known(item: dict[str, Any], place: str, ignored: Ignored) -> dict[str, Any]:
+    """Return an item as one that members know.
+
+    Calls and results of other types, such as those of custom tools, become calls of functions and
+    their results. Of all other types, such as a web search, a note remains.
+
+    Raises:
+        ApiError: the item is an address of one that the server would have to store.
+    """
+    kind = item.get("type") or "message"
+    if kind in ITEMS:
+        return {**item, "type": kind}
+    if kind == "item_reference":
+        raise invalid(f"{place} is an item_reference, but {NO_STORE}. Send the item itself.", place)
+    note = note_of(kind, place, ignored)
+    name, _, role = str(kind).rpartition("_")
+    if not isinstance(item.get("call_id"), str) or role not in ("call", "output"):
+        return {"type": "message", "role": "assistant", "content": note}
+    if role == "output":
+        return {**item, "type": "function_call_output"}
+    given = json.dumps({"input": item.get("input", item.get("action"))}, ensure_ascii=False)
+    return {"name": name, **item, "type": "function_call", "arguments": given}
+
+
+def _reasoning(item: Mapping[str, Any]) -> str:
+    """Return the text of a reasoning item: its content, or its summary."""
+    for parts in (item.get("content"), item.get("summary")):
+        if isinstance(parts, Sequence) and not isinstance(parts, str):
+            texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+            if joined := "\n\n".join(text for text in texts if isinstance(text, str)):
+                return joined
+    return ""
+
+
+TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
+"""What events about the text of an item are named after, by its type."""
+
+
+class ResponseWriter:
+    """Writes one response: as events while it grows, or as a whole.
+
+    Args:
+        model: the model's name, as the request has it.
+        asked: the request.
+        engine: the engine, which counts the tokens of reasoning.
+        config: the options of the engine for the request.
+        leader: member whose log-probabilities the response has; None for none.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        asked: ServedRequest,
+        engine: Engine,
+        config: AdaFuseConfig,
+        leader: str | None,
+    ) -> None:
+        self._asked = asked
+        self._leader = leader
+        self._warnings = [*asked.ignored.warnings]
+        self._engine = engine
+        self._reader = asked.form.reader()
+        self._sequence = 0
+        self._output: list[dict[str, Any]] = []
+        self._open: dict[str, Any] = {}
+        self._tokens: list[dict[str, Any]] = []
+        self._head = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "background": False,
+            "model": model,
+            "parallel_tool_calls": asked.form.parallel,
+            "previous_response_id": None,
+            "reasoning": {"effort": asked.effort, "summary": None},
+            "store": False,
+            "temperature": config.temperature,
+            "top_logprobs": config.top_logprobs,
+            "top_p": config.top_p,
+            "truncation": "disabled",
+            **(asked.echoed or {}),
+        }
+
+    def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:  # noqa: ARG002
+        """Yield the events for an event of the engine."""
+        if not self._sequence:
+            for kind in ("created", "in_progress"):
+                yield self._sent(f"response.{kind}", response=self._response("in_progress"))
+        tokens: list[dict[str, Any]] = []
+        if self._leader is not None and event.round is not None:
+            tokens = openai_logprobs([event.round], self._leader)["content"]
+            self._tokens += tokens
+        whole = event.generation
+        delta = self._reader.read(event)
+        for part in delta.parts:
+            yield from self._add(part, tokens)
+            tokens = tokens if isinstance(part, Reasoning) else []
+        self._warnings += delta.warnings
+        if whole is not None:
+            if not self._output:  # clients expect a message
+                yield from self._begin_text("message")
+            yield from self._close("incomplete" if whole.finish_reason in CUT else "completed")
+
+    def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
+        """Yield the last event, which has the whole response."""
+        response = self._whole(generations[0])
+        yield self._sent(f"response.{response['status']}", response=response)
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the end of a stream that fails."""
+        described = error.body["error"]
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        failed = {"code": code, "message": described["message"]}
+        begun = b""
+        if not self._sequence:  # clients expect this event before all others
+            begun = self._sent("response.created", response=self._response("in_progress"))
+        return begun + self._sent(
+            "response.failed", response=self._response("failed", error=failed)
+        )
+
+    def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """Return the whole response, if it is not streamed."""
+        (generation,) = generations
+        if self._leader is not None:
+            self._tokens = openai_logprobs(generation.rounds, self._leader)["content"]
+        text, prefix = generation.text, generation.reply_prefix
+        whole = StreamEvent(text=text, round=None, generation=generation, reply_prefix=prefix)
+        for _ in self.events(0, whole):
+            pass
+        return self._whole(generation)
+
+    def _whole(self, generation: Generation) -> dict[str, Any]:
+        is_cut = generation.finish_reason in CUT
+        extension = {
+            "usage": generation.usage.model_dump(),
+            **wire.whole(generation, rounds=self._asked.body.adafuse.rounds),
+        }
+        if self._warnings:
+            extension["warnings"] = self._warnings
+        return self._response(
+            "incomplete" if is_cut else "completed",
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            usage=self._usage(generation),
+            **{EXTENSION: extension},
+        )
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        """Return the usage of the member with the most tokens."""
+        usage, thought = openai_usage(generation.usage), generation.reasoning
+        output, reasoning = usage["completion_tokens"], 0
+        if thought:
+            member = largest_member(generation.usage)
+            reasoning = min(len(self._engine.encode_text(thought, use=(member,))[member]), output)
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": output,
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": usage["total_tokens"],
+        }
+
+    def _response(self, status: str, **fields: Any) -> dict[str, Any]:
+        return {
+            **self._head,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            "output": self._output,
+            **fields,
+        }
+
+    # Items -------------------------------------------------------------------------------------
+
+    def _add(self, part: Part, tokens: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+        """Yield the events for a part of the reply."""
+        if isinstance(part, (Text, Reasoning)):
+            kind = "message" if isinstance(part, Text) else "reasoning"
+            if self._open.get("type") != kind:
+                yield from self._close("completed")
+                yield from self._begin_text(kind)
+            self._open["content"][0]["text"] += part.text
+            shown = {"logprobs": tokens} if kind == "message" else {}
+            yield self._at(f"{TEXTS[kind]}.delta", content_index=0, delta=part.text, **shown)
+            return
+        assert isinstance(part, ToolCall), "malformed calls are text"
+        yield from self._close("completed")
+        arguments = arguments_of(part)
+        ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex}"}
+        yield self._begin({**ids, "type": "function_call", "name": part.name, "arguments": ""})
+        yield self._at("function_call_arguments.delta", delta=arguments)
+        yield self._at("function_call_arguments.done", name=part.name, arguments=arguments)
+        self._open["arguments"] = arguments
+        yield self._end("completed")
+
+    def _begin_text(self, kind: str) -> Iterator[bytes]:
+        """Begin a message, or reasoning."""
+        item: dict[str, Any] = {"type": kind, "content": []}
+        if kind == "message":
+            item |= {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item |= {"id": f"rs_{uuid.uuid4().hex}", "summary": []}
+            part = {"type": "reasoning_text", "text": ""}
+        yield self._begin(item)
+        yield self._at("content_part.added", content_index=0, part=part)
+        self._open["content"].append(part)
+
+    def _close(self, status: str) -> Iterator[bytes]:
+        """End the message or the reasoning that is open, if any."""
+        if not self._open:
+            return
+        (part,) = self._open["content"]
+        kind, shown = self._open["type"], {}
+        if kind == "message":
+            part["logprobs"] = shown["logprobs"] = self._tokens
+        yield self._at(f"{TEXTS[kind]}.done", content_index=0, text=part["text"], **shown)
+        yield self._at("content_part.done", content_index=0, part=part)
+        yield self._end(status)
+
+    def _begin(self, item: dict[str, Any]) -> bytes:
+        self._open = {**item, "status": "in_progress"}
+        self._output.append(self._open)
+        return self._item("added")
+
+    def _end(self, status: str) -> bytes:
+        self._open["status"] = status
+        ended, self._open = self._item("done"), {}
+        return ended
+
+    # Events ------------------------------------------------------------------------------------
+
+    def _item(self, what: str) -> bytes:
+        place = len(self._output) - 1
+        return self._sent(f"response.output_item.{what}", output_index=place, item=self._open)
+
+    def _at(self, kind: str, **fields: Any) -> bytes:
+        """Return an event about the item that is open."""
+        place = {"item_id": self._open["id"], "output_index": len(self._output) - 1}
+        return self._sent(f"response.{kind}", **place, **fields)
+
+    def _sent(self, kind: str, **fields: Any) -> bytes:
+        data = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return sent_event(data, kind)

@@ -1,0 +1,37 @@
+"""One engine of the embedded members, its servers, and OpenAI's client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.serving import ServingConfig, create_app
+from tests.support.serving import served
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[AdaFuseEngine]:
+    with AdaFuseEngine.from_embedded() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def address(engine: AdaFuseEngine) -> Iterator[str]:
+    limits = ServingConfig(max_output_tokens=400, max_choices=4, max_prompt_characters=60_000)
+    with served(create_app(engine, limits)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def strict(engine: AdaFuseEngine) -> Iterator[str]:
+    with served(create_app(engine, ServingConfig(strict=True))) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+        yield made
