@@ -89,6 +89,13 @@ async def test_prompts_packed_by_the_members_counts_fit(engine, index, mode, sou
         assert longest + llm.metadata.num_output <= WINDOW
 
 
+def test_a_text_counts_as_many_tokens_as_the_member_that_needs_the_most(engine):
+    text = "The middle of the mill report"
+    sizes = {len(ids) for ids in engine.encode_text(text).values()}
+    assert len(sizes) == 2
+    assert len(AdaFuseLLM(engine=engine).tokenizer(text)) == max(sizes)
+
+
 class Report(BaseModel):
     """A report with many parts, of which each is described in some detail."""
 
