@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -335,7 +336,7 @@ def test_no_log_has_a_prompt(caplog):
         if call == 3:
             raise RuntimeError("broken")
 
-    bodies = [
+    bodies: list[dict[str, Any]] = [
         {"max_tokens": 2},
         {"max_tokens": 0},
         {SECRET: 1},
