@@ -79,7 +79,7 @@ def middlewares(
     Args:
         config: options of the server.
         api_keys: keys that clients may use. If there are none, clients need no key.
-        count: function that counts a request when it ends: its path, its outcome, its seconds.
+        count: counts a request when it ends: its path, its outcome, and its seconds.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.

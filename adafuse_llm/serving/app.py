@@ -57,9 +57,7 @@ class _TokenizeBody(bodies.Conversational):
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     """Return the application of a service, whose engine may come later.
 
-    Args:
-        service: the service.
-        api_keys: keys of which every request needs one. Empty: no request needs a key.
+    Every request needs one of the keys, if there are any.
     """
     reads = {
         "/v1/chat/completions": bodies.read_chat,
@@ -171,12 +169,7 @@ def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) ->
 def _open(
     service: Service, asked: bodies.ServedRequest, timeout: float | None, cancel: threading.Event
 ) -> tuple[Run[Any], Writer]:
-    """Check a request against the models, the limits and the grammars of the server, and open it.
-
-    Raises:
-        ApiError: the request cannot be served.
-        InvalidInputError: an option cannot be used.
-    """
+    """Check a request against the models and the limits of the server, and open it."""
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
     options = _with_variables(engine, options, asked)
@@ -225,9 +218,6 @@ def _with_variables(
 
     ``reasoning_effort`` is a variable; ``none`` also switches reasoning off. A raw prompt that
     spells out a control token gets a warning.
-
-    Raises:
-        ApiError: a variable is ignored, and the server is strict.
     """
     active = engine.config.override(options).use or engine.members
     backends = [backend for backend in engine.backends if backend.name in active]

@@ -168,12 +168,7 @@ TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
 class ResponseWriter:
     """Writes one response: as events while it grows, or as a whole.
 
-    Args:
-        model: the model's name, as the request has it.
-        asked: the request.
-        engine: the engine, which counts the tokens of reasoning.
-        config: the options of the engine for the request.
-        leader: member whose log-probabilities the response has; None for none.
+    The engine counts the tokens of reasoning. The other arguments are those of `CompletionWriter`.
     """
 
     def __init__(
