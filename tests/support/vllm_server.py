@@ -26,12 +26,12 @@ SETTINGS: Mapping[str, str] = {
 
 
 @contextmanager
-def vllm_server(folder: Path, *flags: str, port: int = 0, name: str = "smollm") -> Iterator[str]:
+def vllm_server(folder: Path, *flags: str, port: int = 0) -> Iterator[str]:
     """Run a checkpoint in float32, and yield the address of the server when it is ready."""
     port = port or free_port()
     command = [
         *(str(Path(ENVIRONMENT, "bin", "vllm").absolute()), "serve", str(folder)),
-        *("--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)),
+        *("--served-model-name", "smollm", "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"),
         *("--max-model-len", "2048", *flags),
     ]
