@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.errors import InvalidInputError
 
+__all__ = ["Comparison", "Score", "compare", "mcnemar"]
+
 SIGNIFICANT = 0.05
 """The significance level: a difference is significant if its p-value is below this."""
 

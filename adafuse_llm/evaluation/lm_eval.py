@@ -47,6 +47,8 @@ from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.sampling import derived_seed
 
+__all__ = ["AdaFuseLM"]
+
 try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model

@@ -17,6 +17,18 @@ from decimal import Decimal
 from adafuse_llm.embedded import final_answer
 from adafuse_llm.errors import InvalidInputError, nearest
 
+__all__ = [
+    "METRICS",
+    "Metric",
+    "contains",
+    "exact_match",
+    "final_number",
+    "load_metric",
+    "normalize",
+    "number",
+    "verbatim",
+]
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 

@@ -42,6 +42,8 @@ from adafuse_llm.strategies.base import Strategy
 if TYPE_CHECKING:
     import optuna
 
+__all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]
+
 logger = logging.getLogger(__name__)
 
 FEWEST = 10
