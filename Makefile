@@ -18,9 +18,6 @@ QUESTION ?= Who is the director of the Kalost Bakery, who was the founder of the
 REAL_QUESTION ?= Which product is the Jalith Museum known for?
 REAL := $(or $(ADAFUSE_REAL),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/adafuse-llm/real)
 REAL_MODELS := $(REAL)/SmolLM2-135M-Instruct-Q4_1.gguf $(REAL)/qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf
-CASES ?= 100000
-SEED ?= 0
-JOBS ?= 1
 PORT ?= 8000
 WORKERS := -n logical --dist worksteal --maxprocesses
 
@@ -32,7 +29,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real serve real quick test test-real test-cookbooks test-gguf test-clients test-docker test-vllm test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
+.PHONY: help demo demo-real serve real quick test test-all test-real test-clients test-docker test-vllm test-lowest lint format docs build dist cookbooks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -52,40 +49,31 @@ serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a 
 real: $(SETUP) ## fetch three real models (0.8 GB) into the user's cache folder, and convert them (4.2 GB)
 	@$(BIN)/python -m benchmarks.real.members
 
-quick: $(SETUP) ## a subset of the tests in two minutes, for every commit
+quick: $(SETUP) ## a subset of the tests, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
 # Three processes keep two cores busy, because tests also wait.
-test: $(SETUP) ## all tests except the slow ones, the cookbooks, and most of those of GGUF members
+test: $(SETUP) ## the tests that need nothing else
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-test-cookbooks: $(SETUP) ## run the cookbooks, and compare their outputs with the stored ones
-	$(BIN)/python -m pytest -q --cookbooks -m cookbook tests/docs/test_cookbooks.py $(WORKERS) 2
+test-all: $(SETUP) ## what is slower: cookbooks, all cases of sweeps, all tests of GGUF members, soaks
+	$(BIN)/python -m pytest -q --all -m "(cookbook or gguf or slow or sweep) and not real" $(WORKERS) 3
 
-test-real: $(SETUP) ## the tests of real models, which it fetches first; 40 minutes on two cores
+test-real: $(SETUP) ## the tests of real models, which it fetches first; 50 minutes on two cores
 	-@$(BIN)/python -m benchmarks.real.members
-	$(BIN)/python -m pytest -q --real --gguf -m real tests/real $(WORKERS) 2
+	$(BIN)/python -m pytest -q --all -m "real and not vllm" tests/real $(WORKERS) 2
 
-test-gguf: $(SETUP) ## all tests of GGUF members
-	$(BIN)/python -m pytest -q --gguf -m gguf $(WORKERS) 2
+test-clients: $(SETUP) $(CLIENTS)/.set-up # LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK and four coding agents
+	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q -m clients
 
-test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK and four coding agents against a server
-	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q --clients -m clients
+test-docker: $(SETUP) # needs docker, or DOCKER=podman
+	$(BIN)/python -m pytest -q -m docker
 
-test-docker: $(SETUP) ## build the image of the server, and run it; needs docker, or DOCKER=podman
-	$(BIN)/python -m pytest -q --docker -m docker
-
-test-vllm: $(SETUP) $(VLLM)/.set-up ## the tests of members on a real vLLM, on the CPU, with a real model; needs Linux
+test-vllm: $(SETUP) $(VLLM)/.set-up # members on a real vLLM, on the CPU; needs Linux
 	-@$(BIN)/python -m benchmarks.real.members
-	ADAFUSE_VLLM=$(VLLM) $(BIN)/python -m pytest -q --real --vllm -m vllm tests/real/test_vllm.py
+	ADAFUSE_VLLM=$(VLLM) $(BIN)/python -m pytest -q -m vllm tests/real/test_vllm.py
 
-test-slow: $(SETUP) ## the slow tests: a soak, benchmarks, training, and all cases of sweeps
-	$(BIN)/python -m pytest -m "slow or sweep" --sweeps
-
-fuzz: $(SETUP) ## check 100,000 random decodes; half an hour on one core (CASES=1000 SEED=1 JOBS=4 to change it)
-	$(BIN)/python -m benchmarks.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
-
-test-lowest: $(LOWEST)/.set-up ## the quick tests and those of the integrations, with the lowest supported versions
+test-lowest: $(LOWEST)/.set-up # with the lowest supported versions
 	$(LOWEST)/bin/python -m pytest -q -m quick $(WORKERS) 2
 	$(LOWEST)/bin/python -m pytest -q integrations $(WORKERS) 2
 
@@ -95,7 +83,7 @@ lint: $(SETUP) ## ruff, mypy, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(SETUP) ## apply ruff's fixes and formatting
+format: $(SETUP) # apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -110,15 +98,8 @@ dist: $(SETUP)
 	for project in . $(INTEGRATIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$project > /dev/null || exit 1; done
 	$(BIN)/python -m twine check --strict dist/*
 
-cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
+cookbooks: $(SETUP) # run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks
-
-bench: $(SETUP) ## measure the skills of the embedded members, and speed
-	$(BIN)/python -m benchmarks.embedded
-	$(BIN)/python -m benchmarks.speed --output speed.json --markdown speed.md
-
-soak: $(SETUP) ## half an hour of mixed, cancelled and failing requests; texts must not differ and nothing may grow
-	$(BIN)/python -m benchmarks.soak --minutes 30
 
 clean: ## remove the virtual environments, built files and caches
 	rm -rf $(VENV) $(LOWEST) $(CLIENTS) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute

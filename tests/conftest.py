@@ -7,7 +7,7 @@ import gc
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -32,19 +32,8 @@ CHROMIUM_FLAGS = (
     *("--disable-background-networking", "--disable-component-update"),
 )
 
-OPTIONS = {
-    "clients": "clients",
-    "cookbook": "cookbooks",
-    "docker": "docker",
-    "gguf": "gguf",
-    "real": "real",
-    "vllm": "vllm",
-}
-"""Marks of tests that run only with an option; ``make test-OPTION`` runs them."""
-
-NOT_RUN = "not run, because make test-{} runs it"
 GGUF_SHARE = 6
-"""One of so many tests of GGUF members runs without ``--gguf``."""
+"""One of so many tests of GGUF members runs without ``--all``."""
 
 LONG = {"clients", "cookbook", "docker", "real", "slow", "vllm"}
 """Marks of tests that may take longer than the time limit of pyproject.toml."""
@@ -54,13 +43,13 @@ LONG_SECONDS = 1800
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    for mark, option in OPTIONS.items():
-        parser.addoption(f"--{option}", action="store_true", help=f"run tests marked {mark}, too")
-    parser.addoption("--sweeps", action="store_true", help="run all cases of sweeps")
+    parser.addoption(
+        "--all", action="store_true", help="run all cases of sweeps and all tests of GGUF members"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    sizes.sweeps = config.getoption("--sweeps")
+    sizes.sweeps = config.getoption("--all")
     if not config.getoption("tx", None):  # else workers of pytest-xdist run the tests
         set_up_libraries()
 
@@ -82,28 +71,33 @@ def set_up_libraries() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    runs_all = config.getoption("--all")
     places: Counter[str] = Counter()
-
-    def is_chosen(group: str, one_in: int) -> bool:
-        """Whether the next test of a group is in a share that follows no parameter's order."""
-        places[group] += 1
-        return (places[group] - 1) * 0.6180339887 % 1 < 1 / one_in  # multiples of the golden ratio
-
+    chosen, left = [], []
     for item in items:
-        sweeps = None if config.getoption("--sweeps") else item.get_closest_marker("sweep")
-        if sweeps and not is_chosen(item.nodeid.partition("[")[0], sweeps.args[0]):
-            item.add_marker(pytest.mark.skip(reason=NOT_RUN.format("slow")))
-        marks = {mark.name for mark in item.iter_markers()}
-        is_long = bool(marks & LONG) or ("sweep" in marks and config.getoption("--sweeps"))
-        if is_long and "timeout" not in marks:
+        marks = {mark.name: mark for mark in item.iter_markers()}
+        group, one_in = _share(item, marks)
+        places[group] += 1
+        place = (places[group] - 1) * 0.6180339887 % 1  # multiples of the golden ratio: no order
+        (chosen if runs_all or place < 1 / one_in else left).append(item)
+        if "timeout" not in marks and (LONG & {*marks} or (runs_all and "sweep" in marks)):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
-        for name in OPTIONS.keys() & marks:
-            if not config.getoption(OPTIONS[name]):
-                if name == "gguf" and is_chosen(str(item.path), GGUF_SHARE) and has_llama_cpp():
-                    continue
-                item.add_marker(pytest.mark.skip(reason=NOT_RUN.format(OPTIONS[name])))
-            elif name == "real" and not has_real_members():
-                item.add_marker(pytest.mark.skip(reason="make real fetches the real members"))
+        if "gguf" in marks and not has_llama_cpp():
+            item.add_marker(pytest.mark.skip(reason="llama.cpp is not installed"))
+        if "real" in marks and not has_real_members():
+            item.add_marker(pytest.mark.skip(reason="make real fetches the real members"))
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = chosen
+
+
+def _share(item: pytest.Item, marks: Mapping[str, pytest.Mark]) -> tuple[str, int]:
+    """Return the group of a test, and of how many of this group one runs without ``--all``."""
+    if "sweep" in marks:
+        return item.nodeid.partition("[")[0], marks["sweep"].args[0]
+    if "gguf" in marks and "real" not in marks:
+        return str(item.path), GGUF_SHARE
+    return "", 1
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Some random cases of every kind; ``make fuzz`` checks a hundred thousand."""
+"""Some random cases of every kind; ``python -m benchmarks.fuzz`` checks a hundred thousand."""
 
 from __future__ import annotations
 
