@@ -204,7 +204,7 @@ class ServerMember(_Member):
     """Kind of the server. Default: detected."""
     tokenizer: str | None = Field(default=None, min_length=1)
     """Folder or hub id of the tokenizer, or the GGUF file of a model on llama-server. Default:
-    what the server says that it has loaded."""
+    that of the loaded model."""
     api_key_env: str | None = None
     """Name of the environment variable with the key for the server."""
 
