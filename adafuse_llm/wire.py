@@ -32,7 +32,7 @@ def whole(generation: Generation, *, rounds: bool) -> dict[str, Any]:
     """Return a whole response."""
     if rounds:
         return generation.model_dump(mode="json", exclude={"alternatives"})
-    return ending(generation, rounds=False)
+    return generation.model_dump(mode="json", include=ENDING)
 
 
 def chunk(

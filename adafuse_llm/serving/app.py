@@ -68,10 +68,6 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     posts["/tokenize"] = partial(_tokenize, service)
     gets = dict.fromkeys(("/v1/models", "/v1/models/{name:path}"), partial(_models, service))
 
-    def count(path: str, outcome: str, seconds: float) -> None:
-        if path in posts:
-            service.metrics.request(path, outcome, seconds)
-
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -85,7 +81,9 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         return Response(body, media_type=kind)
 
     app = Starlette(
-        middleware=middlewares(service.config, api_keys, count=count),
+        middleware=middlewares(
+            service.config, api_keys, count=service.metrics.request, counted=posts
+        ),
         routes=[
             Route("/health", health, methods=["GET"]),
             Route("/ready", ready, methods=["GET"]),
@@ -172,9 +170,11 @@ def _open(
     """Check a request against the models and the limits of the server, and open it."""
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
-    options = _with_variables(engine, options, asked)
-    has_limit = "max_new_tokens" in options or engine.config.max_new_tokens != DEFAULT_LIMIT
-    open_ended = asked.open_ended or (asked.form.calls_tools and not has_limit)
+    if asked.variables or asked.effort or asked.prompts:
+        options = _with_variables(engine, options, asked)
+    form, open_ended = asked.form, asked.open_ended
+    if form is not None and form.calls_tools and "max_new_tokens" not in options:
+        open_ended |= engine.config.max_new_tokens == DEFAULT_LIMIT
     conversation = asked.conversation
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
     options = service.check_limits(
@@ -182,17 +182,17 @@ def _open(
         options,
         inputs=inputs,
         characters=max(sizes) + sum(map(len, extension.texts or ())),
-        length_option=asked.length_field,
         open_ended=open_ended,
     )
-    try:
-        options, problem = enforced(engine, asked.form, options, asked.enforce)
-    except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
-        raise invalid(str(error), "tools" if asked.form.schema is None else body.FORM) from error
-    if problem:
-        asked.ignored.warnings.append(
-            f"the form of the reply is only described to the members, not enforced: {problem}"
-        )
+    if form is not None:
+        try:
+            options, problem = enforced(engine, form, options, asked.enforce)
+        except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
+            raise invalid(str(error), "tools" if form.schema is None else body.FORM) from error
+        if problem:
+            asked.ignored.warnings.append(
+                f"the form of the reply is only described to the members, not enforced: {problem}"
+            )
     request = EngineRequest(
         messages=conversation,
         options=options,
@@ -202,7 +202,7 @@ def _open(
         cancel=cancel,
     )
     requests = [replace(request, prompt=each) for each in asked.prompts] or [request]
-    run = _opened(engine, requests, open_ended=open_ended)
+    run = _open_ended(engine, requests) if open_ended else engine.open(requests)
     config = engine.config.override(options)
     model = body.model or service.config.served_model_name
     leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
@@ -237,14 +237,14 @@ def _with_variables(
     return {**options, "chat_template_kwargs": given} if given else options
 
 
-def _opened(engine: AdaFuseEngine, requests: list[EngineRequest], *, open_ended: bool) -> Run[Any]:
-    """Open requests. Without a limit of their own, they ask for as many tokens as memory allows."""
+def _open_ended(engine: AdaFuseEngine, requests: list[EngineRequest]) -> Run[Any]:
+    """Open requests without a limit of their own: with as many tokens as memory allows."""
     while True:
         try:
             return engine.open(requests)
         except errors.CacheMemoryError:
-            limit = requests[0].options.get("max_new_tokens", 0) // 2
-            if not open_ended or limit < engine.config.max_new_tokens:
+            limit = requests[0].options["max_new_tokens"] // 2
+            if limit < engine.config.max_new_tokens:
                 raise
             options = {**requests[0].options, "max_new_tokens": limit}
             requests = [replace(each, options=options) for each in requests]

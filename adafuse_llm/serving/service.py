@@ -151,7 +151,6 @@ class Service:
         *,
         inputs: int = 1,
         characters: int = 0,
-        length_option: str = "max_new_tokens",
         open_ended: bool = False,
     ) -> dict[str, Any]:
         """Check a request against the limits of the server.
@@ -161,7 +160,6 @@ class Service:
             options: options of the request.
             inputs: number of prompts or conversations.
             characters: size of the largest one.
-            length_option: the client's name for ``max_new_tokens``.
             open_ended: whether the response may fill the smallest context window.
 
         Returns:
@@ -198,8 +196,8 @@ class Service:
             return {**options, "max_new_tokens": asked} if open_ended else {**options}
         if "max_new_tokens" in options:
             raise invalid(
-                f"{length_option} must be at most {highest} on this server; got {asked}",
-                length_option,
+                f"option 'max_new_tokens': at most {highest} on this server; got {asked}",
+                "max_new_tokens",
             )
         return {**options, "max_new_tokens": highest}
 
