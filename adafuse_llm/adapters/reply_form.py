@@ -58,11 +58,6 @@ class ReplyForm:
         return bool(self.tools) and self.choice != "none"
 
     @property
-    def is_free(self) -> bool:
-        """Whether every text has this form."""
-        return not self.tools and self.schema is None
-
-    @property
     def instructions(self) -> str:
         """Text for the end of the system message that describes the form; "" if none is needed.
 
@@ -115,7 +110,8 @@ def enforced(
         InvalidOptionError: `enforce` is True, and the form cannot be enforced.
         MissingDependencyError: `enforce` is True, and the extra is not installed.
     """
-    if form.is_free or any(options.get(name) is not None for name in CONSTRAINTS):
+    is_free = not form.tools and form.schema is None
+    if is_free or any(options.get(name) is not None for name in CONSTRAINTS):
         return {**options}, ""
     own = [name for name in CONSTRAINTS if getattr(engine.config, name) is not None]
     if own and not form.calls_tools and form.schema is None:

@@ -41,7 +41,7 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm import Engine, Request, StreamEvent
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.reply import CUT, InvalidToolCall, ToolCall
+from adafuse_llm.adapters.reply import CUT, InvalidToolCall, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
@@ -278,9 +278,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     ) -> Call[ChatRoundChunk]:
         """Begin a call of the model with overrides."""
         options = {name: each for name, each in keywords.items() if name not in FORM_KEYWORDS}
-        model, form = self._for_call(stop, options), _form_of(keywords)
+        model = self._for_call(stop, options)
+        form = _form_of(keywords) if len(options) < len(keywords) else None
         given = [name for name in CONSTRAINTS if getattr(model, name) is not None]
-        if given and (form.calls_tools or form.schema is not None):
+        if given and form is not None and (form.calls_tools or form.schema is not None):
             raise InvalidOptionError(
                 f"{given[0]} cannot be combined with "
                 f"{'tools' if form.calls_tools else 'response_format'}, because both determine the "
@@ -292,9 +293,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
                 "the messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(sorted(omitted))}"
             )
-        prompt = to_conversation(
-            turns, tools=form.tools, tool_choice=form.choice, instructions=form.instructions
-        )
+        described: dict[str, Any] = {}
+        if form is not None:
+            described = {"tools": form.tools, "tool_choice": form.choice}
+            described["instructions"] = form.instructions
+        prompt = to_conversation(turns, **described)
         return Call(model, [Request(messages=prompt)], ChatReply, form)
 
     def _loaded(self) -> Engine:
@@ -354,7 +357,7 @@ class ChatReply(Reply[ChatRoundChunk]):
 
     def __init__(self, call: Call[ChatRoundChunk], number: int) -> None:
         super().__init__(call, number)
-        self._reader = call.reader()
+        self._reader = call.form.reader(as_text=False) if call.form else ReplyReader()
         self._calls: list[ToolCall | InvalidToolCall] = []
         self._waiting: list[dict[str, Any]] = []  # rounds of a call that is not whole
 
