@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ Enforce = Literal["auto"] | bool
 """``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
 only describe it."""
 
+FORM_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+"""Keywords of a framework's call that describe the reply, in the form of OpenAI's API."""
 
 _ONLY_JSON = (
     "Reply with one JSON value that fits this JSON schema, and with nothing else: no explanation, "
@@ -69,6 +71,25 @@ class ReplyForm:
         if self.schema is not None:
             lines.append(f"{_ONLY_JSON}\n{_compact(self.schema)}")
         return "\n\n".join(lines)
+
+    def check_constraints(
+        self, given: Iterable[str], response_format: str = "response_format"
+    ) -> None:
+        """Check that a call has no constraint of the engine beside this form.
+
+        Args:
+            given: the call's names of such options.
+            response_format: the call's name of the schema.
+
+        Raises:
+            InvalidOptionError: it has one.
+        """
+        own = "tools" if self.calls_tools else response_format
+        for name in given if self.calls_tools or self.schema is not None else ():
+            raise InvalidOptionError(
+                f"{name} cannot be combined with {own}, because both determine the form of the "
+                "reply; send only one of them"
+            )
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
         """Return a reader of a reply with this form. `as_text` is as for `ReplyReader`."""
@@ -196,10 +217,20 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
     return resolved
 
 
-def to_flag(name: str, value: object, default: bool) -> bool:
-    """Return a keyword's value that is a bool; None stands for the default."""
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise InvalidOptionError(f"{name} must be True or False; got {short_repr(value)}")
-    return value
+def form_of(tools: Sequence[Tool], keywords: Mapping[str, Any]) -> ReplyForm:
+    """Return the form of a reply that may call tools, and that `FORM_KEYWORDS` ask for.
+
+    Raises:
+        InvalidInputError: a value has an unknown form, or the choice does not fit the tools.
+    """
+    parallel = keywords.get("parallel_tool_calls")
+    if not isinstance(parallel, (bool, type(None))):
+        raise InvalidOptionError(
+            f"parallel_tool_calls must be True or False; got {short_repr(parallel)}"
+        )
+    return ReplyForm(
+        tools,
+        to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
+        parallel is not False,
+        schema_of(keywords.get("response_format")),
+    )

@@ -22,7 +22,7 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError
 from adafuse_llm.request import Request as EngineRequest
-from adafuse_llm.results import Generation, Scores
+from adafuse_llm.results import Generation, Scores, smallest_window
 from adafuse_llm.run import Run
 from adafuse_llm.serving import bodies, http
 from adafuse_llm.serving.access import CALL, middlewares
@@ -30,7 +30,7 @@ from adafuse_llm.serving.completions import CompletionWriter
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.responses import ResponseWriter, read_response
-from adafuse_llm.serving.service import SINGLE, Service, smallest_window
+from adafuse_llm.serving.service import SINGLE, Service
 from adafuse_llm.text.prompt_warnings import spelled_token
 from adafuse_llm.text.templates import SWITCHES
 from adafuse_llm.wire import EXTENSION
@@ -122,7 +122,7 @@ async def _models(service: Service, request: Request) -> Response:
             "object": "model",
             "created": service.created,
             "owned_by": "adafuse-llm",
-            "max_model_len": smallest_window(engine, extension["members"]),
+            "max_model_len": smallest_window(engine.member_info, extension["members"]),
             EXTENSION: extension,
         }
 
@@ -324,7 +324,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
             tokens = engine.encode_prompt(text, **options)
         else:
             tokens = engine.encode_text(text, **options)
-        return tokens, smallest_window(engine, tokens)
+        return tokens, smallest_window(engine.member_info, tokens)
 
     tokens, window = await http.unless_disconnected(request.receive, service.result(encode))
     member = max(tokens, key=lambda name: len(tokens[name]))

@@ -393,15 +393,10 @@ def _form_of(
     if not tools and schema is None:
         return None
     form = ReplyForm(tools, choice, body.parallel_tool_calls, schema)
-    constraint = next((name for name in CONSTRAINTS if name in asked.options), None)
-    has_form = asked.enforce is not False and (form.calls_tools or schema is not None)
-    if constraint is not None and has_form:
-        name = asked.given[constraint]
-        raise invalid(
-            f"{name} cannot be combined with {'tools' if form.calls_tools else body.FORM}, "
-            "because both determine the form of the reply; send only one of them",
-            name,
-        )
+    given = [asked.given[name] for name in CONSTRAINTS if name in asked.options]
+    if given and asked.enforce is not False:
+        with naming(given[0]):
+            form.check_constraints(given, body.FORM)
     described = (response_format or {}).get("json_schema") or response_format or {}
     is_strict = any(each.get("strict") is True for each in (*functions, described))
     if is_strict and asked.enforce == "auto":

@@ -271,7 +271,7 @@ class EnsembleModel(OptionFields, Serializable):
             "model_name": self.model_name,
             "ensemble": self._ensemble.identity,
             "options": self._options,
-            "round_detail": self.round_detail,
+            **{name: getattr(self, name) for name in self._per_call if name != "timeout"},
         }
 
     # A call -----------------------------------------------------------------------------------

@@ -44,12 +44,10 @@ from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.adafuse._decode import Decode
 from llama_index.llms.adafuse._messages import add_prompts, to_turns
 from llama_index.llms.adafuse._replies import (
-    FORM_KEYWORDS,
     WARNINGS_KEY,
     Continuation,
     Model,
     Reply,
-    form_of,
     parsed,
     reason_of,
     to_openai_tool,
@@ -62,7 +60,6 @@ from adafuse_llm import (
     AdaFuseConfig,
     Engine,
     InvalidInputError,
-    InvalidOptionError,
     MalformedReplyError,
     MemberSpec,
     Request,
@@ -72,9 +69,16 @@ from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
 from adafuse_llm.adapters.reply import CUT
-from adafuse_llm.adapters.reply_form import Enforce, ReplyForm, enforced
+from adafuse_llm.adapters.reply_form import (
+    FORM_KEYWORDS,
+    Enforce,
+    ReplyForm,
+    enforced,
+    form_of,
+)
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 from adafuse_llm.strategies.registry import AUTO
+from adafuse_llm.text.conversation import check_tools
 
 if TYPE_CHECKING:
     import torch
@@ -588,7 +592,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
     ) -> tuple[Decode, Reply]:
         """Return the decode of a chat, and the converter of its chunks."""
-        form = form_of(keywords)
+        form = form_of(check_tools(keywords.get("tools") or ()), keywords)
         overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
         request = self._messages(messages, overrides, form)
         is_step = not form.calls_tools and _describes_steps(messages)
@@ -614,11 +618,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         """
         options = self._options(overrides)
         if form.calls_tools or form.schema is not None:
-            if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
-                raise InvalidOptionError(
-                    f"{constraints[0]} cannot be combined with tools or response_format, because "
-                    "both determine the form of the reply; pass only one of them"
-                )
+            form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
             options = _without_constraints(options)
         options, problem = enforced(self.engine, form, options, self.enforce)
         if problem:
