@@ -29,6 +29,7 @@ only describe it."""
 FORM_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
 """Keywords of a framework's call that describe the reply, in the form of OpenAI's API."""
 
+_COMPACT: Any = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
 _ONLY_JSON = (
     "Reply with one JSON value that fits this JSON schema, and with nothing else: no explanation, "
     "no code fence, not the schema itself."
@@ -69,7 +70,10 @@ class ReplyForm:
         one_call = self.calls_tools and not self.parallel
         lines = ["A reply can have at most one call."] if one_call else []
         if self.schema is not None:
-            lines.append(f"{_ONLY_JSON}\n{_compact(self.schema)}")
+            try:
+                lines.append(f"{_ONLY_JSON}\n{json.dumps(self.schema, **_COMPACT)}")
+            except (TypeError, ValueError) as error:
+                raise InvalidInputError(f"the schema cannot be written as JSON: {error}") from error
         return "\n\n".join(lines)
 
     def check_constraints(
@@ -101,20 +105,6 @@ class ReplyForm:
             as_text=as_text,
         )
 
-    def constraint(self) -> dict[str, Any]:
-        """Return the engine's option that enforces this form; empty if every text has it.
-
-        Raises:
-            GrammarError: the form cannot be enforced.
-            MissingDependencyError: the extra ``adafuse-llm[grammar]`` is not installed.
-        """
-        if self.calls_tools or (self.tools and self.schema is None):
-            grammar = tool_grammar(
-                self.tools, choice=self.choice, parallel=self.parallel, reply=self.schema
-            )
-            return {"grammar": grammar}
-        return {} if self.schema is None else {"json_schema": close_objects(self.schema)}
-
 
 def enforced(
     engine: Engine,
@@ -141,20 +131,17 @@ def enforced(
     if not enforce:
         return free, ""
     try:
-        constrained = {**free, **form.constraint()}
+        if form.schema is not None and not form.calls_tools:
+            constrained = {**free, "json_schema": close_objects(form.schema)}
+        else:
+            more: dict[str, Any] = {"parallel": form.parallel, "reply": form.schema}
+            constrained = {**free, "grammar": tool_grammar(form.tools, choice=form.choice, **more)}
         engine.check_grammar(**constrained)
     except (InvalidOptionError, MissingDependencyError) as error:
         if enforce is True:
             raise
         return free, str(error).rstrip(".")
     return constrained, ""
-
-
-def _compact(schema: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"the schema cannot be written as JSON: {error}") from error
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -29,8 +29,7 @@ from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.serving.bodies import HEADER
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
-from adafuse_llm.serving.settings import KEY
-from adafuse_llm.serving_config import ServingConfig
+from adafuse_llm.serving_config import KEY, ServingConfig
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from adafuse_llm import errors
 from adafuse_llm.adapters.reply_form import enforced
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError
 from adafuse_llm.request import Request as EngineRequest
@@ -146,8 +146,11 @@ async def _complete(
             work = service.result(partial(_check, service, asked), has_grammar=True)
             await http.unless_disconnected(request.receive, work)
             return JSONResponse({"object": "check", "choices": []})
+        constrained = any(asked.options.get(name) is not None for name in GRAMMARS)
         opened = service.admitted(
-            partial(_open, service, asked, limit), has_grammar=asked.has_grammar, limit=limit
+            partial(_open, service, asked, limit),
+            has_grammar=constrained or asked.form is not None,
+            limit=limit,
         )
         if not asked.body.stream or extension.texts is not None:
             return await http.unless_disconnected(request.receive, _whole(service, asked, opened))

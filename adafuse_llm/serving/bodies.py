@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
-from adafuse_llm.config import CONSTRAINTS, GRAMMARS, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.text.conversation import Conversation, check_tools
@@ -299,11 +299,6 @@ class ServedRequest:
                 )
             self.options[option], self.given[option] = value, name
         self.open_ended &= "max_new_tokens" not in self.options
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar may have to be compiled, which takes time."""
-        return self.form is not None or any(self.options.get(name) is not None for name in GRAMMARS)
 
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""
