@@ -20,8 +20,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
-from adafuse_llm.evaluation import tune
-from adafuse_llm.evaluation.tuning import Question, Tuning, divide, read_questions
+from adafuse_llm.evaluation.tuning import Question, Tuning, divide, read_questions, tune
 
 
 def knows(name, known, sure=0.9):
