@@ -27,6 +27,7 @@ from adafuse_llm.results import (
     RoundObserver,
     Scores,
     StreamEvent,
+    smallest_window,
 )
 from adafuse_llm.run import Run, check_one_response, with_alternatives
 from adafuse_llm.summary import choice_probabilities
@@ -65,8 +66,7 @@ class Engine(ABC):
     @property
     def context_window(self) -> int | None:
         """The smallest context window of all members, in tokens. None if no member has a limit."""
-        windows = (each.context_window for each in self.member_info)
-        return min((window for window in windows if window is not None), default=None)
+        return smallest_window(self.member_info, self.members)
 
     @property
     @abstractmethod

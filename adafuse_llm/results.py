@@ -6,7 +6,7 @@ score a candidate is absent from the candidate's ``nll``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -148,6 +148,12 @@ class MemberInfo(_Result):
     name: str
     context_window: int | None
     has_chat_template: bool
+
+
+def smallest_window(members: Iterable[MemberInfo], names: Container[str]) -> int | None:
+    """Return the smallest context window of some members, in tokens; None if there is no limit."""
+    windows = (each.context_window for each in members if each.name in names)
+    return min((window for window in windows if window is not None), default=None)
 
 
 class Generation(_Result):

@@ -22,17 +22,11 @@ KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name 
 """The errors that a client raises as the server did, by name."""
 
 
-def ending(generation: Generation, *, rounds: bool) -> dict[str, Any]:
-    """Return the end of a response. A client that wants the rounds gets all but these."""
-    fields = ENDING | {"usage", "reply_prefix"} if rounds else ENDING
-    return generation.model_dump(mode="json", include=fields)
-
-
 def whole(generation: Generation, *, rounds: bool) -> dict[str, Any]:
     """Return a whole response."""
     if rounds:
         return generation.model_dump(mode="json", exclude={"alternatives"})
-    return ending(generation, rounds=False)
+    return generation.model_dump(mode="json", include=ENDING)
 
 
 def chunk(
@@ -52,7 +46,8 @@ def chunk(
     if rounds and event is not None:
         fields |= {"text": event.text, "reply_prefix": event.reply_prefix}
     if event is not None and event.generation is not None:
-        fields |= ending(event.generation, rounds=rounds)
+        end = ENDING | {"usage", "reply_prefix"} if rounds else ENDING
+        fields |= event.generation.model_dump(mode="json", include=end)
         fields |= {"warnings": [*warnings]} if warnings else {}
     return fields
 

@@ -22,7 +22,6 @@ from adafuse_llm.text.conversation import (
     Tool,
     check_content,
     check_conversation,
-    check_results,
     check_role,
     to_json,
 )
@@ -72,13 +71,11 @@ def to_conversation(
         instructions: as for `check_conversation`.
 
     Raises:
-        InvalidInputError: as `check_conversation`, or a result answers no earlier call.
+        InvalidInputError: as `check_conversation`.
     """
     malformed: dict[str, Any] = {}
     messages = [_to_message(number, turn, malformed) for number, turn in enumerate(turns)]
-    conversation = check_conversation(messages, tools, tool_choice, instructions=instructions)
-    check_results(conversation.messages)
-    return conversation
+    return check_conversation(messages, tools, tool_choice, instructions=instructions)
 
 
 def malformed_calls(turn: Turn) -> list[Mapping[str, Any]]:
@@ -126,8 +123,8 @@ def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str,
     elif role == "user" and (name := turn.get("name")):
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}
-    bad, calls = malformed_calls(turn), turn.get("tool_calls")
-    if bad and calls:
+    calls = turn.get("tool_calls")
+    if calls and (bad := malformed_calls(turn)):
         texts = [*filter(None, [content.rstrip("\n")]), *map(_malformed_block, bad)]
         message["content"] = "\n".join(texts)
         calls = [call for call in calls if call not in bad]
@@ -141,7 +138,7 @@ def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str,
         answer = {**({"name": name} if name else {}), "content": content}
         return {"role": "user", "content": f"{RESULT_OPENS}\n{to_json(answer)}\n{RESULT_CLOSES}"}
     if role == "tool":
-        message["tool_call_id"] = turn.get("tool_call_id")
+        message["tool_call_id"] = turn.get("tool_call_id") or ""
     if role == "assistant" and reasoning:
         message["reasoning_content"] = reasoning
     return message

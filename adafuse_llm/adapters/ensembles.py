@@ -25,6 +25,7 @@ from adafuse_llm.loading.specs import (
     as_specs,
     member_names,
 )
+from adafuse_llm.results import smallest_window
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available
 
@@ -133,8 +134,7 @@ class Ensemble:
         machine or has no window.
         """
         if (engine := self._open) is not None:
-            windows = [each.context_window for each in engine.member_info if each.name in names]
-            return min((window for window in windows if window is not None), default=None)
+            return smallest_window(engine.member_info, names)
         stored = [window or 0 for window in self._read(file_window, names)]
         gguf = [spec for spec in self._chosen(names) if isinstance(spec, GGUFMember)]
         fixed = [spec.context for spec in gguf if spec.context is not None]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adafuse_llm.errors import short_list, short_repr
-from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, open_reasoning
+from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.results import StreamEvent
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool, map_json
 from adafuse_llm.text.stops import begun_size
@@ -114,26 +114,17 @@ class ReplyDelta:
 
     Attributes:
         parts: text, reasoning, and calls that are complete now, in order.
+        content: the text of all parts.
+        reasoning: the reasoning of all parts, without its markers.
+        calls: the calls of all parts.
         warnings: at the end of the reply, what is wrong with it and its calls.
     """
 
     parts: list[Part] = field(default_factory=list)
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-    @property
-    def content(self) -> str:
-        """The text of all parts."""
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
-
-    @property
-    def reasoning(self) -> str:
-        """The reasoning of all parts, without its markers."""
-        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
-
-    @property
-    def calls(self) -> list[Call]:
-        """The calls of all parts."""
-        return [part for part in self.parts if isinstance(part, (ToolCall, InvalidToolCall))]
 
 
 class ReplyReader:
@@ -189,24 +180,34 @@ class ReplyReader:
 
         Args:
             text: the text.
-            prefix: text with which the chat templates began the reply (`StreamEvent.reply_prefix`).
-                If it opens reasoning, the reply begins inside the reasoning.
+            prefix: the reasoning that the chat templates opened before the reply, if any
+                (`StreamEvent.reply_prefix`).
             finish_reason: why the reply ends after this text; None if it goes on.
             closing: the end of the text that the engine made up (`Generation.closing`). It
                 completes text, but never a call.
         """
         if self._kind is None:
-            self._kind = Reasoning if open_reasoning(prefix) else Text
+            self._kind = Reasoning if prefix else Text
         is_last, cut = finish_reason is not None, CUT.get(finish_reason or "", "")
-        parts = self._split(text.removesuffix(closing))
-        if is_last and not closing:
-            parts += self._ended(cut)
-        parts = [each for part in parts for each in self._released(part)]
-        if is_last and self._held:
-            parts += self._without_markers("" if closing else cut)
-        if closing:
-            parts += self._completed(closing, cut)
-        delta = ReplyDelta([shown for part in parts for shown in self._shown(part)])
+        text = text.removesuffix(closing)
+        begun = self._buffer + text
+        head = begun.lstrip()[: len(REASONING_OPENS)]
+        may_reason = self._may_reason and REASONING_OPENS.startswith(head)
+        if self._kind is Text and not (self._tools or self._calls_forbidden or may_reason):
+            parts: list[Part] = [Text(begun + (closing if self._completes else ""))]
+            self._buffer, self._may_reason = "", False
+        else:
+            parts = self._split(text)
+            if is_last and not closing:
+                parts += self._ended(cut)
+            parts = [each for part in parts for each in self._released(part)]
+            if is_last and self._held:
+                parts += self._without_markers("" if closing else cut)
+            if closing:
+                parts += self._completed(closing, cut)
+        delta = ReplyDelta()
+        for part in parts:
+            self._show(part, delta)
         if is_last:
             delta.warnings = self._warnings(cut, closing)
         return delta
@@ -320,24 +321,31 @@ class ReplyReader:
             return [InvalidToolCall(None, text, cut, is_cut=True)]
         return [*calls] or [Text(text)]
 
-    def _shown(self, part: Part) -> list[Part]:
-        """Remember a part, and return what callers get of it."""
+    def _show(self, part: Part, delta: ReplyDelta) -> None:
+        """Remember a part, and add what callers get of it."""
         if isinstance(part, Text):
-            text = part.text.lstrip() if self._at_start else part.text
-            self._at_start = self._at_start and not text
-            self._text += text
-            return [Text(text)] if text else []
-        self._at_start = True
-        if isinstance(part, Reasoning):
-            return [part]
-        if self._calls and not self._parallel:
-            return []
-        self._calls.append(part)
-        if isinstance(part, ToolCall) or not self._as_text:
-            return [part]
-        if part.is_cut:
-            return []
-        return [Text(f"{CALL_OPENS}{part.text}{CALL_CLOSES if part.is_closed else ''}")]
+            part = Text(part.text.lstrip() if self._at_start else part.text)
+            if not part.text:
+                return
+            self._text += part.text
+            self._at_start = False
+        else:
+            self._at_start = True
+        if isinstance(part, (ToolCall, InvalidToolCall)):
+            if self._calls and not self._parallel:
+                return
+            self._calls.append(part)
+            if isinstance(part, InvalidToolCall) and self._as_text:
+                if part.is_cut:
+                    return
+                part = Text(f"{CALL_OPENS}{part.text}{CALL_CLOSES if part.is_closed else ''}")
+        delta.parts.append(part)
+        if isinstance(part, Text):
+            delta.content += part.text
+        elif isinstance(part, Reasoning):
+            delta.reasoning += part.text
+        else:
+            delta.calls.append(part)
 
     def _warnings(self, cut: str, closing: str) -> list[str]:
         """Return what is wrong with the whole reply and its calls."""

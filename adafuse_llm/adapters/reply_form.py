@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,10 @@ Enforce = Literal["auto"] | bool
 """``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
 only describe it."""
 
+FORM_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+"""Keywords of a framework's call that describe the reply, in the form of OpenAI's API."""
 
+_COMPACT: Any = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
 _ONLY_JSON = (
     "Reply with one JSON value that fits this JSON schema, and with nothing else: no explanation, "
     "no code fence, not the schema itself."
@@ -58,11 +61,6 @@ class ReplyForm:
         return bool(self.tools) and self.choice != "none"
 
     @property
-    def is_free(self) -> bool:
-        """Whether every text has this form."""
-        return not self.tools and self.schema is None
-
-    @property
     def instructions(self) -> str:
         """Text for the end of the system message that describes the form; "" if none is needed.
 
@@ -72,8 +70,30 @@ class ReplyForm:
         one_call = self.calls_tools and not self.parallel
         lines = ["A reply can have at most one call."] if one_call else []
         if self.schema is not None:
-            lines.append(f"{_ONLY_JSON}\n{_compact(self.schema)}")
+            try:
+                lines.append(f"{_ONLY_JSON}\n{json.dumps(self.schema, **_COMPACT)}")
+            except (TypeError, ValueError) as error:
+                raise InvalidInputError(f"the schema cannot be written as JSON: {error}") from error
         return "\n\n".join(lines)
+
+    def check_constraints(
+        self, given: Iterable[str], response_format: str = "response_format"
+    ) -> None:
+        """Check that a call has no constraint of the engine beside this form.
+
+        Args:
+            given: the call's names of such options.
+            response_format: the call's name of the schema.
+
+        Raises:
+            InvalidOptionError: it has one.
+        """
+        own = "tools" if self.calls_tools else response_format
+        for name in given if self.calls_tools or self.schema is not None else ():
+            raise InvalidOptionError(
+                f"{name} cannot be combined with {own}, because both determine the form of the "
+                "reply; send only one of them"
+            )
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
         """Return a reader of a reply with this form. `as_text` is as for `ReplyReader`."""
@@ -84,20 +104,6 @@ class ReplyForm:
             completes=self.completes,
             as_text=as_text,
         )
-
-    def constraint(self) -> dict[str, Any]:
-        """Return the engine's option that enforces this form; empty if every text has it.
-
-        Raises:
-            GrammarError: the form cannot be enforced.
-            MissingDependencyError: the extra ``adafuse-llm[grammar]`` is not installed.
-        """
-        if self.calls_tools or (self.tools and self.schema is None):
-            grammar = tool_grammar(
-                self.tools, choice=self.choice, parallel=self.parallel, reply=self.schema
-            )
-            return {"grammar": grammar}
-        return {} if self.schema is None else {"json_schema": close_objects(self.schema)}
 
 
 def enforced(
@@ -115,7 +121,8 @@ def enforced(
         InvalidOptionError: `enforce` is True, and the form cannot be enforced.
         MissingDependencyError: `enforce` is True, and the extra is not installed.
     """
-    if form.is_free or any(options.get(name) is not None for name in CONSTRAINTS):
+    is_free = not form.tools and form.schema is None
+    if is_free or any(options.get(name) is not None for name in CONSTRAINTS):
         return {**options}, ""
     own = [name for name in CONSTRAINTS if getattr(engine.config, name) is not None]
     if own and not form.calls_tools and form.schema is None:
@@ -124,20 +131,17 @@ def enforced(
     if not enforce:
         return free, ""
     try:
-        constrained = {**free, **form.constraint()}
+        if form.schema is not None and not form.calls_tools:
+            constrained = {**free, "json_schema": close_objects(form.schema)}
+        else:
+            more: dict[str, Any] = {"parallel": form.parallel, "reply": form.schema}
+            constrained = {**free, "grammar": tool_grammar(form.tools, choice=form.choice, **more)}
         engine.check_grammar(**constrained)
     except (InvalidOptionError, MissingDependencyError) as error:
         if enforce is True:
             raise
         return free, str(error).rstrip(".")
     return constrained, ""
-
-
-def _compact(schema: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"the schema cannot be written as JSON: {error}") from error
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -200,10 +204,20 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
     return resolved
 
 
-def to_flag(name: str, value: object, default: bool) -> bool:
-    """Return a keyword's value that is a bool; None stands for the default."""
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise InvalidOptionError(f"{name} must be True or False; got {short_repr(value)}")
-    return value
+def form_of(tools: Sequence[Tool], keywords: Mapping[str, Any]) -> ReplyForm:
+    """Return the form of a reply that may call tools, and that `FORM_KEYWORDS` ask for.
+
+    Raises:
+        InvalidInputError: a value has an unknown form, or the choice does not fit the tools.
+    """
+    parallel = keywords.get("parallel_tool_calls")
+    if not isinstance(parallel, (bool, type(None))):
+        raise InvalidOptionError(
+            f"parallel_tool_calls must be True or False; got {short_repr(parallel)}"
+        )
+    return ReplyForm(
+        tools,
+        to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
+        parallel is not False,
+        schema_of(keywords.get("response_format")),
+    )

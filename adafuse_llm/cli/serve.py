@@ -12,8 +12,7 @@ from adafuse_llm import AdaFuseEngine, MissingDependencyError
 from adafuse_llm.cli.common import OPTIONS, Command, Parser, Setup
 from adafuse_llm.cli.terminal import tell
 from adafuse_llm.errors import install_command
-from adafuse_llm.serving import settings
-from adafuse_llm.serving_config import ServerConfig
+from adafuse_llm.serving_config import REFUSED, RUNTIME, VARIABLE, ServerConfig, read_keys
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 OPEN = (
     "warning: everyone who can reach this address can use the server. Set API keys "
-    f"(--api-key-file or {settings.VARIABLE}), or listen at 127.0.0.1"
+    f"(--api-key-file or {VARIABLE}), or listen at 127.0.0.1"
 )
 """What the command prints if other machines can use the server without a key."""
 
@@ -40,7 +39,7 @@ def add_flags(parser: Parser) -> None:
     parser.flag("--port NUMBER", "Port to listen at. With 0, any free port.")
     parser.flag(
         "--api-key-file FILE",
-        f"API keys, one on each line. {settings.VARIABLE} can hold some too.",
+        f"API keys, one on each line. {VARIABLE} can hold some too.",
         type=str,
     )
     parser.flag("--served-model-name NAME", "Name of the ensemble in requests.")
@@ -67,7 +66,7 @@ def serve(setup: Setup, _flags: Namespace) -> int:
         ) from error
 
     config = _with_local_hosts(setup.file.serving)
-    keys = settings.read_keys(config.api_key_file, os.environ)
+    keys = read_keys(config.api_key_file, os.environ)
     service = Service(config)
     app = build_app(service, keys)
     listener = listen(config.host, config.port)
@@ -121,6 +120,6 @@ COMMAND = Command(
     serve,
     add_flags,
     kinds=(*OPTIONS, ServerConfig),
-    refused=settings.REFUSED,
-    defaults=settings.RUNTIME,
+    refused=REFUSED,
+    defaults=RUNTIME,
 )

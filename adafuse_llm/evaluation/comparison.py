@@ -64,7 +64,7 @@ class Comparison(BaseModel):
         p_value: two-sided p-value, that is, the probability of a difference at least this large if
             both systems were equally good.
         needed: about how many questions would show a difference as large as this one, at p < 0.05
-            in four of five attempts. None without a difference, or for a score that is no mean.
+            in four of five attempts. None without a difference.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -247,7 +247,6 @@ def tune(
     log: Callable[[dict[str, Any]], None] | None = None,
     cancel: threading.Event | None = None,
     on_answer: Callable[[str, Answer], None] | None = None,
-    on_trial: Callable[[Trial], None] | None = None,
 ) -> Tuning:
     """Search for the members and options that answer best, and test them on held-out questions.
 
@@ -268,7 +267,6 @@ def tune(
             failed due to the run.
         cancel: an event that any thread can set to stop the search.
         on_answer: called for every new answer, with the names of the members and the answer.
-        on_trial: called with every result on the search part, starting with single members.
 
     Raises:
         InvalidInputError: there are too few members or questions, the strategy has no options to
@@ -299,14 +297,7 @@ def tune(
     study = optimizer(seed)
     cancel = cancel or threading.Event()
     answers = _Answers(engine, measure, known=known, log=log, cancel=cancel, on_answer=on_answer)
-
-    def trial(options: dict[str, Any]) -> Trial:
-        result = answers.trial(search, options)
-        if on_trial is not None:
-            on_trial(result)
-        return result
-
-    alone = {member: trial({"use": [member]}) for member in members}
+    alone = {member: answers.trial(search, {"use": [member]}) for member in members}
     ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
     best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
     for branches, names in itertools.product((AdaFuseConfig().branches, 1), (members, best_two)):
@@ -319,7 +310,7 @@ def tune(
         asked = study.ask()
         options: dict[str, Any] = {"use": sets[asked.suggest_categorical("use", list(sets))]}
         options |= {name: asked.suggest_categorical(name, each) for name, each in choices.items()}
-        tried.append(trial({**options, **fixed}))
+        tried.append(answers.trial(search, {**options, **fixed}))
         study.tell(asked, tried[-1].score)
     settings = {"ensemble": best(tried).options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
     tested = {name: answers.trial(test, each) for name, each in settings.items()}

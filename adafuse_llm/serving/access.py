@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,8 +29,7 @@ from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.serving.bodies import HEADER
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
-from adafuse_llm.serving.settings import KEY
-from adafuse_llm.serving_config import ServingConfig
+from adafuse_llm.serving_config import KEY, ServingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +72,7 @@ def middlewares(
     api_keys: Sequence[str] = (),
     *,
     count: Callable[[str, str, float], object] = lambda *_: None,
+    counted: Collection[str] = (),
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
@@ -80,6 +80,7 @@ def middlewares(
         config: options of the server.
         api_keys: keys that clients may use. If there are none, clients need no key.
         count: counts a request when it ends: its path, its outcome, and its seconds.
+        counted: the paths whose requests count.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -88,7 +89,7 @@ def middlewares(
         raise InvalidOptionError(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
-    chosen = [Middleware(AccessLog, prefix=config.root_path, count=count)]
+    chosen = [Middleware(AccessLog, prefix=config.root_path, count=count, counted=counted)]
     if hosts := [each.lower() for each in config.allowed_hosts]:
         if any(each.startswith("[") for each in hosts):
             hosts.append("[")  # what older versions of Starlette read of an IPv6 address
@@ -114,10 +115,12 @@ class AccessLog:
     Paths with the prefix are those without it, too.
     """
 
-    def __init__(self, app: ASGIApp, prefix: str, count: Callable[..., object]) -> None:
+    def __init__(
+        self, app: ASGIApp, prefix: str, count: Callable[..., object], counted: Collection[str]
+    ) -> None:
         self.app = app
         self._prefix = prefix
-        self._count = count
+        self._count, self._counted = count, counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -167,7 +170,8 @@ class AccessLog:
                 seconds * 1000,
                 outcome,
             )
-            self._count(path, outcome, seconds)
+            if path in self._counted:
+                self._count(path, outcome, seconds)
 
 
 class HostCheck(TrustedHostMiddleware):

@@ -18,11 +18,11 @@ from starlette.routing import Route
 
 from adafuse_llm import errors
 from adafuse_llm.adapters.reply_form import enforced
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError
 from adafuse_llm.request import Request as EngineRequest
-from adafuse_llm.results import Generation, Scores
+from adafuse_llm.results import Generation, Scores, smallest_window
 from adafuse_llm.run import Run
 from adafuse_llm.serving import bodies, http
 from adafuse_llm.serving.access import CALL, middlewares
@@ -30,7 +30,7 @@ from adafuse_llm.serving.completions import CompletionWriter
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.responses import ResponseWriter, read_response
-from adafuse_llm.serving.service import SINGLE, Service, smallest_window
+from adafuse_llm.serving.service import SINGLE, Service
 from adafuse_llm.text.prompt_warnings import spelled_token
 from adafuse_llm.text.templates import SWITCHES
 from adafuse_llm.wire import EXTENSION
@@ -68,10 +68,6 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     posts["/tokenize"] = partial(_tokenize, service)
     gets = dict.fromkeys(("/v1/models", "/v1/models/{name:path}"), partial(_models, service))
 
-    def count(path: str, outcome: str, seconds: float) -> None:
-        if path in posts:
-            service.metrics.request(path, outcome, seconds)
-
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -85,7 +81,9 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         return Response(body, media_type=kind)
 
     app = Starlette(
-        middleware=middlewares(service.config, api_keys, count=count),
+        middleware=middlewares(
+            service.config, api_keys, count=service.metrics.request, counted=posts
+        ),
         routes=[
             Route("/health", health, methods=["GET"]),
             Route("/ready", ready, methods=["GET"]),
@@ -124,7 +122,7 @@ async def _models(service: Service, request: Request) -> Response:
             "object": "model",
             "created": service.created,
             "owned_by": "adafuse-llm",
-            "max_model_len": smallest_window(engine, extension["members"]),
+            "max_model_len": smallest_window(engine.member_info, extension["members"]),
             EXTENSION: extension,
         }
 
@@ -148,8 +146,11 @@ async def _complete(
             work = service.result(partial(_check, service, asked), has_grammar=True)
             await http.unless_disconnected(request.receive, work)
             return JSONResponse({"object": "check", "choices": []})
+        constrained = any(asked.options.get(name) is not None for name in GRAMMARS)
         opened = service.admitted(
-            partial(_open, service, asked, limit), has_grammar=asked.has_grammar, limit=limit
+            partial(_open, service, asked, limit),
+            has_grammar=constrained or asked.form is not None,
+            limit=limit,
         )
         if not asked.body.stream or extension.texts is not None:
             return await http.unless_disconnected(request.receive, _whole(service, asked, opened))
@@ -172,9 +173,11 @@ def _open(
     """Check a request against the models and the limits of the server, and open it."""
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
-    options = _with_variables(engine, options, asked)
-    has_limit = "max_new_tokens" in options or engine.config.max_new_tokens != DEFAULT_LIMIT
-    open_ended = asked.open_ended or (asked.form.calls_tools and not has_limit)
+    if asked.variables or asked.effort or asked.prompts:
+        options = _with_variables(engine, options, asked)
+    form, open_ended = asked.form, asked.open_ended
+    if form is not None and form.calls_tools and "max_new_tokens" not in options:
+        open_ended |= engine.config.max_new_tokens == DEFAULT_LIMIT
     conversation = asked.conversation
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
     options = service.check_limits(
@@ -182,17 +185,17 @@ def _open(
         options,
         inputs=inputs,
         characters=max(sizes) + sum(map(len, extension.texts or ())),
-        length_option=asked.length_field,
         open_ended=open_ended,
     )
-    try:
-        options, problem = enforced(engine, asked.form, options, asked.enforce)
-    except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
-        raise invalid(str(error), "tools" if asked.form.schema is None else body.FORM) from error
-    if problem:
-        asked.ignored.warnings.append(
-            f"the form of the reply is only described to the members, not enforced: {problem}"
-        )
+    if form is not None:
+        try:
+            options, problem = enforced(engine, form, options, asked.enforce)
+        except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
+            raise invalid(str(error), "tools" if form.schema is None else body.FORM) from error
+        if problem:
+            asked.ignored.warnings.append(
+                f"the form of the reply is only described to the members, not enforced: {problem}"
+            )
     request = EngineRequest(
         messages=conversation,
         options=options,
@@ -202,7 +205,7 @@ def _open(
         cancel=cancel,
     )
     requests = [replace(request, prompt=each) for each in asked.prompts] or [request]
-    run = _opened(engine, requests, open_ended=open_ended)
+    run = _open_ended(engine, requests) if open_ended else engine.open(requests)
     config = engine.config.override(options)
     model = body.model or service.config.served_model_name
     leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
@@ -237,14 +240,14 @@ def _with_variables(
     return {**options, "chat_template_kwargs": given} if given else options
 
 
-def _opened(engine: AdaFuseEngine, requests: list[EngineRequest], *, open_ended: bool) -> Run[Any]:
-    """Open requests. Without a limit of their own, they ask for as many tokens as memory allows."""
+def _open_ended(engine: AdaFuseEngine, requests: list[EngineRequest]) -> Run[Any]:
+    """Open requests without a limit of their own: with as many tokens as memory allows."""
     while True:
         try:
             return engine.open(requests)
         except errors.CacheMemoryError:
-            limit = requests[0].options.get("max_new_tokens", 0) // 2
-            if not open_ended or limit < engine.config.max_new_tokens:
+            limit = requests[0].options["max_new_tokens"] // 2
+            if limit < engine.config.max_new_tokens:
                 raise
             options = {**requests[0].options, "max_new_tokens": limit}
             requests = [replace(each, options=options) for each in requests]
@@ -324,7 +327,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
             tokens = engine.encode_prompt(text, **options)
         else:
             tokens = engine.encode_text(text, **options)
-        return tokens, smallest_window(engine, tokens)
+        return tokens, smallest_window(engine.member_info, tokens)
 
     tokens, window = await http.unless_disconnected(request.receive, service.result(encode))
     member = max(tokens, key=lambda name: len(tokens[name]))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
-from adafuse_llm.config import CONSTRAINTS, GRAMMARS, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.text.conversation import Conversation, check_tools
@@ -249,6 +249,7 @@ class ServedRequest:
         open_ended: whether the response may fill the context window.
         variables: variables for the chat templates that read them.
         effort: how much the members reason; None for their own default.
+        form: the form of the reply; None if it can be any text.
         echoed: the fields that a response of the Responses API repeats; None for the other APIs.
     """
 
@@ -260,7 +261,7 @@ class ServedRequest:
     open_ended: bool = False
     prompts: Sequence[str] = ()
     conversation: Conversation | None = None
-    form: ReplyForm = field(default_factory=ReplyForm)
+    form: ReplyForm | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
     echoed: Mapping[str, Any] | None = None
@@ -299,24 +300,14 @@ class ServedRequest:
             self.options[option], self.given[option] = value, name
         self.open_ended &= "max_new_tokens" not in self.options
 
-    @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar may have to be compiled, which takes time."""
-        return not self.form.is_free or any(self.options.get(name) is not None for name in GRAMMARS)
-
-    @property
-    def length_field(self) -> str:
-        """The client's name for ``max_new_tokens``."""
-        return self.given.get("max_new_tokens", self.body.LENGTH)
-
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""
         described = api_error(error)
         is_limit = described.status == 504 or described.code == CONTEXT_CODE
         if is_limit and not self.body.adafuse.rounds:  # else the client is a RemoteEngine
-            described.message = described.message.replace("timeout=", "").replace(
-                "max_new_tokens", self.length_field
-            )
+            name = self.given.get("max_new_tokens", self.body.LENGTH)
+            described.message = described.message.replace("timeout=", "")
+            described.message = described.message.replace("max_new_tokens", name)
         option = described.param or ""
         if (name := self.given.get(option)) is not None:
             described.param = name
@@ -365,6 +356,28 @@ def converse(
     response_format: Mapping[str, Any] | None,
 ) -> None:
     """Add a conversation and the form of its reply to a request."""
+    has_form = body.tools or body.tool_choice is not None or response_format is not None
+    asked.form = form = _form_of(asked, body, response_format) if has_form else None
+    described = "" if form is None else form.instructions
+    asked.variables = body.chat_template_kwargs
+    with naming(body.PROMPT):
+        asked.conversation = to_conversation(
+            turns,
+            tools=() if form is None else form.tools,
+            tool_choice="auto" if form is None else form.choice,
+            instructions="\n\n".join(filter(None, (described, body.adafuse.instructions))),
+        )
+    if any(turn.get("tool_calls") and malformed_calls(turn) for turn in turns):
+        asked.ignored.warnings.append(
+            f"{body.PROMPT} has tool calls whose arguments are not a JSON object. Members read "
+            "them as text."
+        )
+
+
+def _form_of(
+    asked: ServedRequest, body: Conversational, response_format: Mapping[str, Any] | None
+) -> ReplyForm | None:
+    """Return the form of the reply, and note whether it has to be enforced."""
     functions = functions_of(body.tools, asked.ignored)
     with naming("tools"):
         tools = check_tools(functions)
@@ -372,33 +385,18 @@ def converse(
         choice = to_tool_choice(body.tool_choice, [tool.name for tool in tools])
     with naming(body.FORM):
         schema = schema_of(response_format)
-    asked.form = form = ReplyForm(tools, choice, body.parallel_tool_calls, schema)
-    constraint = next((name for name in CONSTRAINTS if name in asked.options), None)
-    has_form = asked.enforce is not False and (form.calls_tools or schema is not None)
-    if constraint is not None and has_form:
-        name = asked.given[constraint]
-        raise invalid(
-            f"{name} cannot be combined with {'tools' if form.calls_tools else body.FORM}, "
-            "because both determine the form of the reply; send only one of them",
-            name,
-        )
+    if not tools and schema is None:
+        return None
+    form = ReplyForm(tools, choice, body.parallel_tool_calls, schema)
+    given = [asked.given[name] for name in CONSTRAINTS if name in asked.options]
+    if given and asked.enforce is not False:
+        with naming(given[0]):
+            form.check_constraints(given, body.FORM)
     described = (response_format or {}).get("json_schema") or response_format or {}
     is_strict = any(each.get("strict") is True for each in (*functions, described))
     if is_strict and asked.enforce == "auto":
         asked.enforce = True
-    asked.variables = body.chat_template_kwargs
-    with naming(body.PROMPT):
-        asked.conversation = to_conversation(
-            turns,
-            tools=tools,
-            tool_choice=choice,
-            instructions="\n\n".join(filter(None, (form.instructions, body.adafuse.instructions))),
-        )
-    if any(map(malformed_calls, turns)):
-        asked.ignored.warnings.append(
-            f"{body.PROMPT} has tool calls whose arguments are not a JSON object. Members read "
-            "them as text."
-        )
+    return form
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[Mapping[str, Any]]:

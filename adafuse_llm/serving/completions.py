@@ -10,7 +10,7 @@ from typing import Any
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import ReplyDelta, ToolCall
+from adafuse_llm.adapters.reply import ReplyDelta, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.bodies import ServedRequest
@@ -123,9 +123,9 @@ class ChatChoice:
 
     nothing: Mapping[str, Any] = {"delta": {}}
 
-    def __init__(self, leader: str | None, form: ReplyForm) -> None:
+    def __init__(self, leader: str | None, form: ReplyForm | None) -> None:
         self._leader = leader
-        self._reader = form.reader()
+        self._reader = ReplyReader() if form is None else form.reader()
         self.calls = 0
         self.opening: list[dict[str, Any]] = [{"delta": {"role": "assistant", "content": ""}}]
         self.warnings: list[str] = []
@@ -140,9 +140,9 @@ class ChatChoice:
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        text, prefix = generation.text, generation.reply_prefix
-        whole = StreamEvent(text=text, round=None, generation=generation, reply_prefix=prefix)
-        fields = self._fields(self._reader.read(whole))
+        written = generation.text, generation.reply_prefix
+        ends = generation.finish_reason, generation.closing
+        fields = self._fields(self._reader.add(*written, *ends))
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")

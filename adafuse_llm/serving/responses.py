@@ -13,7 +13,7 @@ from pydantic import Field
 from adafuse_llm import wire
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
+from adafuse_llm.adapters.reply import CUT, Part, Reasoning, ReplyReader, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import short_repr
 from adafuse_llm.interface import Engine
@@ -74,6 +74,7 @@ def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
         "max_output_tokens": body.get("max_output_tokens"),
         "tools": given.tools,
         "tool_choice": given.tool_choice or "auto",
+        "parallel_tool_calls": given.parallel_tool_calls,
         "metadata": metadata if isinstance(metadata, dict) else {},
         "text": {"format": given.text.format or {"type": "text"}},
     }
@@ -183,7 +184,7 @@ class ResponseWriter:
         self._leader = leader
         self._warnings = [*asked.ignored.warnings]
         self._engine = engine
-        self._reader = asked.form.reader()
+        self._reader = ReplyReader() if asked.form is None else asked.form.reader()
         self._sequence = 0
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}
@@ -194,7 +195,6 @@ class ResponseWriter:
             "created_at": int(time.time()),
             "background": False,
             "model": model,
-            "parallel_tool_calls": asked.form.parallel,
             "previous_response_id": None,
             "reasoning": {"effort": asked.effort, "summary": None},
             "store": False,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from adafuse_llm import errors
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
-from adafuse_llm.results import Scores, StreamEvent
+from adafuse_llm.results import Scores, StreamEvent, smallest_window
 from adafuse_llm.run import Run
 from adafuse_llm.serving.access import CALL, outcome_of
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, not_ready
@@ -151,7 +151,6 @@ class Service:
         *,
         inputs: int = 1,
         characters: int = 0,
-        length_option: str = "max_new_tokens",
         open_ended: bool = False,
     ) -> dict[str, Any]:
         """Check a request against the limits of the server.
@@ -161,7 +160,6 @@ class Service:
             options: options of the request.
             inputs: number of prompts or conversations.
             characters: size of the largest one.
-            length_option: the client's name for ``max_new_tokens``.
             open_ended: whether the response may fill the smallest context window.
 
         Returns:
@@ -169,7 +167,7 @@ class Service:
         """
         config, limits = engine.config.override(options), self.config
         most, active = limits.max_prompt_characters, config.use or engine.members
-        window = smallest_window(engine, active)
+        window = smallest_window(engine.member_info, active)
         if most is None and window is not None:
             most = window * TOKEN_CHARACTERS  # a prompt that cannot fit is not encoded at all
         if most is not None and characters > most:
@@ -198,8 +196,8 @@ class Service:
             return {**options, "max_new_tokens": asked} if open_ended else {**options}
         if "max_new_tokens" in options:
             raise invalid(
-                f"{length_option} must be at most {highest} on this server; got {asked}",
-                length_option,
+                f"option 'max_new_tokens': at most {highest} on this server; got {asked}",
+                "max_new_tokens",
             )
         return {**options, "max_new_tokens": highest}
 
@@ -310,9 +308,3 @@ class Service:
             self._stops = self._cancelled = True
             for cancel in self._cancels:
                 cancel.set()
-
-
-def smallest_window(engine: AdaFuseEngine, members: Container[str]) -> int | None:
-    """Return the smallest context window of some members in tokens; None if there is no limit."""
-    windows = (each.context_window for each in engine.member_info if each.name in members)
-    return min((each for each in windows if each is not None), default=None)

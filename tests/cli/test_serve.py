@@ -14,7 +14,7 @@ import pytest
 from adafuse_llm import InvalidInputError, RuntimeConfig
 from adafuse_llm.cli import serve
 from adafuse_llm.errors import install_command
-from adafuse_llm.serving.settings import VARIABLE, read_keys
+from adafuse_llm.serving_config import VARIABLE, read_keys
 
 pytest.importorskip("starlette", reason="needs the extra [serve]")
 

@@ -20,8 +20,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
-from adafuse_llm.evaluation import tune
-from adafuse_llm.evaluation.tuning import Question, Tuning, divide, read_questions
+from adafuse_llm.evaluation.tuning import Question, Tuning, divide, read_questions, tune
 
 
 def knows(name, known, sure=0.9):
@@ -158,17 +157,17 @@ def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
 
 @pytest.mark.quick
 def test_a_cancelled_search_ends_at_once_and_its_log_is_used_again():
-    cancel, trials = threading.Event(), []
+    cancel = threading.Event()
     lines: list[dict[str, Any]] = []
 
-    def on_trial(trial):
-        trials.append(trial)
-        if len(trials) == 5:  # three members, two settings
+    def log(line):
+        lines.append(line)
+        if len(lines) == 5:  # three members, two settings
             cancel.set()
 
     with pytest.raises(RequestCancelledError, match="the search was cancelled"):
-        search(complementary(), cancel=cancel, on_trial=on_trial, log=lines.append)
-    assert (len(trials), len(lines)) == (5, 5)
+        search(complementary(), cancel=cancel, log=log)
+    assert len(lines) == 5
     again: list[Any] = []
     search(complementary(), known=lines, log=again.append)
     assert [line["line"] for line in [*lines, *again]] == list(range(1, 6 + len(again)))

@@ -21,7 +21,6 @@ from pydantic import BaseModel, Field
 from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.run import check_one_response
 from adafuse_llm.summary import Summary, record
@@ -90,7 +89,7 @@ class Reply(ABC, Generic[C]):
         if event.round is None or call.model.round_detail == "none":
             return []
         prompt, response = divmod(self.number, call.config.n)
-        labels = {"prompt": prompt} if call.labels_prompts else {}
+        labels = {"prompt": prompt} if call.requests[0].messages is None else {}
         labels |= {"response": response} if call.config.n > 1 else {}
         return [record(event.round) | labels]
 
@@ -142,8 +141,7 @@ class Call(Generic[C]):
         model: the model, with the overrides of the call.
         requests: the requests, without options.
         reply: the class that reads the responses.
-        form: the form of the replies; None for a text model, whose records of rounds have the
-            number of their prompt.
+        form: the form of the replies; None if they can be any text.
     """
 
     def __init__(
@@ -157,15 +155,10 @@ class Call(Generic[C]):
         self.config = model._config
         self.model_name = model.model_name
         self.requests = requests
-        self.labels_prompts = form is None
         self.load_duration = 0
-        self._form = form or ReplyForm()
+        self.form = form
         self._began = time.perf_counter_ns()
         self._replies = [reply(self, number) for number in range(len(requests) * self.config.n)]
-
-    def reader(self) -> ReplyReader:
-        """Return a reader of one reply."""
-        return self._form.reader(as_text=False)
 
     def chunks(
         self, run: CallbackManagerForLLMRun | None, *, streams: bool = True
@@ -217,9 +210,9 @@ class Call(Generic[C]):
         model, options = self.model, self.model._options
         engine = model._loaded()
         self.load_duration = time.perf_counter_ns() - self._began
-        if not self._form.is_free:  # compiling a new grammar takes time
+        if self.form is not None:  # compiling a new grammar takes time
             enforce = model.enforce if model.enforce is True or is_available() else False
-            options, problem = enforced(engine, self._form, options, enforce)
+            options, problem = enforced(engine, self.form, options, enforce)
             if problem:
                 model._warn_once(
                     f"the form of replies is only described to the members, not enforced: {problem}"

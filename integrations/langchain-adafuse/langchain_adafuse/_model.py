@@ -271,7 +271,7 @@ class EnsembleModel(OptionFields, Serializable):
             "model_name": self.model_name,
             "ensemble": self._ensemble.identity,
             "options": self._options,
-            "round_detail": self.round_detail,
+            **{name: getattr(self, name) for name in self._per_call if name != "timeout"},
         }
 
     # A call -----------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class EnsembleModel(OptionFields, Serializable):
         return tuple(config.member_weights(self._ensemble.names))
 
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
-        """Return a copy of the model with the overrides of a call.
+        """Return a copy of the model with the overrides of a call, if it has any.
 
         Raises:
             InvalidOptionError: a keyword is unknown, or its value cannot be used.
@@ -317,6 +317,8 @@ class EnsembleModel(OptionFields, Serializable):
         given = {name: value for name, value in overrides.items() if value is not None}
         if stop is not None:
             given["stop"] = stop
+        if not given:
+            return self
         update = _checked(given, extra=self._per_call)
         if any(name in update for name in CONSTRAINTS):  # the call's value replaces all four
             update = {**dict.fromkeys(CONSTRAINTS), **update}

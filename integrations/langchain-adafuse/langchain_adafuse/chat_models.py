@@ -6,6 +6,7 @@ import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,8 +42,8 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm import Engine, Request, StreamEvent
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.reply import CUT, InvalidToolCall, ToolCall
-from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
+from adafuse_llm.adapters.reply import CUT, InvalidToolCall, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, form_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.text.conversation import CALL_OPENS
@@ -51,9 +52,6 @@ from langchain_adafuse._messages import ToolLike, to_openai_tool, to_tools, to_t
 from langchain_adafuse._model import EnsembleModel, ModelFields
 
 logger = logging.getLogger(__name__)
-
-FORM_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
-"""Keywords of a call that describe the reply; all others are options."""
 
 WARNINGS_KEY = "adafuse_warnings"
 """Key in the ``response_metadata``, with what is wrong with a reply and its calls."""
@@ -278,23 +276,24 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     ) -> Call[ChatRoundChunk]:
         """Begin a call of the model with overrides."""
         options = {name: each for name, each in keywords.items() if name not in FORM_KEYWORDS}
-        model, form = self._for_call(stop, options), _form_of(keywords)
-        given = [name for name in CONSTRAINTS if getattr(model, name) is not None]
-        if given and (form.calls_tools or form.schema is not None):
-            raise InvalidOptionError(
-                f"{given[0]} cannot be combined with "
-                f"{'tools' if form.calls_tools else 'response_format'}, because both determine the "
-                "form of the reply; pass only one of them"
-            )
+        model = self._for_call(stop, options)
+        form = None
+        if len(options) < len(keywords):
+            form = form_of(to_tools(keywords.get("tools") or ()), keywords)
+            form.check_constraints(n for n in CONSTRAINTS if getattr(model, n) is not None)
+            if form.schema is not None and "tools" in keywords:  # agents parse the text themselves
+                form = replace(form, completes=False)
         turns, omitted = to_turns(messages)
         if omitted:
             self._warn_once(
                 "the messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(sorted(omitted))}"
             )
-        prompt = to_conversation(
-            turns, tools=form.tools, tool_choice=form.choice, instructions=form.instructions
-        )
+        described: dict[str, Any] = {}
+        if form is not None:
+            described = {"tools": form.tools, "tool_choice": form.choice}
+            described["instructions"] = form.instructions
+        prompt = to_conversation(turns, **described)
         return Call(model, [Request(messages=prompt)], ChatReply, form)
 
     def _loaded(self) -> Engine:
@@ -307,10 +306,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return engine
 
     # LangChain's cache key and model profile ---------------------------------------------------
-
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return {**super()._identifying_params, "enforce": self.enforce}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """Return the cache key: the ensemble, all options, and the keywords of the call."""
@@ -354,7 +349,7 @@ class ChatReply(Reply[ChatRoundChunk]):
 
     def __init__(self, call: Call[ChatRoundChunk], number: int) -> None:
         super().__init__(call, number)
-        self._reader = call.reader()
+        self._reader = call.form.reader(as_text=False) if call.form else ReplyReader()
         self._calls: list[ToolCall | InvalidToolCall] = []
         self._waiting: list[dict[str, Any]] = []  # rounds of a call that is not whole
 
@@ -421,19 +416,6 @@ class ChatReply(Reply[ChatRoundChunk]):
         return tool_call_chunk(
             name=call.name, args=written, id=f"call_{uuid.uuid4().hex}", index=len(self._calls) - 1
         )
-
-
-def _form_of(keywords: Mapping[str, Any]) -> ReplyForm:
-    """Return the form of replies that the keywords of a call ask for."""
-    tools = to_tools(keywords.get("tools") or ())
-    schema = schema_of(keywords.get("response_format"))
-    return ReplyForm(
-        tools,
-        to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
-        to_flag("parallel_tool_calls", keywords.get("parallel_tool_calls"), default=True),
-        schema,
-        completes=schema is None or "tools" not in keywords,  # agents parse the text themselves
-    )
 
 
 def _unwrapped(schema: Schema) -> Schema:

@@ -103,7 +103,7 @@ def test_options_can_be_assigned_also_under_other_names(engine):
     for name, value in [("max_tokens", 0), ("stop", ("",)), ("weights", {"oak": -1.0})]:
         with pytest.raises(InvalidOptionError, match=name.replace("max_tokens", "max_new_tokens")):
             setattr(llm, name, value)
-    for name, value in [("emit_events", "perhaps"), ("max_new_token", 3)]:
+    for name, value in [("complete_as_chat", "perhaps"), ("max_new_token", 3)]:
         with pytest.raises(ValueError, match=name):
             setattr(llm, name, value)
     llm.max_tokens = None

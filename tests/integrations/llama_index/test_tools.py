@@ -305,8 +305,8 @@ async def test_the_stop_of_a_react_agent_comes_beside_others_and_only_where_step
     assert (await ask(llm, "chat", asked, stop="12")).text == STEP.partition("12")[0]
     configured = AdaFuseEngine(llm.engine.backends, llm.engine.config.override({"stop": "12"}))
     assert (await ask(AdaFuseLLM(engine=configured), "chat", asked)).text.endswith(': {"a": ')
-    without = AdaFuseLLM(engine=llm.engine, react_stop=False)
-    assert (await ask(without, "chat", asked)).text == STEP + MADE_UP
+    by_user = [ChatMessage(f"{asked[0].content}\n12 plus 7?")]
+    assert (await ask(llm, "chat", by_user)).text == STEP + MADE_UP
 
 
 @pytest.mark.parametrize("streaming", [True, False])

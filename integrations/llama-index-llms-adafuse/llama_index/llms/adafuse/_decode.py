@@ -62,15 +62,14 @@ class Decode:
     Args:
         engine: the engine that decodes.
         request: the request. Of several responses (option `n`), the first one counts.
-        emit_events: whether to open a span and emit events.
     """
 
-    def __init__(self, engine: Engine, request: Request, *, emit_events: bool) -> None:
+    def __init__(self, engine: Engine, request: Request) -> None:
         self._engine = engine
         self._requests = [request]
         self._config = engine.config.override(request.options)
         self._done: dict[int, Generation] = {}
-        self._span = f"AdaFuse.decode-{uuid.uuid4()}" if emit_events else None
+        self._span = f"AdaFuse.decode-{uuid.uuid4()}"
         self._context = copy_context()  # the one of the call, for all events of a stream
 
     def result(self) -> Chunk:
@@ -131,10 +130,9 @@ class Decode:
         """Open a span as a child of the active one, and close it. Say what to do about prompts."""
         bound_args = inspect.signature(Engine.open).bind(self._engine, self._requests)
         span: Any = {"id_": self._span, "bound_args": bound_args, "instance": self._engine}
-        if self._span:
-            parent, tags = active_span_id.get(), dict(active_instrument_tags.get())
-            dispatcher.span_enter(**span, parent_id=parent, tags=tags)
-            self._context.run(active_span_id.set, self._span)
+        parent, tags = active_span_id.get(), dict(active_instrument_tags.get())
+        dispatcher.span_enter(**span, parent_id=parent, tags=tags)
+        self._context.run(active_span_id.set, self._span)
         self._emit(
             AdaFuseGenerationStartEvent,
             members=self._config.use or self._engine.members,
@@ -143,10 +141,10 @@ class Decode:
         try:
             yield
         except BaseException as error:
-            if self._span and not isinstance(error, GeneratorExit):
-                dispatcher.span_drop(**span, err=error)
-            elif self._span:
+            if isinstance(error, GeneratorExit):
                 dispatcher.span_exit(**span)
+            else:
+                dispatcher.span_drop(**span, err=error)
             if isinstance(error, ContextWindowError):
                 raise ContextWindowError(f"{error} {PACKING}") from error
             raise
@@ -160,12 +158,10 @@ class Decode:
             summary=Summary.of(generation.rounds),
             seed=generation.seed,
         )
-        if self._span:
-            dispatcher.span_exit(**span, result=generation)
+        dispatcher.span_exit(**span, result=generation)
 
     def _emit(self, kind: type[BaseEvent], **fields: Any) -> None:
-        if self._span:
-            self._context.run(lambda: dispatcher.event(kind(**fields)))
+        self._context.run(lambda: dispatcher.event(kind(**fields)))
 
     def _chunk(self, event: StreamEvent) -> Chunk:
         rounds = () if event.round is None else (event.round,)

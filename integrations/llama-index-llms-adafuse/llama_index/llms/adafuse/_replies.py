@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -27,34 +26,14 @@ from llama_index.llms.adafuse._decode import Chunk
 
 from adafuse_llm import MalformedReplyError
 from adafuse_llm.adapters.reply import CUT, ToolCall
-from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
-from adafuse_llm.text.conversation import check_tools
+from adafuse_llm.adapters.reply_form import ReplyForm
 
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
 
-FORM_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
-"""Keywords of `AdaFuseLLM.chat` that determine the form of the reply."""
-
 WARNINGS_KEY = "adafuse_warnings"
 """Key in the ``additional_kwargs`` of responses, with what is wrong with the calls of a reply."""
-
-
-def form_of(keywords: Mapping[str, Any]) -> ReplyForm:
-    """Return the form of replies that the keywords of a chat ask for.
-
-    Raises:
-        InvalidInputError: a value has an unknown form, or the choice does not fit the tools.
-    """
-    tools = check_tools(keywords.get("tools") or ())
-    parallel = keywords.get("parallel_tool_calls")
-    return ReplyForm(
-        tools,
-        to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
-        to_flag("parallel_tool_calls", parallel, default=True),
-        schema_of(keywords.get("response_format")),
-    )
 
 
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:

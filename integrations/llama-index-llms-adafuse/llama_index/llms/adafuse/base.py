@@ -44,12 +44,10 @@ from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.adafuse._decode import Decode
 from llama_index.llms.adafuse._messages import add_prompts, to_turns
 from llama_index.llms.adafuse._replies import (
-    FORM_KEYWORDS,
     WARNINGS_KEY,
     Continuation,
     Model,
     Reply,
-    form_of,
     parsed,
     reason_of,
     to_openai_tool,
@@ -62,7 +60,6 @@ from adafuse_llm import (
     AdaFuseConfig,
     Engine,
     InvalidInputError,
-    InvalidOptionError,
     MalformedReplyError,
     MemberSpec,
     Request,
@@ -72,9 +69,16 @@ from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
 from adafuse_llm.adapters.reply import CUT
-from adafuse_llm.adapters.reply_form import Enforce, ReplyForm, enforced
+from adafuse_llm.adapters.reply_form import (
+    FORM_KEYWORDS,
+    Enforce,
+    ReplyForm,
+    enforced,
+    form_of,
+)
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 from adafuse_llm.strategies.registry import AUTO
+from adafuse_llm.text.conversation import check_tools
 
 if TYPE_CHECKING:
     import torch
@@ -109,10 +113,8 @@ class LLMOptions(DecodeOptions, total=False):
     strategy: str
     context_window: int | None
     is_chat_model: bool | None
-    emit_events: bool
     enforce: Enforce
     complete_as_chat: bool | None
-    react_stop: bool
     max_tokens: int | None
     max_completion_tokens: int | None
     num_predict: int | None
@@ -147,7 +149,6 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
             it share their members.
         context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They
             change nothing in the members.
-        emit_events: whether to emit instrumentation events for the rounds, in a span of their own.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
             ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
@@ -160,10 +161,6 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
             user message. Default: true if an active member has a chat template and
             `completion_to_prompt` is not set. A call with ``formatted=True`` always continues the
             prompt as it is.
-        react_stop: whether the reply to a ReAct agent ends where it would invent a tool's result,
-            at a line that begins with ``Observation:``. The LLM takes a chat for a request of such
-            an agent if a system message contains ``Action:``, ``Action Input:`` and
-            ``Observation``, as the prompts of LlamaIndex's `ReActAgent` do.
         **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
             every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
             `query_wrapper_prompt`, `callback_manager`, `output_parser`, `pydantic_program_mode`,
@@ -185,10 +182,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     strategy: str = AUTO
     context_window: int | None = Field(default=None, ge=1)
     is_chat_model: bool | None = None
-    emit_events: bool = True
     enforce: Enforce = "auto"
     complete_as_chat: bool | None = None
-    react_stop: bool = True
 
     _passed_engine: Engine | None = PrivateAttr(default=None)
     _warnings: set[str] = PrivateAttr(default_factory=set)
@@ -561,7 +556,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         """Return the decode of a completion, and the converter of its chunks."""
         request = self._prompt(prompt, formatted, overrides)
         reply = Continuation() if request.messages is None else Reply(ReplyForm())
-        return Decode(self.engine, request, emit_events=self.emit_events), reply
+        return Decode(self.engine, request), reply
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> Request:
         """Return the request for a completion.
@@ -588,11 +583,11 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
     ) -> tuple[Decode, Reply]:
         """Return the decode of a chat, and the converter of its chunks."""
-        form = form_of(keywords)
+        form = form_of(check_tools(keywords.get("tools") or ()), keywords)
         overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
         request = self._messages(messages, overrides, form)
         is_step = not form.calls_tools and _describes_steps(messages)
-        decode = Decode(self.engine, request, emit_events=self.emit_events)
+        decode = Decode(self.engine, request)
         return decode, Reply(form, is_step=is_step)
 
     async def _achat(
@@ -614,11 +609,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         """
         options = self._options(overrides)
         if form.calls_tools or form.schema is not None:
-            if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
-                raise InvalidOptionError(
-                    f"{constraints[0]} cannot be combined with tools or response_format, because "
-                    "both determine the form of the reply; pass only one of them"
-                )
+            form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
             options = _without_constraints(options)
         options, problem = enforced(self.engine, form, options, self.enforce)
         if problem:
@@ -627,7 +618,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
                 "omit this warning, set enforce=False"
             )
         messages = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
-        if self.react_stop and not form.calls_tools and _describes_steps(messages):
+        if not form.calls_tools and _describes_steps(messages):
             options["stop"] = (*self._config(options).stop, OBSERVATION)
         conversation = to_conversation(
             to_turns(messages, self._warn_once),
