@@ -405,10 +405,7 @@ def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
             f"-o takes NAME=VALUE, such as max_words=2; got {short_repr(text)}"
         )
     if name not in allowed:
-        raise InvalidOptionError(
-            f"unknown option {name!r}.{advice(name, allowed)} The options are: "
-            f"{', '.join(allowed)}."
-        )
+        raise InvalidOptionError(f"unknown option {name!r}.{advice(name, allowed)}")
     if FIELDS[name].annotation in (str, str | None):
         return name, value
     import yaml
