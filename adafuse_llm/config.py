@@ -62,9 +62,17 @@ INSTEAD = {
 """What to do instead of passing these as options."""
 
 
-def advice(name: str, allowed: Iterable[str]) -> str:
-    """Return what to use in place of an unknown option, as a sentence after a space, or ""."""
-    return INSTEAD.get(name) or nearest(name, allowed)
+def advice(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
+    """Return what to use in place of an unknown option, as a sentence after a space.
+
+    The other arguments are those of `nearest`. If no name is near, the sentence lists all of them.
+    """
+    names = [*dict.fromkeys(allowed)]
+    return (
+        INSTEAD.get(name)
+        or nearest(name, names, limit=limit, similarity=similarity)
+        or f" The options are: {', '.join(names)}."
+    )
 
 
 def explain(error: ValidationError, names: Sequence[str]) -> str:
@@ -72,8 +80,7 @@ def explain(error: ValidationError, names: Sequence[str]) -> str:
     problems = error.errors(include_url=False, include_context=False)
     name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
     if problems[0]["type"] == "extra_forbidden":
-        instead = advice(name, names)
-        return f"unknown option {short_repr(name)}.{instead} The options are: {', '.join(names)}."
+        return f"unknown option {short_repr(name)}.{advice(name, names)}"
     # a value that fits none of several types has a problem for each; the deepest fits best
     same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
     problem = max(same, key=lambda each: len(each["loc"]))

@@ -43,6 +43,14 @@ def _fit(pattern: str, message: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _root_path(text: str) -> str:
+    """Return a path that begins with a slash and does not end in one, or ""."""
+    path = text.strip("/")
+    if not re.fullmatch(r"([\w.~-]+(/[\w.~-]+)*)?", path):
+        raise ValueError("it must be a path without host, such as /llm")
+    return path and f"/{path}"
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(one_or_many)]
 Hosts = Annotated[
     Names,
@@ -80,9 +88,8 @@ class ServingConfig(Options):
         "llm.example.org or *.example.org. `adafuse serve` at a loopback address, such as its "
         "default 127.0.0.1, also allows localhost, 127.0.0.1 and [::1]. Default elsewhere: any.",
     )
-    root_path: str = Field(
+    root_path: Annotated[str, AfterValidator(_root_path)] = Field(
         default="",
-        pattern=r"^(/[\w.~-]+)*$",
         description="Path at which a proxy shows the server, such as /adafuse, if the proxy leaves "
         "it in the paths of requests. Default: none.",
     )

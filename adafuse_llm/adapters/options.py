@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from pydantic import BaseModel, Field, create_model
 
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions, advice
-from adafuse_llm.errors import InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.loading.specs import SETTINGS
 
 ALIASES = {
@@ -34,6 +34,16 @@ INSTEAD = {
     **dict.fromkeys(("api_base", "base_url", "openai_api_base"), USE_SERVER),
 }
 """Keywords of other libraries that name models, and what to do instead."""
+
+MEMBER_SETTINGS = {
+    "n_ctx": "context",
+    "num_ctx": "context",
+    "n_gpu_layers": "gpu_layers",
+    "num_gpu": "gpu_layers",
+    "n_threads": "threads",
+    "num_thread": "threads",
+}
+"""Names that llama-cpp-python and Ollama have for settings of a member."""
 
 SIMILARITY = 0.7
 """Lowest similarity of a suggested option. With 0.6, ``stop`` would be suggested for ``top_p``."""
@@ -103,11 +113,8 @@ def _advice(keyword: str, extra: Iterable[str]) -> str:
     """Return what to use in place of an unknown option, as a sentence after a space."""
     if keyword in INSTEAD:
         return f" It does not exist here: {INSTEAD[keyword]}."
-    if keyword in SETTINGS:
-        return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
-    options = tuple(AdaFuseConfig.model_fields)
-    return (
-        advice(keyword, ())
-        or nearest(keyword, [*options, *ALIASES, *extra], limit=3, similarity=SIMILARITY)
-        or f" The options of decoding are: {', '.join(options)}."
-    )
+    setting = MEMBER_SETTINGS.get(keyword, keyword)
+    if setting in SETTINGS:
+        return f" It is a setting of a member: members=[{{'path': ..., {setting!r}: ...}}]."
+    names = (*AdaFuseConfig.model_fields, *ALIASES, *extra)
+    return advice(keyword, names, limit=3, similarity=SIMILARITY)

@@ -316,16 +316,18 @@ class Command:
         )
         parser.flag(
             "--threads N",
-            "Number of CPU threads for the members. Default: 1 if every member has fewer than "
-            f"{SMALL / 1e6:.0f} million parameters, otherwise PyTorch's default.",
+            "Number of CPU threads of each member. Default: all physical cores for GGUF files; 1 "
+            f"if every member has fewer than {SMALL / 1e6:.0f} million parameters; otherwise "
+            "PyTorch's default.",
         )
         parser.flag("--trust-remote-code", "Allow code that comes with a model to run.")
-        parser.flag(
-            "-o NAME=VALUE",
-            "Any other option, such as max_words=2, 'regex=[0-9]+' or 'weights={wren: 2, heron: "
-            "1}'. The value is YAML, except for a regex or a grammar. Repeatable.",
-            dest="options",
-        )
+        text = "Any other option, such as revision=main. Repeatable."
+        if self.kinds:
+            text = (
+                "Any other option, such as max_words=2, 'regex=[0-9]+' or 'weights={wren: 2, "
+                "heron: 1}'. The value is YAML, except for a regex or a grammar. Repeatable."
+            )
+        parser.flag("-o NAME=VALUE", text, dest="options")
         parser.flag("--debug", "Show tracebacks, and the logs of libraries.")
         return parser
 
@@ -405,10 +407,7 @@ def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
             f"-o takes NAME=VALUE, such as max_words=2; got {short_repr(text)}"
         )
     if name not in allowed:
-        raise InvalidOptionError(
-            f"unknown option {name!r}.{advice(name, allowed)} The options are: "
-            f"{', '.join(allowed)}."
-        )
+        raise InvalidOptionError(f"unknown option {name!r}.{advice(name, allowed)}")
     if FIELDS[name].annotation in (str, str | None):
         return name, value
     import yaml

@@ -115,7 +115,8 @@ class Display:
     def rounds(self, rounds: Sequence[Round]) -> Table:
         """Return a table of rounds: the owner, the winner, its score and the runner-up of each.
 
-        If a round did not ask all members, the table names the others instead of the runner-up.
+        If a round did not ask all members, the table names the others instead of the runner-up. A
+        length limit can cut the winner.
         """
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
@@ -123,10 +124,11 @@ class Display:
         for decided in rounds:
             winner = decided.candidates[decided.winner]
             owner = self._owner(decided)
+            is_cut = len(decided.text) < len(winner.text)
             table.add_row(
                 str(decided.index),
                 self.name(owner),
-                Text(quoted(winner), self.style(owner)),
+                Text(quoted(winner) + " (cut)" * is_cut, self.style(owner)),
                 "" if decided.forced else styles.number(winner.score),
                 Text(self._left_out(decided) or _preferred_to(decided), "dim"),
             )

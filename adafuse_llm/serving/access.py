@@ -23,6 +23,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adafuse_llm.errors import InvalidOptionError
@@ -112,7 +113,8 @@ class AccessLog:
     """Gives every request an id, logs one line when it ends, and answers unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-    Paths with the prefix are those without it, too.
+    Paths with the prefix are those without it, too. The prefix alone leads to the page, whose
+    addresses are relative to a path that ends in a slash.
     """
 
     def __init__(
@@ -127,7 +129,10 @@ class AccessLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if self._prefix and scope["path"].startswith(f"{self._prefix}/"):
+        app = self.app
+        if self._prefix and scope["path"] == self._prefix:
+            app = RedirectResponse(f"{self._prefix}/")
+        elif self._prefix and scope["path"].startswith(f"{self._prefix}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
         given = Headers(scope=scope).get("x-request-id", "")
         call = Call(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
@@ -144,7 +149,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await self.app(scope, receive, answer)
+            await app(scope, receive, answer)
         except Exception as error:
             logger.exception("request %s failed", call.id)
             if status:  # the server closes the connection, so that the client sees a failure

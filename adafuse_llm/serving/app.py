@@ -94,7 +94,7 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         ],
         exception_handlers=dict.fromkeys(
             (ApiError, AdaFuseError, HTTPException, ClientDisconnect),
-            partial(_failed, [*posts, *gets]),
+            partial(_failed, [*posts, "/v1/models"]),
         ),
     )
     app.state.service = service

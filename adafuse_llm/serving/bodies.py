@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
-from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig, advice
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.text.conversation import Conversation, check_tools
@@ -273,8 +273,7 @@ class ServedRequest:
             if name not in AdaFuseConfig.model_fields:
                 names = (*Extension.model_fields, *AdaFuseConfig.model_fields)
                 raise invalid(
-                    f"unknown option {EXTENSION}.{name[:100]}.{nearest(name, names)} The options "
-                    f"are: {', '.join(names)}.",
+                    f"unknown option {EXTENSION}.{name[:100]}.{advice(name, names)}",
                     f"{EXTENSION}.{name[:100]}",
                     "unknown_parameter",
                 )

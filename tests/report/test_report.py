@@ -86,6 +86,12 @@ def test_what_a_stop_sequence_cut_off_is_not_shown():
     assert shown_text(page(generation)) == "a b"
 
 
+def test_a_span_that_the_length_limit_cut_is_marked():
+    generation = AdaFuseEngine([writes("one", "a b c d")]).generate(">", max_new_tokens=4)
+    assert generation.text == "a b "
+    assert '"a b c" (cut)' in printed(generation)
+
+
 def test_fragments_of_different_generations_fit_into_one_page(generation):
     other = AdaFuseEngine([writes("one", "a b")]).generate(">")
     ids = [set(re.findall(r'id="(\w+-\d+)"', fragment(each))) for each in (generation, other)]

@@ -193,10 +193,12 @@ async def test_a_proxy_may_leave_its_prefix_in_paths() -> None:
     async with client(("key-1",), root_path="/a/llm") as http:
         for path in ("/a/llm/", "/a/llm/health", "/health"):
             assert (await http.get(path)).status_code == 200
-        for path in ("/a/llm/echo", "/a/llmx/health", "/a/llm"):
+        for path in ("/a/llm/echo", "/a/llmx/health"):
             assert (await http.get(path)).status_code == 401
+        assert (await http.get("/a/llm")).headers["location"] == "/a/llm/"
+    assert ServingConfig(root_path="a/llm/").root_path == "/a/llm"
     with pytest.raises(InvalidOptionError, match="root_path"):
-        ServingConfig(root_path="a/llm/")
+        ServingConfig(root_path="https://a.example/llm")
 
 
 async def test_a_body_up_to_the_limit_is_read_and_a_longer_one_is_not() -> None:

@@ -33,7 +33,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
         chain.invoke(question, {"callbacks": [rounds]})
         print(rounds.summary())
 
-    A notebook displays the handler as its finished responses with all candidates.
+    A notebook and ``rich.print`` display the finished responses and who wrote them.
 
     Attributes:
         rounds: one record per round, in order of arrival. ``adafuse_llm.summary.record`` defines
@@ -106,6 +106,9 @@ class RoundCallbackHandler(BaseCallbackHandler):
 
     def _repr_html_(self) -> str:
         return self._generation()._repr_html_() if self._ends else "<p>No rounds yet.</p>"
+
+    def __rich__(self) -> Any:
+        return self._generation() if self._ends else "No rounds yet."
 
     def _generation(self) -> Generation:
         """Return the first response as the engine returned it, with the others beside it."""

@@ -106,6 +106,7 @@ def test_round_detail_says_where_rounds_go(model):
             model.invoke("Hi", round_detail=detail)
         assert bool(rounds.rounds) == (detail != "none")
         assert ("No rounds" in rounds._repr_html_()) == (detail == "none")
+        assert ("No rounds" in str(rounds.__rich__())) == (detail == "none")
         message = ChatAdaFuse(engine=model.engine, round_detail=detail).invoke("Hi")
         assert ("adafuse_rounds" in message.additional_kwargs) == (detail == "full")
         assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
