@@ -1,5 +1,5 @@
 """Code that the framework integrations share.
 
-It provides ensembles that load on first use, conversations with tools as plain messages, parsers
-for streamed replies, and structured output. These modules import no framework and run no model.
+It provides ensembles that load on first use, conversations with tools, the form of replies, and a
+reader of replies as they grow. These modules import no framework and run no model.
 """

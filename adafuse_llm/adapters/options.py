@@ -91,22 +91,17 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
             continue
         if option not in extra and option not in AdaFuseConfig.model_fields:
             raise InvalidOptionError(f"unknown option {keyword!r}.{_advice(keyword, extra)}")
-        if option != keyword:
-            _check_alias(keyword, option, value)
+        if option != keyword:  # the error has the name that the user knows
+            try:
+                AdaFuseConfig(**{option: value})
+            except InvalidOptionError as error:
+                raise InvalidOptionError(str(error).replace(repr(option), repr(keyword))) from None
         if checked.setdefault(option, value) != value:
             raise InvalidOptionError(
                 f"{keyword}={value!r} and {option}={checked[option]!r} are the same option; pass "
                 "only one of them"
             )
     return checked
-
-
-def _check_alias(keyword: str, option: str, value: Any) -> None:
-    """Check a value under the name that the user knows."""
-    try:
-        AdaFuseConfig(**{option: value})
-    except InvalidOptionError as error:
-        raise InvalidOptionError(str(error).replace(repr(option), repr(keyword))) from None
 
 
 def _advice(keyword: str, extra: Iterable[str]) -> str:

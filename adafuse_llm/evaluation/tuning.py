@@ -312,7 +312,8 @@ def tune(
         options |= {name: asked.suggest_categorical(name, each) for name, each in choices.items()}
         tried.append(answers.trial(search, {**options, **fixed}))
         study.tell(asked, tried[-1].score)
-    settings = {"ensemble": best(tried).options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
+    best = min(tried, key=lambda trial: (-trial.score, trial.tokens))
+    settings = {"ensemble": best.options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
     tested = {name: answers.trial(test, each) for name, each in settings.items()}
     rights = [[a.is_right for a in answers.of(test, each)] for each in settings.values()]
     return Tuning(
@@ -354,11 +355,6 @@ def divide(
     drawn = set(random.Random(seed).sample(different, size))  # noqa: S311
     search = [question for question in questions if question.text.strip() not in drawn]
     return search, [question for question in questions if question.text.strip() in drawn]
-
-
-def best(trials: Iterable[Trial]) -> Trial:
-    """Return the trial with the highest score; of several, the first with the fewest tokens."""
-    return min(trials, key=lambda trial: (-trial.score, trial.tokens))
 
 
 def candidates(

@@ -331,14 +331,11 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
     tokens, window = await http.unless_disconnected(request.receive, service.result(encode))
     member = max(tokens, key=lambda name: len(tokens[name]))
-    extension: dict[str, Any] = {"member": member, "tokens": tokens}
-    if ignored.warnings:
-        extension["warnings"] = ignored.warnings
-    answer: dict[str, Any] = {
+    answer = {
         "count": len(tokens[member]),
         "max_model_len": window,
         "tokens": tokens[member],
-        EXTENSION: extension,
+        EXTENSION: {"member": member, "tokens": tokens},
     }
     return JSONResponse(answer, headers=bodies.warnings_header(ignored.warnings))
 

@@ -304,9 +304,9 @@ class ServedRequest:
         described = api_error(error)
         is_limit = described.status == 504 or described.code == CONTEXT_CODE
         if is_limit and not self.body.adafuse.rounds:  # else the client is a RemoteEngine
-            name = self.given.get("max_new_tokens", self.body.LENGTH)
+            length = self.given.get("max_new_tokens", self.body.LENGTH)
             described.message = described.message.replace("timeout=", "")
-            described.message = described.message.replace("max_new_tokens", name)
+            described.message = described.message.replace("max_new_tokens", length)
         option = described.param or ""
         if (name := self.given.get(option)) is not None:
             described.param = name

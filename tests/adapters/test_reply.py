@@ -264,6 +264,13 @@ def test_the_text_that_completes_a_reply_completes_its_text_but_no_call(
     assert own_text.content == content.removesuffix(closing)
 
 
+@pytest.mark.parametrize(("completes", "shown"), [(True, "[1]"), (False, "[1")])
+def test_a_reply_of_text_alone_is_completed_too(completes: bool, shown: str) -> None:
+    assert read("[1", reason="length", closing="]", tools=(), completes=completes)[0] == [
+        Text(shown)
+    ]
+
+
 def test_a_call_that_is_being_written_shows_its_arguments() -> None:
     reader = ReplyReader(TOOLS)
     reader.add('<tool_call>\n{"name": "add", "argum')
