@@ -226,7 +226,7 @@ def test_a_call_has_the_form_of_a_template_that_accepts_one_call_per_message() -
     [
         ("llama3.1", HISTORY),  # its template accepts one call per message
         ("mistral-3-tools", [*HISTORY, AFTER[1]]),  # no reply between two messages of users
-        *((name, [*HISTORY, *AFTER]) for name in ("llama3", "mistral-1", "gemma", "idefics")),
+        *((name, [*HISTORY, *AFTER]) for name in ("llama3", "mistral-3", "gemma", "idefics")),
     ],
 )
 def test_tools_are_text_where_the_template_does_not_read_them(
