@@ -73,7 +73,8 @@ def set_up_libraries() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     runs_all = config.getoption("--all")
     places: Counter[str] = Counter()
-    chosen, left = [], []
+    chosen: list[pytest.Item] = []
+    left: list[pytest.Item] = []
     for item in items:
         marks = {mark.name: mark for mark in item.iter_markers()}
         group, one_in = _share(item, marks)
