@@ -29,7 +29,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real serve real quick test test-all test-real test-clients test-docker test-vllm test-lowest lint format docs build dist cookbooks clean
+.PHONY: help demo demo-real serve real quick test test-all test-cookbooks test-real test-clients test-docker test-vllm test-lowest lint format docs build dist cookbooks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ test: $(SETUP) ## the tests that need nothing else
 
 test-all: $(SETUP) ## what is slower: cookbooks, all cases of sweeps, all tests of GGUF members, soaks
 	$(BIN)/python -m pytest -q --all -m "(cookbook or gguf or slow or sweep) and not real" $(WORKERS) 3
+
+test-cookbooks: $(SETUP) # run the cookbooks, and compare their outputs with the stored ones
+	$(BIN)/python -m pytest -q -m cookbook tests/docs/test_cookbooks.py $(WORKERS) 2
 
 test-real: $(SETUP) ## the tests of real models, which it fetches first; 50 minutes on two cores
 	-@$(BIN)/python -m benchmarks.real.members
