@@ -79,7 +79,7 @@ class ReplyForm:
     def check_constraints(
         self, given: Iterable[str], response_format: str = "response_format"
     ) -> None:
-        """Check that a call has no constraint of the engine beside this form.
+        """Check that no option of a call determines another form.
 
         Args:
             given: the call's names of such options.

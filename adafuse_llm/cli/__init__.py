@@ -25,7 +25,7 @@ __all__ = ["COMMANDS", "load", "main", "run"]
 
 COMMANDS: Final = {
     "ask": "answer a question from documents and show how the ensemble decides",
-    "chat": "talk with the ensemble, and ask why it said what it said",
+    "chat": "talk with the ensemble, and see which member wrote what",
     "generate": "continue a prompt, or answer it as a chat message",
     "run": "answer a test set and write one result per line; can be resumed",
     "serve": "serve the ensemble to applications, in the form of OpenAI's API",

@@ -43,7 +43,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def chat(setup: Setup, flags: Namespace) -> int:
-    """Talk with the ensemble, and ask why it said what it said.
+    """Talk with the ensemble, and see which member wrote what.
 
     Answers appear as they are written, in the colors of the members. In a pipe, each line is a
     question, and the output is only the answers. With --docs, every question comes with the

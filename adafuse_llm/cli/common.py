@@ -387,7 +387,7 @@ def positive(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """Parse the value of a flag that is a file to write, so that nothing is computed in vain."""
+    """Return the path of a file to write, or refuse it before anything is computed."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is not the name of a file in an existing folder")

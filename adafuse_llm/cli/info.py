@@ -158,8 +158,8 @@ def _described(path: str, backend: Backend) -> dict[str, Any]:
     if isinstance(backend, LlamaCppBackend):
         return facts | _gguf(read_facts(backend.path), backend.end_ids)
     if isinstance(backend, ServerBackend):
-        told = backend.facts
-        facts |= {"format": told.version, "model": told.model, "files": told.source}
+        server = backend.facts
+        facts |= {"format": server.version, "model": server.model, "files": server.source}
         facts |= {"listed_tokens": backend.listed_limit, "word_ends": backend.has_word_ends()}
     return facts | {"end_tokens": [str(token) for token in sorted(backend.end_ids)]}
 

@@ -225,8 +225,8 @@ def _with_variables(
     active = engine.config.override(options).use or engine.members
     backends = [backend for backend in engine.backends if backend.name in active]
     known = {name for each in backends for name in each.codec.template_facts.variables}
-    told = (spelled_token(each.name, each.codec, p) for each in backends for p in asked.prompts)
-    asked.ignored.warnings += [warning for warning in told if warning][:1]
+    spelled = (spelled_token(each.name, each.codec, p) for each in backends for p in asked.prompts)
+    asked.ignored.warnings += [warning for warning in spelled if warning][:1]
     given = dict(asked.variables)
     if asked.effort == "none" and "reasoning_effort" not in known:
         switch = next((name for name in SWITCHES if name in known), "reasoning_effort")

@@ -121,7 +121,7 @@ def refused(name: str, reason: str, value: object = None) -> ApiError:
 
 
 def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
-    """Check the fields of a body. It can have `OPTIONS` beside those of its kind.
+    """Check the fields of a body: those of its kind, and `OPTIONS`.
 
     Raises:
         ApiError: a field determines the form of the answer and is not supported, or has an invalid
@@ -172,7 +172,7 @@ class Message(Nested):
 
 
 class StreamOptions(Nested):
-    """What a stream has beside the text."""
+    """What a stream also returns."""
 
     include_usage: bool | None = None
 

@@ -195,13 +195,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         schema = {"type": "object"} if schema is None else schema
         tool = to_openai_tool(_unwrapped(schema), strict=strict)
         name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
-        told = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
+        asked = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         pydantic_class: Any = schema if is_class else None
         parser: Runnable[Any, Any]
         if method == "function_calling":
             bound = self.bind_tools(
-                [tool], tool_choice=name, ls_structured_output_format=told, **kwargs
+                [tool], tool_choice=name, ls_structured_output_format=asked, **kwargs
             )
             parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
             if pydantic_class:
@@ -211,7 +211,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             form: dict[str, Any] = {"type": "json_object"}
             if method == "json_schema":
                 form = {"type": "json_schema", "json_schema": {"name": name, "schema": json_schema}}
-            bound = self.bind(response_format=form, ls_structured_output_format=told, **kwargs)
+            bound = self.bind(response_format=form, ls_structured_output_format=asked, **kwargs)
             parser = JsonOutputParser()
             if pydantic_class:
                 parser = PydanticOutputParser(pydantic_object=pydantic_class)

@@ -283,7 +283,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
             is_chat = self._reads_messages(names)
         return LLMMetadata(
             context_window=self.context_window
-            or self._told(lambda ensemble: ensemble.context_window(names))
+            or self._known(lambda ensemble: ensemble.context_window(names))
             or LLMMetadata().context_window,
             num_output=self._config(options).max_new_tokens,
             is_chat_model=is_chat,
@@ -669,10 +669,10 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
 
     def _reads_messages(self, names: tuple[str, ...]) -> bool:
         """Return whether a member has a chat template. Load the members if needed to know it."""
-        return bool(self._told(lambda ensemble: ensemble.is_chat_model(names)))
+        return bool(self._known(lambda ensemble: ensemble.is_chat_model(names)))
 
-    def _told(self, read: Callable[[Ensemble], T | None]) -> T | None:
-        """Read a property of the ensemble. Load the members if their files do not tell."""
+    def _known(self, read: Callable[[Ensemble], T | None]) -> T | None:
+        """Read a property of the ensemble. Load the members if their files do not have it."""
         value = read(self._ensemble)
         if value is None and not self._ensemble.is_loaded:
             self._ensemble.engine()
