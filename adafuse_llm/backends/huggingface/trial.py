@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from adafuse_llm.backends.file_facts import context_window
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.packing import attentions_of, set_attentions
 from adafuse_llm.backends.huggingface.passes import Passes, RequestState
@@ -13,7 +14,7 @@ from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree import Node, TokenTree
 
 PROMPTS = (6, 4)
-"""Numbers of tokens of the two prompts."""
+"""Numbers of tokens of the two prompts, where the window has room for them."""
 
 DEPTH = 3
 """Number of tokens that follow a prompt."""
@@ -69,8 +70,11 @@ def choose(name: str, decoder: Decoder, form: str) -> Passes:
     )
 
 
-def _prompt(size: int, decoder: Decoder) -> list[int]:
-    return [(7 * i + size) % decoder.vocabulary for i in range(size)]
+def _prompts(decoder: Decoder) -> list[list[int]]:
+    window = context_window(decoder.model.config.get_text_config(decoder=True).to_dict())
+    longest = max(PROMPTS) if window is None else max(1, window - DEPTH)
+    sizes = [min(size, longest) for size in PROMPTS]
+    return [[(7 * i + size) % decoder.vocabulary for i in range(size)] for size in sizes]
 
 
 def _branch(number: int, decoder: Decoder) -> list[int]:
@@ -80,11 +84,11 @@ def _branch(number: int, decoder: Decoder) -> list[int]:
 def _expected(decoder: Decoder) -> dict[Ids, torch.Tensor]:
     """Return the logits after sequences, from plain passes, by the tokens of the sequence."""
     expected: dict[Ids, torch.Tensor] = {}
-    for size in PROMPTS:
+    for prompt in _prompts(decoder):
         for number, depth in ((1, DEPTH), (2, DEPTH - 1)):
-            whole = (*_prompt(size, decoder), *_branch(number, decoder)[:depth])
+            whole = (*prompt, *_branch(number, decoder)[:depth])
             rows = decoder.plain(whole, depth + 1)
-            expected.update({whole[: size + i]: row for i, row in enumerate(rows)})
+            expected.update({whole[: len(prompt) + i]: row for i, row in enumerate(rows)})
     return expected
 
 
@@ -93,7 +97,7 @@ def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
 
     Each tree has two branches. After a commit, one of them grows.
     """
-    trees = [TokenTree(_prompt(size, decoder)) for size in PROMPTS]
+    trees = [TokenTree(prompt) for prompt in _prompts(decoder)]
     states = [RequestState(tree, passes.new_form(tree)) for tree in trees]
     actual: dict[Ids, torch.Tensor] = {}
 
@@ -121,7 +125,7 @@ def _tolerance(decoder: Decoder) -> float:
     if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
         return TOLERANCE[model.dtype]
     tokens, other = (
-        [(step * i + first) % decoder.vocabulary for i in range(max(PROMPTS) + DEPTH)]
+        [(step * i + first) % decoder.vocabulary for i in range(len(_prompts(decoder)[0]) + DEPTH)]
         for step, first in ((7, 3), (5, 11))
     )
     parts = torch.cat([decoder.plain(tokens[: end + 1]) for end in range(len(tokens))])
