@@ -6,12 +6,12 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply import ReplyDelta, ReplyReader, ToolCall
-from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.bodies import ServedRequest
 from adafuse_llm.serving.errors import ApiError
@@ -46,10 +46,10 @@ class CompletionWriter:
         self._body = asked.body
         self._warnings = asked.ignored.warnings
         self._prompts = 1 if is_chat else len(asked.prompts)
-        self._choices = [
-            ChatChoice(leader, asked.form) if is_chat else TextChoice(leader)
-            for _ in range(self._prompts * n)
-        ]
+        self._choices: list[ChatChoice | TextChoice] = []
+        for _ in range(self._prompts * n):
+            reader = ReplyReader() if asked.form is None else asked.form.reader()
+            self._choices.append(ChatChoice(leader, reader) if is_chat else TextChoice(leader))
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         """Yield the chunks of a stream for an event."""
@@ -111,6 +111,7 @@ class CompletionWriter:
         }
 
 
+@dataclass
 class ChatChoice:
     """One reply to a conversation. Its log-probabilities are those of `leader`, if any.
 
@@ -121,18 +122,19 @@ class ChatChoice:
         warnings: what is wrong with them.
     """
 
-    nothing: Mapping[str, Any] = {"delta": {}}
+    nothing: ClassVar[Mapping[str, Any]] = {"delta": {}}
 
-    def __init__(self, leader: str | None, form: ReplyForm | None) -> None:
-        self._leader = leader
-        self._reader = ReplyReader() if form is None else form.reader()
-        self.calls = 0
-        self.opening: list[dict[str, Any]] = [{"delta": {"role": "assistant", "content": ""}}]
-        self.warnings: list[str] = []
+    leader: str | None
+    reader: ReplyReader
+    opening: list[dict[str, Any]] = field(
+        default_factory=lambda: [{"delta": {"role": "assistant", "content": ""}}]
+    )
+    calls: int = 0
+    warnings: list[str] = field(default_factory=list)
 
     def part(self, event: StreamEvent) -> dict[str, Any] | None:
         """Return what is new with an event."""
-        fields = self._fields(self._reader.read(event))
+        fields = self._fields(self.reader.add(event.text, event.reply_prefix, event.generation))
         if not fields and event.round is None:
             return None
         logprobs = self._logprobs([] if event.round is None else [event.round])
@@ -140,9 +142,8 @@ class ChatChoice:
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        written = generation.text, generation.reply_prefix
-        ends = generation.finish_reason, generation.closing
-        fields = self._fields(self._reader.add(*written, *ends))
+        delta = self.reader.add(generation.text, generation.reply_prefix, generation)
+        fields = self._fields(delta)
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")
@@ -168,22 +169,22 @@ class ChatChoice:
         return {name: value for name, value in fields.items() if value}
 
     def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
-        if self._leader is None or not rounds:
+        if self.leader is None or not rounds:
             return None
-        return {**openai_logprobs(rounds, self._leader), "refusal": None}
+        return {**openai_logprobs(rounds, self.leader), "refusal": None}
 
 
+@dataclass
 class TextChoice:
     """One completion of a prompt. It is used like a `ChatChoice`."""
 
-    nothing: Mapping[str, Any] = {"text": ""}
-    calls = 0
+    nothing: ClassVar[Mapping[str, Any]] = {"text": ""}
 
-    def __init__(self, leader: str | None) -> None:
-        self._leader = leader
-        self._offset = 0
-        self.opening: list[dict[str, Any]] = []
-        self.warnings: list[str] = []
+    leader: str | None
+    opening: list[dict[str, Any]] = field(default_factory=list)
+    calls: int = 0
+    warnings: list[str] = field(default_factory=list)
+    _offset: int = 0
 
     def part(self, event: StreamEvent) -> dict[str, Any] | None:
         """Return what is new with an event."""
@@ -198,9 +199,9 @@ class TextChoice:
 
     def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
         """Return log-probabilities in the form of completions."""
-        if self._leader is None or not rounds:
+        if self.leader is None or not rounds:
             return None
-        tokens = openai_logprobs(rounds, self._leader)["content"]
+        tokens = openai_logprobs(rounds, self.leader)["content"]
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
@@ -225,9 +226,9 @@ def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usa
     share = len(generations) // prompts
     total: dict[str, dict[str, int]] = {}
     for number, generation in enumerate(generations):
-        for field, counts in generation.usage.model_dump().items():
-            once = field in ("prompt_tokens", "cached_tokens") and number % share
-            sums = total.setdefault(field, dict.fromkeys(counts, 0))
+        for kind, counts in generation.usage.model_dump().items():
+            once = kind in ("prompt_tokens", "cached_tokens") and number % share
+            sums = total.setdefault(kind, dict.fromkeys(counts, 0))
             for member, count in counts.items():
                 sums[member] += 0 if once else count
     return Usage(**total)

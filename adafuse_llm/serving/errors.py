@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.responses import JSONResponse, Response
+
 from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, InvalidOptionError
 from adafuse_llm.wire import EXTENSION, error_fields
@@ -94,6 +96,10 @@ class ApiError(Exception):
         elif kind is InvalidInputError and param:
             kind = InvalidOptionError
         self._fields = {"error": kind.__name__}
+
+    def response(self) -> Response:
+        """Return the response that a client receives."""
+        return JSONResponse(self.body, self.status, self.headers)
 
     @property
     def body(self) -> dict[str, Any]:

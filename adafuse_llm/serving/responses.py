@@ -215,7 +215,7 @@ class ResponseWriter:
             tokens = openai_logprobs([event.round], self._leader)["content"]
             self._tokens += tokens
         whole = event.generation
-        delta = self._reader.read(event)
+        delta = self._reader.add(event.text, event.reply_prefix, whole)
         for part in delta.parts:
             yield from self._add(part, tokens)
             tokens = tokens if isinstance(part, Reasoning) else []

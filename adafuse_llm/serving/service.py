@@ -83,18 +83,16 @@ class Service:
         """Whether the server takes requests."""
         return self._engine is not None and not self._engine.closed and not self._stops
 
-    @property
-    def engine(self) -> AdaFuseEngine:
-        """The engine. While members load, and when the server stops, this raises an `ApiError`."""
+    def view(self, strategy: str | None = None) -> AdaFuseEngine:
+        """Return the engine with a strategy that requests may name; None for its own.
+
+        Raises:
+            ApiError: there is no such strategy, the members load, or the server stops.
+        """
         if self._stops:
             raise not_ready("the server stops")
-        if self._engine is None:
+        if (engine := self._engine) is None:
             raise not_ready("the members are loading")
-        return self._engine
-
-    def view(self, strategy: str | None) -> AdaFuseEngine:
-        """Return the engine with a strategy that requests may name; None for its own."""
-        engine = self.engine
         if strategy is None or strategy == engine.strategy.name:
             return engine
         if strategy not in self._strategies:
@@ -134,7 +132,7 @@ class Service:
 
     def check_model(self, model: str) -> None:
         """Check that a model exists."""
-        names = (self.config.served_model_name, *self.engine.members)
+        names = (self.config.served_model_name, *self.view().members)
         if model not in names:
             raise ApiError(
                 404,
@@ -273,16 +271,14 @@ class Service:
         with closing(run):
             async for index, event in run:
                 if isinstance(event, StreamEvent):
-                    if event.round is not None:
-                        self.metrics.round(event.round)
                     if event.text and not has_text:
                         has_text = True
-                        self.metrics.first_text(time.perf_counter() - CALL.get().started)
-                    if (generation := event.generation) is not None:
-                        is_cut = self._cancelled and generation.finish_reason == "cancelled"
-                        if is_cut and not has_text:
-                            raise not_ready("the server stops")
-                        self.metrics.generation(generation)
+                        self.metrics.first_text.observe(time.perf_counter() - CALL.get().started)
+                    whole = event.generation
+                    is_cut = whole is not None and whole.finish_reason == "cancelled"
+                    if is_cut and self._cancelled and not has_text:
+                        raise not_ready("the server stops")
+                    self.metrics.event(event)
                 yield index, event
 
     @property
