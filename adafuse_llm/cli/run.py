@@ -111,7 +111,8 @@ def run(setup: Setup, flags: Namespace) -> int:
             if len(answered) < len(lines):
                 progress.console.print(RESUMABLE)
                 return INTERRUPTED
-    tell(f"{len(lines)} lines: {len(lines) - failed} answered, {failed} failed{ran}")
+    size = f"{len(lines)} line{'s' if len(lines) != 1 else ''}"
+    tell(f"{size}: {len(lines) - failed} answered, {failed} failed{ran}")
     return FAILED if failed else 0
 
 
