@@ -18,7 +18,7 @@ from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationCh
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from pydantic import BaseModel, Field
 
-from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
+from adafuse_llm import ContextWindowError, Engine, InvalidOptionError, Request, StreamEvent
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply_form import ReplyForm, enforced
@@ -253,8 +253,11 @@ def _for_whole(run: Run | None) -> Run | None:
 
 @contextmanager
 def _langchains_errors() -> Iterator[None]:
-    """Raise LangChain's error for a prompt that does not fit a member's context window."""
+    """Raise errors as LangChain's users know them: its own for a prompt without room, its names."""
     try:
         yield
     except ContextWindowError as error:
         raise ContextOverflowError(str(error)) from error
+    except InvalidOptionError as error:
+        message = str(error).replace("'max_new_tokens'", "'max_tokens' (or max_new_tokens)")
+        raise type(error)(message) from None
