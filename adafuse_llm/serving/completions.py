@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import ReplyDelta, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply import ReplyReader, ToolCall
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.bodies import ServedRequest
 from adafuse_llm.serving.errors import ApiError
@@ -56,9 +56,10 @@ class CompletionWriter:
         choice, whole, rounds = self._choices[index], event.generation, self._body.adafuse.rounds
         while choice.opening:
             yield self._chunk(index, choice.opening.pop(), {})
-        if (part := choice.part(event)) is not None:
-            last = event if whole is None else None
-            yield self._chunk(index, part, wire.chunk(event.round, last, (), rounds=rounds))
+        played = [] if event.round is None else [event.round]
+        part = choice.part(event.text, event.reply_prefix, whole, played)
+        last = event if whole is None else None
+        yield self._chunk(index, part, wire.chunk(event.round, last, (), rounds=rounds))
         if whole is not None:
             warnings = [*self._warnings, *choice.warnings]
             extension = wire.chunk(None, event, warnings, rounds=rounds)
@@ -132,46 +133,37 @@ class ChatChoice:
     calls: int = 0
     warnings: list[str] = field(default_factory=list)
 
-    def part(self, event: StreamEvent) -> dict[str, Any] | None:
-        """Return what is new with an event."""
-        fields = self._fields(self.reader.add(event.text, event.reply_prefix, event.generation))
-        if not fields and event.round is None:
-            return None
-        logprobs = self._logprobs([] if event.round is None else [event.round])
-        return {"delta": {"content": "", **fields}, "logprobs": logprobs}
-
-    def whole(self, generation: Generation) -> dict[str, Any]:
-        """Return the choice of the whole response."""
-        delta = self.reader.add(generation.text, generation.reply_prefix, generation)
-        fields = self._fields(delta)
-        for call in fields.get("tool_calls", ()):
-            del call["index"]
-        content = fields.get("content") or (None if "tool_calls" in fields else "")
-        return {
-            "message": {"role": "assistant", **fields, "content": content, "refusal": None},
-            "logprobs": self._logprobs(generation.rounds),
-        }
-
-    def _fields(self, delta: ReplyDelta) -> dict[str, Any]:
+    def part(
+        self, text: str, prefix: str, end: Generation | None, rounds: Sequence[Round]
+    ) -> dict[str, Any]:
+        """Return what some text adds to the reply: the arguments are those of `ReplyReader.add`."""
+        delta = self.reader.add(text, prefix, end)
         self.warnings += delta.warnings
         calls = []
         for call in delta.calls:
-            if isinstance(call, ToolCall):
-                function = {"name": call.name, "arguments": arguments_of(call)}
-                identity = {"index": self.calls, "id": f"call_{uuid.uuid4().hex}"}
-                calls.append({**identity, "type": "function", "function": function})
-                self.calls += 1
-        fields = {
-            "content": delta.content,
-            "reasoning_content": delta.reasoning,
-            "tool_calls": calls,
-        }
-        return {name: value for name, value in fields.items() if value}
+            assert isinstance(call, ToolCall), "malformed calls are text"
+            function = {"name": call.name, "arguments": arguments_of(call)}
+            identity = {"index": self.calls, "id": f"call_{uuid.uuid4().hex}"}
+            calls.append({**identity, "type": "function", "function": function})
+            self.calls += 1
+        written: dict[str, Any] = {"content": delta.content}
+        written |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        written |= {"tool_calls": calls} if calls else {}
+        logprobs = None
+        if self.leader is not None and rounds:
+            logprobs = {**openai_logprobs(rounds, self.leader), "refusal": None}
+        return {"delta": written, "logprobs": logprobs}
 
-    def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
-        if self.leader is None or not rounds:
-            return None
-        return {**openai_logprobs(rounds, self.leader), "refusal": None}
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """Return the choice of the whole response."""
+        written = generation.text, generation.reply_prefix, generation
+        choice = self.part(*written, generation.rounds)
+        message = {"role": "assistant", **choice.pop("delta"), "refusal": None}
+        if "tool_calls" in message:
+            message["content"] = message["content"] or None
+            for call in message["tool_calls"]:
+                del call["index"]
+        return {"message": message, **choice}
 
 
 @dataclass
@@ -186,27 +178,18 @@ class TextChoice:
     warnings: list[str] = field(default_factory=list)
     _offset: int = 0
 
-    def part(self, event: StreamEvent) -> dict[str, Any] | None:
-        """Return what is new with an event."""
-        if not event.text and event.round is None:
-            return None
-        rounds = [] if event.round is None else [event.round]
-        return {"text": event.text, "logprobs": self._logprobs(rounds)}
-
-    def whole(self, generation: Generation) -> dict[str, Any]:
-        """Return the choice of the whole response."""
-        return {"text": generation.text, "logprobs": self._logprobs(generation.rounds)}
-
-    def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
-        """Return log-probabilities in the form of completions."""
+    def part(
+        self, text: str, _prefix: str, _end: Generation | None, rounds: Sequence[Round]
+    ) -> dict[str, Any]:
+        """Return what some text adds to the completion."""
         if self.leader is None or not rounds:
-            return None
+            return {"text": text, "logprobs": None}
         tokens = openai_logprobs(rounds, self.leader)["content"]
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token["token"])
-        return {
+        logprobs = {
             "tokens": [token["token"] for token in tokens],
             "token_logprobs": [token["logprob"] for token in tokens],
             "top_logprobs": [
@@ -214,6 +197,11 @@ class TextChoice:
             ],
             "text_offset": offsets,
         }
+        return {"text": text, "logprobs": logprobs}
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """Return the choice of the whole response."""
+        return self.part(generation.text, "", generation, generation.rounds)
 
 
 def arguments_of(call: ToolCall) -> str:
