@@ -18,13 +18,7 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.loading.specs import (
-    GGUFMember,
-    MemberSpec,
-    ServerMember,
-    as_specs,
-    member_names,
-)
+from adafuse_llm.loading.specs import GGUFMember, MemberSpec, ServerMember, as_specs, member_names
 from adafuse_llm.results import smallest_window
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available

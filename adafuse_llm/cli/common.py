@@ -38,13 +38,7 @@ from adafuse_llm.cli.terminal import (
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options, advice
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import nearest, short_repr
-from adafuse_llm.loading.config_file import (
-    LOADING,
-    SECTIONS,
-    ConfigFile,
-    read_config,
-    read_schema,
-)
+from adafuse_llm.loading.config_file import LOADING, SECTIONS, ConfigFile, read_config, read_schema
 from adafuse_llm.loading.specs import GGUFMember, MemberSpec
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.serving_config import ServerConfig

@@ -11,10 +11,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
-    CallbackManagerForLLMRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.chat_models import generate_from_stream
@@ -114,9 +111,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return "adafuse-chat"
 
     def get_num_tokens_from_messages(
-        self,
-        messages: list[BaseMessage],
-        tools: Sequence[ToolLike] | None = None,
+        self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None
     ) -> int:
         """Count the tokens of the whole prompt in the first active member's chat template."""
         turns, _ = to_turns(messages)
