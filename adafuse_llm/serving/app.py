@@ -254,16 +254,12 @@ def _open_ended(engine: AdaFuseEngine, requests: list[EngineRequest]) -> Run[Any
 async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) -> Response:
     """Return the whole response to a request."""
     async with opened as (run, writer):
-        done = {
+        done: dict[int, Any] = {
             index: result
             async for index, each in service.events(run)
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
-    results: list[Any] = [done[index] for index in range(run.size)]
-    if isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None:
-        response = writer.scored(results)
-    else:
-        response = writer.response(results)
+    response = writer.response([done[index] for index in range(run.size)])
     return JSONResponse(response, headers=bodies.warnings_header(asked.ignored.warnings))
 
 

@@ -78,10 +78,13 @@ class CompletionWriter:
         """Return the last event of a stream that fails."""
         return sent_event(error.body)
 
-    def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Return a response that is not streamed."""
-        total, warnings, written = total_usage(generations, self._prompts), [*self._warnings], []
-        for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
+    def response(self, results: Sequence[Any]) -> dict[str, Any]:
+        """Return a response that is not streamed: generations, or the scores of each prompt."""
+        total, warnings, written = total_usage(results, self._prompts), [*self._warnings], []
+        if self._body.adafuse.texts is not None:
+            scores = {"scores": [each.model_dump(mode="json") for each in results]}
+            return {**self._frame([], scores), "usage": openai_usage(total)}
+        for index, (choice, generation) in enumerate(zip(self._choices, results, strict=True)):
             fields = {"index": index, **choice.whole(generation)}
             fields["finish_reason"] = _finish_reason(generation, choice.calls)
             extension = wire.whole(generation, rounds=self._body.adafuse.rounds)
@@ -89,12 +92,6 @@ class CompletionWriter:
             warnings += choice.warnings
         extension = {"usage": total.model_dump(), **({"warnings": warnings} if warnings else {})}
         return {**self._frame(written, extension), "usage": openai_usage(total)}
-
-    def scored(self, scores: Sequence[Scores]) -> dict[str, Any]:
-        """Return the response to a request that scores texts, with the scores of each prompt."""
-        extension = {"scores": [each.model_dump(mode="json") for each in scores]}
-        usage = openai_usage(total_usage(scores, self._prompts))
-        return {**self._frame([], extension), "usage": usage}
 
     def _chunk(self, index: int, part: dict[str, Any], extension: dict[str, Any]) -> bytes:
         choice = {"index": index, "logprobs": None, "finish_reason": None, **part}

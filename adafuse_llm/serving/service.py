@@ -62,7 +62,6 @@ class Service:
         for name in (*(config.allowed_strategies or (AUTO, *NAMED)), SINGLE):
             strategy = name if name == AUTO else find_strategy(name)
             self._strategies[strategy if isinstance(strategy, str) else strategy.name] = strategy
-        self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
         # requests without a grammar do not wait for those with one
@@ -102,9 +101,7 @@ class Service:
                 f"Strategies: {', '.join(names)}.",
                 "adafuse.strategy",
             )
-        if strategy not in self._views:
-            self._views[strategy] = engine.with_strategy(self._strategies[strategy])
-        return self._views[strategy]
+        return engine.with_strategy(self._strategies[strategy])
 
     def resolve(
         self, model: str | None, strategy: str | None, options: Mapping[str, Any]
