@@ -58,12 +58,12 @@ class CompletionWriter:
             yield self._chunk(index, choice.opening.pop(), {})
         played = [] if event.round is None else [event.round]
         part = choice.part(event.text, event.reply_prefix, whole, played)
+        reason = part.pop("finish_reason", None)
         last = event if whole is None else None
         yield self._chunk(index, part, wire.chunk(event.round, last, (), rounds=rounds))
         if whole is not None:
             warnings = [*self._warnings, *choice.warnings]
             extension = wire.chunk(None, event, warnings, rounds=rounds)
-            reason = _finish_reason(whole, choice.calls)
             yield self._chunk(index, {**choice.nothing, "finish_reason": reason}, extension)
 
     def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
@@ -85,10 +85,8 @@ class CompletionWriter:
             scores = {"scores": [each.model_dump(mode="json") for each in results]}
             return {**self._frame([], scores), "usage": openai_usage(total)}
         for index, (choice, generation) in enumerate(zip(self._choices, results, strict=True)):
-            fields = {"index": index, **choice.whole(generation)}
-            fields["finish_reason"] = _finish_reason(generation, choice.calls)
             extension = wire.whole(generation, rounds=self._body.adafuse.rounds)
-            written.append({**fields, EXTENSION: extension})
+            written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
             warnings += choice.warnings
         extension = {"usage": total.model_dump(), **({"warnings": warnings} if warnings else {})}
         return {**self._frame(written, extension), "usage": openai_usage(total)}
@@ -133,7 +131,10 @@ class ChatChoice:
     def part(
         self, text: str, prefix: str, end: Generation | None, rounds: Sequence[Round]
     ) -> dict[str, Any]:
-        """Return what some text adds to the reply: the arguments are those of `ReplyReader.add`."""
+        """Return what some text adds to the reply, and at its end why it ended.
+
+        The first arguments are those of `ReplyReader.add`.
+        """
         delta = self.reader.add(text, prefix, end)
         self.warnings += delta.warnings
         calls = []
@@ -146,10 +147,13 @@ class ChatChoice:
         written: dict[str, Any] = {"content": delta.content}
         written |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
         written |= {"tool_calls": calls} if calls else {}
-        logprobs = None
+        choice: dict[str, Any] = {"delta": written, "logprobs": None}
         if self.leader is not None and rounds:
-            logprobs = {**openai_logprobs(rounds, self.leader), "refusal": None}
-        return {"delta": written, "logprobs": logprobs}
+            choice["logprobs"] = {**openai_logprobs(rounds, self.leader), "refusal": None}
+        if end is not None:
+            reason = FINISH_REASONS.get(end.finish_reason, end.finish_reason)
+            choice["finish_reason"] = "tool_calls" if self.calls and reason == "stop" else reason
+        return choice
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
@@ -171,22 +175,24 @@ class TextChoice:
 
     leader: str | None
     opening: list[dict[str, Any]] = field(default_factory=list)
-    calls: int = 0
     warnings: list[str] = field(default_factory=list)
     _offset: int = 0
 
     def part(
-        self, text: str, _prefix: str, _end: Generation | None, rounds: Sequence[Round]
+        self, text: str, _prefix: str, end: Generation | None, rounds: Sequence[Round]
     ) -> dict[str, Any]:
-        """Return what some text adds to the completion."""
+        """Return what some text adds to the completion, and at its end why it ended."""
+        choice: dict[str, Any] = {"text": text, "logprobs": None}
+        if end is not None:
+            choice["finish_reason"] = FINISH_REASONS.get(end.finish_reason, end.finish_reason)
         if self.leader is None or not rounds:
-            return {"text": text, "logprobs": None}
+            return choice
         tokens = openai_logprobs(rounds, self.leader)["content"]
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token["token"])
-        logprobs = {
+        choice["logprobs"] = {
             "tokens": [token["token"] for token in tokens],
             "token_logprobs": [token["logprob"] for token in tokens],
             "top_logprobs": [
@@ -194,7 +200,7 @@ class TextChoice:
             ],
             "text_offset": offsets,
         }
-        return {"text": text, "logprobs": logprobs}
+        return choice
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
@@ -219,28 +225,14 @@ def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usa
     return Usage(**total)
 
 
-def largest_member(usage: Usage) -> str:
-    """Return the member whose prompt and response have the most tokens."""
-    return max(
-        usage.prompt_tokens,
-        key=lambda member: usage.prompt_tokens[member] + usage.completion_tokens[member],
-    )
-
-
 def openai_usage(usage: Usage) -> dict[str, Any]:
     """Return the usage of the member with the most tokens, in the form of OpenAI's API."""
-    member = largest_member(usage)
-    prompt, completion = usage.prompt_tokens[member], usage.completion_tokens[member]
+    prompts, completions = usage.prompt_tokens, usage.completion_tokens
+    totals = {member: prompts[member] + completions[member] for member in prompts}
+    member = max(totals, key=totals.__getitem__)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "prompt_tokens": prompts[member],
+        "completion_tokens": completions[member],
+        "total_tokens": totals[member],
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens[member]},
     }
-
-
-def _finish_reason(generation: Generation, calls: int) -> str:
-    """Return why a response with a number of tool calls ended."""
-    reason: str = generation.finish_reason
-    reason = FINISH_REASONS.get(reason, reason)
-    return "tool_calls" if calls and reason == "stop" else reason
