@@ -25,7 +25,7 @@ from adafuse_llm.request import Request as EngineRequest
 from adafuse_llm.results import Generation, Scores, smallest_window
 from adafuse_llm.run import Run
 from adafuse_llm.serving import bodies, http
-from adafuse_llm.serving.access import CALL, middlewares
+from adafuse_llm.serving.access import CALL, middlewares, outcome_of
 from adafuse_llm.serving.completions import CompletionWriter
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.page import page_route
@@ -292,9 +292,11 @@ async def _parts(
     except Exception as error:
         if writer is None:
             raise
+        call, described = CALL.get(), asked.error(error)
         if not isinstance(error, (ApiError, AdaFuseError)):
-            logger.exception("request %s failed", CALL.get().id)
-        yield writer.failure(asked.error(error))
+            logger.exception("request %s failed", call.id)
+        call.outcome = outcome_of(described.status)
+        yield writer.failure(described)
 
 
 async def _tokenize(service: Service, request: Request) -> Response:

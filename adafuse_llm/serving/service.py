@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -11,14 +10,13 @@ from contextlib import asynccontextmanager, closing
 from typing import Any, TypeVar
 
 import anyio.to_thread
-from starlette.requests import ClientDisconnect
 
 from adafuse_llm import errors
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import Scores, StreamEvent, smallest_window
 from adafuse_llm.run import Run
-from adafuse_llm.serving.access import CALL, outcome_of
+from adafuse_llm.serving.access import CALL
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, not_ready
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
@@ -206,7 +204,7 @@ class Service:
     ) -> AsyncIterator[T]:
         """Serve a request: do the work before its response in a thread, and yield the result.
 
-        Until the context ends, the server can end the request. Then its outcome is noted.
+        Until the context ends, the server can end the request.
 
         Args:
             work: checks the request, and opens it. It receives a flag that is set when nobody waits
@@ -218,7 +216,7 @@ class Service:
             ApiError: the server stops.
             RequestTimeoutError: the work takes too long.
         """
-        cancel, outcome = threading.Event(), "ok"
+        cancel = threading.Event()
         limit = self.config.request_timeout if limit is None else limit
         try:
             with self._lock:
@@ -237,25 +235,15 @@ class Service:
                 )
             yield done
             if self._cancelled and cancel.is_set():
-                outcome = "stopped"
-        except (
-            asyncio.CancelledError,
-            GeneratorExit,
-            ClientDisconnect,
-            errors.RequestCancelledError,
-        ):
-            outcome = "cancelled"
-            raise
-        except BaseException as error:
-            outcome = outcome_of(api_error(error).status)
-            if outcome == "failed" and isinstance(error, AdaFuseError):
+                CALL.get().outcome = "stopped"
+        except AdaFuseError as error:
+            if api_error(error).status == 500:
                 logger.error("request %s failed: %s", CALL.get().id, error)
             raise
         finally:
             with self._lock:
                 self._cancels.discard(cancel)
             cancel.set()  # the thread may still check the request
-            CALL.get().outcome = outcome
 
     async def result(self, work: Callable[[threading.Event], T], *, has_grammar: bool = False) -> T:
         """Return the result of some work, which is all of a request."""
