@@ -87,7 +87,7 @@ def run(setup: Setup, flags: Namespace) -> int:
             cancel = stack.enter_context(cancel_on_interrupt())
             progress = stack.enter_context(progress_bar())
             results.begin(identity, afresh=not done)
-            task = progress.add_task(test_set.name, total=len(lines), completed=len(answered))
+            task = progress.add_task("answers", total=len(lines), completed=len(answered))
             stack.callback(cancel.set)  # if this thread fails, the lines that run end at once
             answer = partial(_answer, engine, form, chat=chat, rounds=rounds, cancel=cancel)
             running = takewhile(lambda _line: not cancel.is_set(), todo)

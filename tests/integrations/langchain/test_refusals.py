@@ -83,6 +83,7 @@ def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkey
         (None, {"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         (None, {"enforce": "yes"}, "enforce"),
         (None, {"regex": "a"}, "regex"),
+        (None, {"tool_choice": "any", "max_tokens": 1}, "'max_tokens'"),
     ],
     ids=str,
 )
