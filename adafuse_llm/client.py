@@ -179,14 +179,11 @@ class RemoteEngine(Engine):
         extension["instructions"] = conversation.instructions
         if conversation.continues:
             extension["continue_final_message"] = True
-        body: dict[str, Any] = {"adafuse": extension}
-        body["messages"] = [_message(each) for each in conversation.messages]
+        body: dict[str, Any] = {"adafuse": extension, "messages": conversation.messages}
         if conversation.tools:
             extension["max_new_tokens"] = checked.config.max_new_tokens
-            body["tools"] = [{"type": "function", "function": vars(t)} for t in conversation.tools]
-            name = conversation.tool_choice
-            named = {"type": "function", "function": {"name": name}}
-            body["tool_choice"] = name if name in ("auto", "required") else named
+            body["tools"] = [*map(vars, conversation.tools)]
+            body["tool_choice"] = conversation.tool_choice
         return body
 
     # The connections ---------------------------------------------------------------------------
@@ -370,15 +367,6 @@ async def _chunks(answer: httpx.Response) -> AsyncGenerator[Any, None]:
         for line in lines:
             if line.startswith(b"data: {"):
                 yield json.loads(line.removeprefix(b"data: "))
-
-
-def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a checked message in the form of OpenAI's API."""
-    calls = []
-    for call in message.get("tool_calls", ()):
-        function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
-        calls.append({"id": call["id"], "type": "function", "function": function})
-    return {**message, "tool_calls": calls} if calls else message
 
 
 def _json(body: object) -> bytes:

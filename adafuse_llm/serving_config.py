@@ -8,7 +8,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from adafuse_llm.config import Options, one_or_many
 from adafuse_llm.errors import InvalidInputError
@@ -129,7 +129,7 @@ class ServingConfig(Options):
         ge=1,
         description="Maximum number of responses to one request: its prompts times its `n`.",
     )
-    request_timeout: float | None = Field(
+    request_timeout: Annotated[float | None, AfterValidator(lambda it: it or None)] = Field(
         default=600.0,
         ge=0,
         le=86_400,
@@ -152,11 +152,6 @@ class ServingConfig(Options):
     log_prompts: bool = Field(
         default=False, description="Whether the log has the body of each request."
     )
-
-    @field_validator("request_timeout")
-    @classmethod
-    def _zero_is_no_limit(cls, seconds: float | None) -> float | None:
-        return seconds or None
 
 
 class ServerConfig(ServingConfig):

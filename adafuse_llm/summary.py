@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -51,14 +51,9 @@ class Summary(BaseModel):
     seconds: float
 
     @classmethod
-    def of(cls, rounds: Iterable[Round]) -> Summary:
-        """Summarize rounds of one ensemble."""
-        return cls.of_records(map(record, rounds))
-
-    @classmethod
-    def of_records(cls, records: Iterable[Mapping[str, Any]]) -> Summary:
-        """Summarize rounds from the records that :func:`record` returns."""
-        records = list(records)
+    def of(cls, rounds: Iterable[Round | Mapping[str, Any]]) -> Summary:
+        """Summarize rounds of one ensemble, or the records that :func:`record` returns."""
+        records = [record(each) if isinstance(each, Round) else each for each in rounds]
         free = [entry for entry in records if not entry["forced"]]
         agreed = [each for entry in records if (each := entry["unanimous"]) is not None]
         margins: dict[str, list[float]] = {}
@@ -83,11 +78,6 @@ class Summary(BaseModel):
             mean_margin={name: fmean(values) for name, values in margins.items() if values},
             seconds=sum(entry["elapsed"] for entry in records),
         )
-
-
-def proposers(done: Round) -> Sequence[str]:
-    """Return the members that proposed the committed span."""
-    return done.candidates[done.winner].proposers
 
 
 def asked(done: Round) -> tuple[str, ...]:
@@ -135,12 +125,12 @@ def record(done: Round) -> dict[str, Any]:
     has the ``probability`` of the chosen text (:func:`choice_probabilities`). A round with
     log-probabilities has the ``logprobs`` of its tokens by member (`Round.logprobs`).
     """
-    whole = done.model_dump(mode="json")
+    whole, winner = done.model_dump(mode="json"), done.candidates[done.winner]
     data: dict[str, Any] = {
         "round": done.index,
         "text": done.text,
-        "proposers": list(proposers(done)),
-        "score": done.candidates[done.winner].score,
+        "proposers": list(winner.proposers),
+        "score": winner.score,
         "asked": list(asked(done)),
         "unanimous": is_unanimous(done),
         **{key: whole[key] for key in ("forced", "elapsed", "winner", "candidates", "margins")},

@@ -168,11 +168,10 @@ def command_line() -> str:
 def _flags(parser: ArgumentParser) -> list[str]:
     """Return a row of a table for each flag of a command."""
     rows = []
-    for flag in parser._actions:
-        if flag.option_strings and flag.dest != "help":
-            usage = " ".join([flag.option_strings[0], *([str(flag.metavar)] * bool(flag.metavar))])
-            text = (flag.help or "").replace("|", "\\|")
-            rows.append(f"| `{usage}` | {text} |")
+    for flag in parser.flags:
+        usage = " ".join([flag.option_strings[0], *([str(flag.metavar)] * bool(flag.metavar))])
+        text = (flag.help or "").replace("|", "\\|")
+        rows.append(f"| `{usage}` | {text} |")
     return rows
 
 

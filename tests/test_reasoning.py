@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_reasoning_and_answer_are_told_apart(
         reader = ReplyReader()
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         deltas = [reader.add(piece, prefix) for piece in pieces]
-        deltas.append(reader.add("", prefix, "stop"))
+        deltas.append(reader.add("", prefix, SimpleNamespace(finish_reason="stop", closing="")))
         assert "".join(delta.content for delta in deltas).strip() == answer.strip()
         thought = "".join(delta.reasoning for delta in deltas)
         assert "".join(thought.split()) == "".join(reasoning.split())

@@ -6,9 +6,9 @@ import json
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from adafuse_llm import __version__
 from adafuse_llm.adapters.options import USE_SERVER
@@ -18,13 +18,7 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.loading.specs import (
-    GGUFMember,
-    MemberSpec,
-    ServerMember,
-    as_specs,
-    member_names,
-)
+from adafuse_llm.loading.specs import GGUFMember, MemberSpec, ServerMember, as_specs, member_names
 from adafuse_llm.results import smallest_window
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.matchers import is_available
@@ -33,8 +27,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     import torch
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +127,12 @@ class Ensemble:
         """
         if (engine := self._open) is not None:
             return smallest_window(engine.member_info, names)
-        stored = [window or 0 for window in self._read(file_window, names)]
-        gguf = [spec for spec in self._chosen(names) if isinstance(spec, GGUFMember)]
-        fixed = [spec.context for spec in gguf if spec.context is not None]
-        return min([*stored, *fixed], default=0) or None
+        windows = []
+        for spec, place in self._chosen(names):
+            windows.append(file_window(*place) or 0)
+            if isinstance(spec, GGUFMember) and spec.context is not None:
+                windows.append(spec.context)
+        return min(windows, default=0) or None
 
     def is_chat_model(self, names: Collection[str]) -> bool | None:
         """Return whether at least one of some members has a chat template. This loads nothing.
@@ -148,7 +142,7 @@ class Ensemble:
         """
         if (engine := self._open) is not None:
             return any(each.has_chat_template for each in engine.member_info if each.name in names)
-        known = self._read(file_has_template, names)
+        known = [file_has_template(*place) for _, place in self._chosen(names)]
         return True if True in known else None if None in known else False
 
     def can_enforce(self) -> bool:
@@ -201,18 +195,12 @@ class Ensemble:
 
         return self.members or as_specs(member_paths())
 
-    def _chosen(self, names: Collection[str]) -> list[MemberSpec]:
-        """Return the descriptions of some members."""
-        pairs = zip(self.names, self._specs, strict=True)
-        return [spec for name, spec in pairs if name in names]
-
-    def _read(
-        self, read: Callable[[str, str | None, str | None], T | None], names: Collection[str]
-    ) -> list[T | None]:
-        """Read a property of some members from their files."""
+    def _chosen(self, names: Collection[str]) -> list[tuple[MemberSpec, tuple[Any, Any, Any]]]:
+        """Return the descriptions of some members, each with the path, revision and file."""
         return [
-            read(spec.path, spec.revision or self.revision, getattr(spec, "file", None))
-            for spec in self._chosen(names)
+            (spec, (spec.path, spec.revision or self.revision, getattr(spec, "file", None)))
+            for name, spec in zip(self.names, self._specs, strict=True)
+            if name in names
         ]
 
     @property

@@ -21,11 +21,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from adafuse_llm.errors import short_list, short_repr
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
-from adafuse_llm.results import StreamEvent
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool, map_json
 from adafuse_llm.text.stops import begun_size
 
@@ -127,6 +126,16 @@ class ReplyDelta:
     warnings: list[str] = field(default_factory=list)
 
 
+class Ending(Protocol):
+    """How a reply ends: why, None if it goes on, and the text that the engine made up."""
+
+    @property
+    def finish_reason(self) -> str | None: ...  # noqa: D102
+
+    @property
+    def closing(self) -> str: ...  # noqa: D102
+
+
 class ReplyReader:
     """An incremental reader of one reply. It removes whitespace after reasoning and after calls.
 
@@ -166,28 +175,19 @@ class ReplyReader:
         self._text = ""  # all text so far
         self._calls: list[Call] = []
 
-    def read(self, event: StreamEvent) -> ReplyDelta:
-        """Return what an event adds to the reply."""
-        whole = event.generation
-        if whole is None:
-            return self.add(event.text, event.reply_prefix)
-        return self.add(event.text, event.reply_prefix, whole.finish_reason, whole.closing)
-
-    def add(
-        self, text: str, prefix: str = "", finish_reason: str | None = None, closing: str = ""
-    ) -> ReplyDelta:
+    def add(self, text: str, prefix: str = "", end: Ending | None = None) -> ReplyDelta:
         """Return what the next text adds to the reply.
 
         Args:
             text: the text.
             prefix: the reasoning that the chat templates opened before the reply, if any
                 (`StreamEvent.reply_prefix`).
-            finish_reason: why the reply ends after this text; None if it goes on.
-            closing: the end of the text that the engine made up (`Generation.closing`). It
-                completes text, but never a call.
+            end: how the reply ends with this text, such as its `Generation`; None if it goes on.
+                What the engine made up at the end completes text, but never a call.
         """
         if self._kind is None:
             self._kind = Reasoning if prefix else Text
+        finish_reason, closing = (None, "") if end is None else (end.finish_reason, end.closing)
         is_last, cut = finish_reason is not None, CUT.get(finish_reason or "", "")
         text = text.removesuffix(closing)
         begun = self._buffer + text

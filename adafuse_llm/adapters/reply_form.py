@@ -107,10 +107,7 @@ class ReplyForm:
 
 
 def enforced(
-    engine: Engine,
-    form: ReplyForm,
-    options: Mapping[str, Any],
-    enforce: Enforce,
+    engine: Engine, form: ReplyForm, options: Mapping[str, Any], enforce: Enforce
 ) -> tuple[dict[str, Any], str]:
     """Return options that enforce the form of a reply, and why they do not, if they should.
 

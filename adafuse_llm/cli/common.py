@@ -38,13 +38,7 @@ from adafuse_llm.cli.terminal import (
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options, advice
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import nearest, short_repr
-from adafuse_llm.loading.config_file import (
-    LOADING,
-    SECTIONS,
-    ConfigFile,
-    read_config,
-    read_schema,
-)
+from adafuse_llm.loading.config_file import LOADING, SECTIONS, ConfigFile, read_config, read_schema
 from adafuse_llm.loading.specs import GGUFMember, MemberSpec
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.serving_config import ServerConfig
@@ -193,7 +187,15 @@ def _are_small(engine: AdaFuseEngine) -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with the nearest name for an unknown flag."""
+    """A parser whose errors are one line, with the nearest name for an unknown flag.
+
+    Attributes:
+        flags: the flags, in order.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.flags: list[argparse.Action] = []
 
     def flag(self, usage: str, text: str, **settings: Any) -> None:
         """Add a flag to the parser. A flag with the name of an option sets the option.
@@ -216,13 +218,13 @@ class Parser(argparse.ArgumentParser):
         default = settings.get("default", FIELDS[name].default if name in FIELDS else None)
         if default and "Default" not in text:
             text += f" Default: {default}."
-        self.add_argument(flag, help=text, **settings)
+        self.flags.append(self.add_argument(flag, help=text, **settings))
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the values of the flags, which may stand before and after other arguments."""
         flags, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
+            known = [name for each in self.flags for name in each.option_strings]
             flag = unknown[0].partition("=")[0]
             option = flag.strip("-").replace("-", "_")
             hint = f" Use -o {option}=VALUE" if option in FIELDS else nearest(flag, known)
@@ -249,7 +251,7 @@ class Command:
         add_flags: function that adds the flags of this command only to a parser.
         arguments: the arguments that are no flags, for the help.
         kinds: classes of the options that ``-o`` can set. Without any, the command takes no
-            configuration file, no members and no options of decoding.
+            members and no options of decoding, and ignores those of a configuration file.
         refused: options of `AdaFuseConfig` that the command allows only with their default, by name
             with the reason.
         defaults: options with a different default in this command.
@@ -291,8 +293,8 @@ class Command:
             formatter_class=_Paragraphs,
             allow_abbrev=False,
         )
-        parser.set_defaults(config=None)
         self.add_flags(parser)
+        parser.flag("--config FILE", "YAML or JSON file with models and options.")
         if self.kinds:
             parser.flag(
                 "--model PATH_OR_ID",
@@ -300,7 +302,6 @@ class Command:
                 "such as vllm+http://host:8000/NAME. Repeatable. Default: the embedded members.",
                 dest="models",
             )
-            parser.flag("--config FILE", "YAML or JSON file with models and options.")
             parser.flag(
                 "--strategy NAME",
                 "Strategy that chooses the next piece of text: "

@@ -176,6 +176,6 @@ COMMAND = Command(
     "PROMPT",
     refused={
         "continue_final_message": "adafuse generate writes the messages itself; pass the beginning "
-        "of the reply with --prefill TEXT",
+        "of the reply with --prefill TEXT"
     },
 )

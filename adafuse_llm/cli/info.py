@@ -11,7 +11,13 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError, MissingDependencyError
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    AdaFuseError,
+    LoadError,
+    MissingDependencyError,
+)
 from adafuse_llm.adjustment import changes_of
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.file_facts import gguf_facts
@@ -20,7 +26,7 @@ from adafuse_llm.cli.common import FAILED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
-from adafuse_llm.loading.specs import as_specs, member_names
+from adafuse_llm.loading.specs import member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import UNEVEN
 from adafuse_llm.text.exactness import change_of
@@ -73,8 +79,8 @@ def info(setup: Setup, flags: Namespace) -> int:
     """
     facts: list[dict[str, Any]] = []
     findings: list[Finding] = []
-    paths = flags.models or [*map(str, member_paths())]
-    for model in paths:
+    models = setup.file.models or [*map(str, member_paths())]
+    for model in models:
         described, found = _inspect(model, setup)
         facts += described
         findings += found
@@ -93,7 +99,7 @@ def info(setup: Setup, flags: Namespace) -> int:
     else:
         can = "can" if together else "cannot"
         verdict = (
-            f"This model {can} be used" if len(paths) == 1 else f"These models {can} work together"
+            f"This model {can} be used" if len(models) == 1 else f"These models {can} work together"
         )
         windows = [fact["context_window"] for fact in facts if fact["context_window"]]
         if together and windows:
@@ -102,14 +108,18 @@ def info(setup: Setup, flags: Namespace) -> int:
     return 0 if together else FAILED
 
 
-def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Finding]]:
+def _inspect(
+    model: str | dict[str, Any], setup: Setup
+) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Load one model, describe it, and close it."""
-    header = gguf_facts(model, setup.file.revision)
+    alone = replace(setup, file=setup.file.model_copy(update={"models": (model,)}))
+    (spec,) = alone.file.members
+    header = gguf_facts(spec.path, spec.revision, getattr(spec, "file", None))
     if header is not None and (reason := _why_not_loaded(header)) is not None:
-        (name,) = member_names(as_specs([model]))
+        (name,) = member_names([spec])
         facts = {
             "member": name,
-            "path": model,
+            "path": spec.path,
             "chat_template": header.chat_template is not None,
             "context_window": header.context_window,
             **_gguf(header, header.end_ids),
@@ -117,11 +127,10 @@ def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Findi
         text = f"only its header was read, because {reason}"
         return [facts], [Finding("warning", name, text)]
     try:
-        file = setup.file.model_copy(update={"models": (model,)})
-        with replace(setup, file=file).load() as engine:
-            return [_described(model, engine.backends[0])], [*_examined(engine)]
+        with alone.load(AdaFuseConfig()) as engine:
+            return [_described(spec.path, engine.backends[0])], [*_examined(engine)]
     except LoadError as error:
-        return [], [Finding("problem", model, one_line(str(error)))]
+        return [], [Finding("problem", spec.path, one_line(str(error)))]
 
 
 def _why_not_loaded(facts: GGUFFacts) -> str | None:

@@ -20,14 +20,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Command, Parser, Setup
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar, tell
-from adafuse_llm.evaluation.files import (
-    Line,
-    Results,
-    is_lost,
-    prompt_form,
-    put,
-    read_lines,
-)
+from adafuse_llm.evaluation.files import Line, Results, is_lost, prompt_form, put, read_lines
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.sampling import derived_seed
 
@@ -94,7 +87,7 @@ def run(setup: Setup, flags: Namespace) -> int:
             cancel = stack.enter_context(cancel_on_interrupt())
             progress = stack.enter_context(progress_bar())
             results.begin(identity, afresh=not done)
-            task = progress.add_task(test_set.name, total=len(lines), completed=len(answered))
+            task = progress.add_task("answers", total=len(lines), completed=len(answered))
             stack.callback(cancel.set)  # if this thread fails, the lines that run end at once
             answer = partial(_answer, engine, form, chat=chat, rounds=rounds, cancel=cancel)
             running = takewhile(lambda _line: not cancel.is_set(), todo)
@@ -111,7 +104,8 @@ def run(setup: Setup, flags: Namespace) -> int:
             if len(answered) < len(lines):
                 progress.console.print(RESUMABLE)
                 return INTERRUPTED
-    tell(f"{len(lines)} lines: {len(lines) - failed} answered, {failed} failed{ran}")
+    size = f"{len(lines)} line{'s' if len(lines) != 1 else ''}"
+    tell(f"{size}: {len(lines) - failed} answered, {failed} failed{ran}")
     return FAILED if failed else 0
 
 

@@ -117,9 +117,5 @@ def _log_to_stderr(level: str) -> None:
 
 
 COMMAND = Command(
-    serve,
-    add_flags,
-    kinds=(*OPTIONS, ServerConfig),
-    refused=REFUSED,
-    defaults=RUNTIME,
+    serve, add_flags, kinds=(*OPTIONS, ServerConfig), refused=REFUSED, defaults=RUNTIME
 )

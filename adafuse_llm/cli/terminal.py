@@ -17,15 +17,7 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from adafuse_llm import Generation, StreamEvent
 from adafuse_llm.evaluation.files import naming
@@ -165,22 +157,11 @@ def write_page(path: Path, html: str) -> None:
 
 
 def progress_bar() -> Progress:
-    """Return a progress bar on stderr. It is hidden unless stderr is a terminal.
-
-    A task's description labels its bar. It is shortened if the terminal is too narrow for it.
-    """
+    """Return a progress bar on stderr. It is hidden unless stderr is a terminal."""
     console = stderr_console()
-    label = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return Progress(
-        TextColumn("{task.description}", markup=False, table_column=label),
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        TextColumn("elapsed"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        *(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()),
         console=console,
-        expand=True,
         speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
         disable=not console.is_terminal,
     )

@@ -23,13 +23,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.serving.bodies import HEADER
 from adafuse_llm.serving.errors import ApiError, api_error
-from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving_config import KEY, ServingConfig
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def middlewares(
                 expose_headers=("X-Request-ID", "Retry-After", HEADER),
             )
         )
-    return [*chosen, Middleware(Gate, keys=api_keys, config=config)]
+    return [*chosen, *[Middleware(KeyCheck, keys=api_keys)] * bool(api_keys)]
 
 
 class AccessLog:
@@ -155,7 +155,7 @@ class AccessLog:
             if status:  # the server closes the connection, so that the client sees a failure
                 call.outcome = "failed"
                 raise
-            await error_response(api_error(error))(scope, receive, answer)
+            await api_error(error).response()(scope, receive, answer)
         except BaseException:  # such as a cancellation at shutdown
             call.outcome = "failed"
             raise
@@ -190,87 +190,69 @@ class HostCheck(TrustedHostMiddleware):
             await super().__call__(scope, receive, send)
 
 
-class Gate:
-    """Refuses requests without a valid key, and bodies that are too large or too slow.
+class KeyCheck:
+    """Refuses requests without a valid key in the header ``Authorization: Bearer KEY``.
 
-    A key is in the header ``Authorization: Bearer KEY``. The application gets the whole body at
-    once.
+    The time that this takes does not depend on the keys.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], config: ServingConfig) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self.app = app
         self._digests = list(map(_digest, keys))
-        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
-        if scope["type"] != "http":
+        """Serve a request. Probes and the page need no key."""
+        if scope["type"] != "http" or scope["path"] in PROBES | {"/"}:
             await self.app(scope, receive, send)
             return
-        try:
-            if self._digests and scope["path"] not in PROBES | {"/"}:
-                self._check_key(Headers(scope=scope).get("authorization", ""))
-            with anyio.fail_after(seconds := self._config.body_timeout):
-                unread = [await self._body(receive)]
-        except (ApiError, TimeoutError) as error:
-            if isinstance(error, TimeoutError):
-                error = ApiError(
-                    408,
-                    f"the body of the request was not complete after {seconds:g} seconds "
-                    "(body_timeout). Send it faster, or send a shorter one.",
-                    code="body_timeout",
-                    headers=CLOSE,
-                )
-            await error_response(error)(scope, receive, send)
-            return
-
-        async def replay() -> Message:
-            return unread.pop() if unread else await receive()
-
-        await self.app(scope, replay, send)
-
-    def _check_key(self, header: str) -> None:
-        """Compare a key with all valid ones. The time does not depend on the keys.
-
-        Raises:
-            ApiError: it is none of them.
-        """
+        header = Headers(scope=scope).get("authorization", "")
         scheme, _, key = header.partition(" ")
         given = _digest(key.strip())
         matches = sum([hmac.compare_digest(given, digest) for digest in self._digests])
-        if not matches or scheme.lower() != "bearer":
-            problem = "the API key is not valid." if header else "the request has no API key."
-            message = f"{problem} Send the header 'Authorization: Bearer KEY'."
-            headers = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(401, message, code="invalid_api_key", headers=headers)
+        if matches and scheme.lower() == "bearer":
+            await self.app(scope, receive, send)
+            return
+        problem = "the API key is not valid." if header else "the request has no API key."
+        message = f"{problem} Send the header 'Authorization: Bearer KEY'."
+        headers = {"WWW-Authenticate": "Bearer"}
+        error = ApiError(401, message, code="invalid_api_key", headers=headers)
+        await error.response()(scope, receive, send)
 
-    async def _body(self, receive: Receive) -> Message:
-        """Return the whole body as one message, or the message that the client has left.
 
-        Raises:
-            ApiError: the body exceeds the limit. The rest of it was read and forgotten, because
-                many clients read the answer only after they have sent everything.
-        """
-        body, size, limit, more = bytearray(), 0, self._config.max_body_bytes, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return message
-            part, more = message.get("body", b""), message.get("more_body", False)
-            size += len(part)
-            body += part if size <= limit else b""
-        if size > limit:
-            raise ApiError(
-                413,
-                f"the body of the request is too large: at most {limit:,} bytes are allowed "
-                "(max_body_bytes). Send a shorter one.",
-                code="request_too_large",
-                headers=CLOSE,
-            )
-        if self._config.log_prompts and body:
-            text = json.dumps(body.decode(errors="replace"))
-            logger.info("request=%s body=%s", CALL.get().id, text)
-        return {"type": "http.request", "body": bytes(body), "more_body": False}
+async def read_body(request: Request, config: ServingConfig) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: the body exceeds a limit. The rest of one that is too large was read and
+            forgotten, because many clients read the answer only after they have sent everything.
+        ClientDisconnect: the client left before the body was complete.
+    """
+    body, size, limit = bytearray(), 0, config.max_body_bytes
+    try:
+        with anyio.fail_after(config.body_timeout):
+            async for part in request.stream():
+                size += len(part)
+                body += part if size <= limit else b""
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body of the request was not complete after {config.body_timeout:g} seconds "
+            "(body_timeout). Send it faster, or send a shorter one.",
+            code="body_timeout",
+            headers=CLOSE,
+        ) from None
+    if size > limit:
+        raise ApiError(
+            413,
+            f"the body of the request is too large: at most {limit:,} bytes are allowed "
+            "(max_body_bytes). Send a shorter one.",
+            code="request_too_large",
+            headers=CLOSE,
+        )
+    if config.log_prompts and body:
+        text = json.dumps(body.decode(errors="replace"))
+        logger.info("request=%s body=%s", CALL.get().id, text)
+    return bytes(body)
 
 
 def _digest(key: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,12 +25,13 @@ from adafuse_llm.request import Request as EngineRequest
 from adafuse_llm.results import Generation, Scores, smallest_window
 from adafuse_llm.run import Run
 from adafuse_llm.serving import bodies, http
-from adafuse_llm.serving.access import CALL, middlewares
+from adafuse_llm.serving.access import CALL, middlewares, outcome_of
 from adafuse_llm.serving.completions import CompletionWriter
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.responses import ResponseWriter, read_response
 from adafuse_llm.serving.service import SINGLE, Service
+from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.prompt_warnings import spelled_token
 from adafuse_llm.text.templates import SWITCHES
 from adafuse_llm.wire import EXTENSION
@@ -46,12 +47,6 @@ DEFAULT_LIMIT = AdaFuseConfig().max_new_tokens
 
 CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
-
-
-class _TokenizeBody(bodies.Conversational):
-    prompt: str | None = None
-    messages: list[bodies.Message] | None = None
-    add_special_tokens: bool = True
 
 
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
@@ -137,7 +132,7 @@ async def _complete(
     service: Service, read: Callable[..., bodies.ServedRequest], request: Request
 ) -> Response:
     """Answer a request for a chat completion, a completion or a response."""
-    asked = await http.read_object(request, read, bodies.Ignored(strict=service.config.strict))
+    asked = await http.read_object(request, read, service.config)
     extension, limit = asked.body.adafuse, service.config.request_timeout
     if extension.timeout is not None:
         limit = min(extension.timeout, limit or extension.timeout)
@@ -174,7 +169,11 @@ def _open(
     body, extension, inputs = asked.body, asked.body.adafuse, len(asked.prompts) or 1
     engine, options = service.resolve(body.model, extension.strategy, asked.options)
     if asked.variables or asked.effort or asked.prompts:
-        options = _with_variables(engine, options, asked)
+        active = engine.config.override(options).use or engine.members
+        codecs = {each.name: each.codec for each in engine.backends if each.name in active}
+        options = _with_variables(engine, options, asked, codecs)
+        spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
+        asked.ignored.warnings += [warning for warning in spelled if warning][:1]
     form, open_ended = asked.form, asked.open_ended
     if form is not None and form.calls_tools and "max_new_tokens" not in options:
         open_ended |= engine.config.max_new_tokens == DEFAULT_LIMIT
@@ -215,18 +214,17 @@ def _open(
 
 
 def _with_variables(
-    engine: AdaFuseEngine, options: dict[str, Any], asked: bodies.ServedRequest
+    engine: AdaFuseEngine,
+    options: dict[str, Any],
+    asked: bodies.ServedRequest,
+    codecs: Mapping[str, TextCodec],
 ) -> dict[str, Any]:
     """Return options with those variables of a request that a chat template of a member reads.
 
-    ``reasoning_effort`` is a variable; ``none`` also switches reasoning off. A raw prompt that
-    spells out a control token gets a warning.
+    ``reasoning_effort`` is a variable; ``none`` also switches reasoning off. `codecs` are those of
+    the active members, by name.
     """
-    active = engine.config.override(options).use or engine.members
-    backends = [backend for backend in engine.backends if backend.name in active]
-    known = {name for each in backends for name in each.codec.template_facts.variables}
-    spelled = (spelled_token(each.name, each.codec, p) for each in backends for p in asked.prompts)
-    asked.ignored.warnings += [warning for warning in spelled if warning][:1]
+    known = {name for each in codecs.values() for name in each.template_facts.variables}
     given = dict(asked.variables)
     if asked.effort == "none" and "reasoning_effort" not in known:
         switch = next((name for name in SWITCHES if name in known), "reasoning_effort")
@@ -256,16 +254,12 @@ def _open_ended(engine: AdaFuseEngine, requests: list[EngineRequest]) -> Run[Any
 async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) -> Response:
     """Return the whole response to a request."""
     async with opened as (run, writer):
-        done = {
+        done: dict[int, Any] = {
             index: result
             async for index, each in service.events(run)
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
-    results: list[Any] = [done[index] for index in range(run.size)]
-    if isinstance(writer, CompletionWriter) and asked.body.adafuse.texts is not None:
-        response = writer.scored(results)
-    else:
-        response = writer.response(results)
+    response = writer.response([done[index] for index in range(run.size)])
     return JSONResponse(response, headers=bodies.warnings_header(asked.ignored.warnings))
 
 
@@ -298,35 +292,29 @@ async def _parts(
     except Exception as error:
         if writer is None:
             raise
+        call, described = CALL.get(), asked.error(error)
         if not isinstance(error, (ApiError, AdaFuseError)):
-            logger.exception("request %s failed", CALL.get().id)
-        yield writer.failure(asked.error(error))
+            logger.exception("request %s failed", call.id)
+        call.outcome = outcome_of(described.status)
+        yield writer.failure(described)
 
 
 async def _tokenize(service: Service, request: Request) -> Response:
     """Return the tokens of a prompt, of a conversation, or of a text inside a prompt."""
-    ignored = bodies.Ignored(strict=service.config.strict)
-    body = await http.read_object(request, partial(bodies.parse, _TokenizeBody), ignored)
-    if (body.prompt is None) == (body.messages is None):
-        raise invalid("send either prompt or messages", "prompt")
+    asked = await http.read_object(request, bodies.read_tokenize, service.config)
+    body, conversation = asked.body, asked.conversation
 
     def encode(_: threading.Event) -> tuple[dict[str, list[int]], int | None]:
-        asked = bodies.ServedRequest(body, ignored)
         engine, options = service.resolve(body.model, None, asked.options)
-        options.setdefault("chat_template_kwargs", body.chat_template_kwargs)
-        text, conversation = body.prompt or "", None
-        if body.messages is not None:
-            asked.enforce = False
-            bodies.converse(asked, body, bodies.to_turns(body.messages, ignored), None)
-            conversation = asked.conversation
-        characters = len(text) if conversation is None else conversation.characters
-        service.check_limits(engine, options, characters=characters)
-        if conversation is not None:
-            tokens = engine.encode_prompt(messages=conversation, **options)
-        elif body.add_special_tokens:
-            tokens = engine.encode_prompt(text, **options)
+        options.setdefault("chat_template_kwargs", asked.variables)
+        if isinstance(body, bodies.TokenizeBody):
+            service.check_limits(engine, options, characters=len(body.prompt))
+            encode = engine.encode_prompt if body.add_special_tokens else engine.encode_text
+            tokens = encode(body.prompt, **options)
         else:
-            tokens = engine.encode_text(text, **options)
+            assert conversation is not None
+            service.check_limits(engine, options, characters=conversation.characters)
+            tokens = engine.encode_prompt(messages=conversation, **options)
         return tokens, smallest_window(engine.member_info, tokens)
 
     tokens, window = await http.unless_disconnected(request.receive, service.result(encode))
@@ -337,7 +325,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
         "tokens": tokens[member],
         EXTENSION: {"member": member, "tokens": tokens},
     }
-    return JSONResponse(answer, headers=bodies.warnings_header(ignored.warnings))
+    return JSONResponse(answer, headers=bodies.warnings_header(asked.ignored.warnings))
 
 
 async def _failed(paths: Sequence[str], request: Request, error: Exception) -> Response:
@@ -345,7 +333,7 @@ async def _failed(paths: Sequence[str], request: Request, error: Exception) -> R
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_CLOSED)
     if not isinstance(error, HTTPException):
-        return http.error_response(api_error(error))
+        return api_error(error).response()
     path, code = request.url.path[:200], "not_found"
     message = (
         f"there is no address {path!r} here. The server has {', '.join(paths)}. OpenAI's clients "
@@ -353,6 +341,4 @@ async def _failed(paths: Sequence[str], request: Request, error: Exception) -> R
     )
     if error.status_code == 405:
         message, code = f"{path} does not take the method {request.method}", "method_not_allowed"
-    return http.error_response(
-        ApiError(error.status_code, message, code=code, headers=error.headers)
-    )
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response()

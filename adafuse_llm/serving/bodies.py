@@ -79,6 +79,7 @@ MAX_HEADER, MAX_WARNINGS = 2000, 32
 """Maximum characters of this header, and maximum number of ignored fields that are named."""
 
 
+@dataclass
 class Ignored:
     """The fields of a request that were ignored, with a warning for each.
 
@@ -86,9 +87,8 @@ class Ignored:
         strict: whether to refuse the request instead.
     """
 
-    def __init__(self, *, strict: bool = False) -> None:
-        self.warnings: list[str] = []
-        self._strict = strict
+    strict: bool = False
+    warnings: list[str] = field(default_factory=list)
 
     def add(self, name: str, reason: str = "") -> None:
         """Note that a field, such as ``a.b``, was ignored, and why or what to send instead.
@@ -97,7 +97,7 @@ class Ignored:
             ApiError: the server is strict.
         """
         reason = f": {reason}" if reason else ""
-        if self._strict:
+        if self.strict:
             raise refused(name, reason)
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
@@ -229,6 +229,19 @@ class _ChatBody(Conversational):
     reasoning_effort: str | None = None
 
 
+class _TokenizeChatBody(_ChatBody):
+    add_special_tokens: bool = True
+
+
+class TokenizeBody(Body):
+    """The body of a request for the tokens of a text."""
+
+    PROMPT: ClassVar[str] = "prompt"
+
+    prompt: str
+    add_special_tokens: bool = True
+
+
 class _CompletionBody(Body):
     PROMPT: ClassVar[str] = "prompt"
 
@@ -316,16 +329,32 @@ class ServedRequest:
         return described
 
 
-def read_chat(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
+def read_chat(
+    body: dict[str, Any], ignored: Ignored, kind: type[_ChatBody] = _ChatBody
+) -> ServedRequest:
     """Read a request for a chat completion.
 
     Raises:
         ApiError: a field is not supported, or has an invalid value.
     """
-    chat = parse(_ChatBody, body, ignored)
+    chat = parse(kind, body, ignored)
     asked = ServedRequest(chat, ignored, effort=chat.reasoning_effort)
-    converse(asked, chat, to_turns(chat.messages, ignored), chat.response_format)
+    turns: list[Any] = []
+    for number, each in enumerate(chat.messages):
+        place = f"messages.{number}.content" if each.role == "tool" else None
+        turns.append({**dict(each), "content": readable(each.content, place, ignored)})
+    converse(asked, chat, turns, chat.response_format)
     return asked
+
+
+def read_tokenize(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
+    """Read a request for the tokens of a conversation or of a text."""
+    if (body.get("prompt") is None) == (body.get("messages") is None):
+        raise invalid("send either prompt or messages", "prompt")
+    if body.get("messages") is not None:
+        return read_chat({**body, "prompt": None}, ignored, _TokenizeChatBody)
+    given = parse(TokenizeBody, body, ignored)
+    return ServedRequest(given, ignored, prompts=[given.prompt])
 
 
 def read_completion(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
@@ -414,16 +443,6 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
             raise invalid(f"{place}: put the JSON schema of its input into 'parameters'", "tools")
         functions.append(function)
     return functions
-
-
-def to_turns(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
-    """Return messages of OpenAI's API as turns."""
-    turns: list[Turn] = []
-    for number, each in enumerate(messages):
-        place = f"messages.{number}.content" if each.role == "tool" else None
-        turn: Any = {**dict(each), "content": readable(each.content, place, ignored)}
-        turns.append(turn)
-    return turns
 
 
 def readable(content: Any, result: str | None, ignored: Ignored) -> Any:

@@ -6,12 +6,12 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import ReplyDelta, ReplyReader, ToolCall
-from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.adapters.reply import ReplyReader, ToolCall
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.bodies import ServedRequest
 from adafuse_llm.serving.errors import ApiError
@@ -46,23 +46,24 @@ class CompletionWriter:
         self._body = asked.body
         self._warnings = asked.ignored.warnings
         self._prompts = 1 if is_chat else len(asked.prompts)
-        self._choices = [
-            ChatChoice(leader, asked.form) if is_chat else TextChoice(leader)
-            for _ in range(self._prompts * n)
-        ]
+        self._choices: list[ChatChoice | TextChoice] = []
+        for _ in range(self._prompts * n):
+            reader = ReplyReader() if asked.form is None else asked.form.reader()
+            self._choices.append(ChatChoice(leader, reader) if is_chat else TextChoice(leader))
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         """Yield the chunks of a stream for an event."""
         choice, whole, rounds = self._choices[index], event.generation, self._body.adafuse.rounds
         while choice.opening:
             yield self._chunk(index, choice.opening.pop(), {})
-        if (part := choice.part(event)) is not None:
-            last = event if whole is None else None
-            yield self._chunk(index, part, wire.chunk(event.round, last, (), rounds=rounds))
+        played = [] if event.round is None else [event.round]
+        part = choice.part(event.text, event.reply_prefix, whole, played)
+        reason = part.pop("finish_reason", None)
+        last = event if whole is None else None
+        yield self._chunk(index, part, wire.chunk(event.round, last, (), rounds=rounds))
         if whole is not None:
             warnings = [*self._warnings, *choice.warnings]
             extension = wire.chunk(None, event, warnings, rounds=rounds)
-            reason = _finish_reason(whole, choice.calls)
             yield self._chunk(index, {**choice.nothing, "finish_reason": reason}, extension)
 
     def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
@@ -77,23 +78,18 @@ class CompletionWriter:
         """Return the last event of a stream that fails."""
         return sent_event(error.body)
 
-    def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Return a response that is not streamed."""
-        total, warnings, written = total_usage(generations, self._prompts), [*self._warnings], []
-        for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            fields = {"index": index, **choice.whole(generation)}
-            fields["finish_reason"] = _finish_reason(generation, choice.calls)
+    def response(self, results: Sequence[Any]) -> dict[str, Any]:
+        """Return a response that is not streamed: generations, or the scores of each prompt."""
+        total, warnings, written = total_usage(results, self._prompts), [*self._warnings], []
+        if self._body.adafuse.texts is not None:
+            scores = {"scores": [each.model_dump(mode="json") for each in results]}
+            return {**self._frame([], scores), "usage": openai_usage(total)}
+        for index, (choice, generation) in enumerate(zip(self._choices, results, strict=True)):
             extension = wire.whole(generation, rounds=self._body.adafuse.rounds)
-            written.append({**fields, EXTENSION: extension})
+            written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
             warnings += choice.warnings
         extension = {"usage": total.model_dump(), **({"warnings": warnings} if warnings else {})}
         return {**self._frame(written, extension), "usage": openai_usage(total)}
-
-    def scored(self, scores: Sequence[Scores]) -> dict[str, Any]:
-        """Return the response to a request that scores texts, with the scores of each prompt."""
-        extension = {"scores": [each.model_dump(mode="json") for each in scores]}
-        usage = openai_usage(total_usage(scores, self._prompts))
-        return {**self._frame([], extension), "usage": usage}
 
     def _chunk(self, index: int, part: dict[str, Any], extension: dict[str, Any]) -> bytes:
         choice = {"index": index, "logprobs": None, "finish_reason": None, **part}
@@ -111,6 +107,7 @@ class CompletionWriter:
         }
 
 
+@dataclass
 class ChatChoice:
     """One reply to a conversation. Its log-probabilities are those of `leader`, if any.
 
@@ -121,91 +118,81 @@ class ChatChoice:
         warnings: what is wrong with them.
     """
 
-    nothing: Mapping[str, Any] = {"delta": {}}
+    nothing: ClassVar[Mapping[str, Any]] = {"delta": {}}
 
-    def __init__(self, leader: str | None, form: ReplyForm | None) -> None:
-        self._leader = leader
-        self._reader = ReplyReader() if form is None else form.reader()
-        self.calls = 0
-        self.opening: list[dict[str, Any]] = [{"delta": {"role": "assistant", "content": ""}}]
-        self.warnings: list[str] = []
+    leader: str | None
+    reader: ReplyReader
+    opening: list[dict[str, Any]] = field(
+        default_factory=lambda: [{"delta": {"role": "assistant", "content": ""}}]
+    )
+    calls: int = 0
+    warnings: list[str] = field(default_factory=list)
 
-    def part(self, event: StreamEvent) -> dict[str, Any] | None:
-        """Return what is new with an event."""
-        fields = self._fields(self._reader.read(event))
-        if not fields and event.round is None:
-            return None
-        logprobs = self._logprobs([] if event.round is None else [event.round])
-        return {"delta": {"content": "", **fields}, "logprobs": logprobs}
+    def part(
+        self, text: str, prefix: str, end: Generation | None, rounds: Sequence[Round]
+    ) -> dict[str, Any]:
+        """Return what some text adds to the reply, and at its end why it ended.
 
-    def whole(self, generation: Generation) -> dict[str, Any]:
-        """Return the choice of the whole response."""
-        written = generation.text, generation.reply_prefix
-        ends = generation.finish_reason, generation.closing
-        fields = self._fields(self._reader.add(*written, *ends))
-        for call in fields.get("tool_calls", ()):
-            del call["index"]
-        content = fields.get("content") or (None if "tool_calls" in fields else "")
-        return {
-            "message": {"role": "assistant", **fields, "content": content, "refusal": None},
-            "logprobs": self._logprobs(generation.rounds),
-        }
-
-    def _fields(self, delta: ReplyDelta) -> dict[str, Any]:
+        The first arguments are those of `ReplyReader.add`.
+        """
+        delta = self.reader.add(text, prefix, end)
         self.warnings += delta.warnings
         calls = []
         for call in delta.calls:
-            if isinstance(call, ToolCall):
-                function = {"name": call.name, "arguments": arguments_of(call)}
-                identity = {"index": self.calls, "id": f"call_{uuid.uuid4().hex}"}
-                calls.append({**identity, "type": "function", "function": function})
-                self.calls += 1
-        fields = {
-            "content": delta.content,
-            "reasoning_content": delta.reasoning,
-            "tool_calls": calls,
-        }
-        return {name: value for name, value in fields.items() if value}
-
-    def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
-        if self._leader is None or not rounds:
-            return None
-        return {**openai_logprobs(rounds, self._leader), "refusal": None}
-
-
-class TextChoice:
-    """One completion of a prompt. It is used like a `ChatChoice`."""
-
-    nothing: Mapping[str, Any] = {"text": ""}
-    calls = 0
-
-    def __init__(self, leader: str | None) -> None:
-        self._leader = leader
-        self._offset = 0
-        self.opening: list[dict[str, Any]] = []
-        self.warnings: list[str] = []
-
-    def part(self, event: StreamEvent) -> dict[str, Any] | None:
-        """Return what is new with an event."""
-        if not event.text and event.round is None:
-            return None
-        rounds = [] if event.round is None else [event.round]
-        return {"text": event.text, "logprobs": self._logprobs(rounds)}
+            assert isinstance(call, ToolCall), "malformed calls are text"
+            function = {"name": call.name, "arguments": arguments_of(call)}
+            identity = {"index": self.calls, "id": f"call_{uuid.uuid4().hex}"}
+            calls.append({**identity, "type": "function", "function": function})
+            self.calls += 1
+        written: dict[str, Any] = {"content": delta.content}
+        written |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        written |= {"tool_calls": calls} if calls else {}
+        choice: dict[str, Any] = {"delta": written, "logprobs": None}
+        if self.leader is not None and rounds:
+            choice["logprobs"] = {**openai_logprobs(rounds, self.leader), "refusal": None}
+        if end is not None:
+            reason = FINISH_REASONS.get(end.finish_reason, end.finish_reason)
+            choice["finish_reason"] = "tool_calls" if self.calls and reason == "stop" else reason
+        return choice
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        return {"text": generation.text, "logprobs": self._logprobs(generation.rounds)}
+        written = generation.text, generation.reply_prefix, generation
+        choice = self.part(*written, generation.rounds)
+        message = {"role": "assistant", **choice.pop("delta"), "refusal": None}
+        if "tool_calls" in message:
+            message["content"] = message["content"] or None
+            for call in message["tool_calls"]:
+                del call["index"]
+        return {"message": message, **choice}
 
-    def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
-        """Return log-probabilities in the form of completions."""
-        if self._leader is None or not rounds:
-            return None
-        tokens = openai_logprobs(rounds, self._leader)["content"]
+
+@dataclass
+class TextChoice:
+    """One completion of a prompt. It is used like a `ChatChoice`."""
+
+    nothing: ClassVar[Mapping[str, Any]] = {"text": ""}
+
+    leader: str | None
+    opening: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _offset: int = 0
+
+    def part(
+        self, text: str, _prefix: str, end: Generation | None, rounds: Sequence[Round]
+    ) -> dict[str, Any]:
+        """Return what some text adds to the completion, and at its end why it ended."""
+        choice: dict[str, Any] = {"text": text, "logprobs": None}
+        if end is not None:
+            choice["finish_reason"] = FINISH_REASONS.get(end.finish_reason, end.finish_reason)
+        if self.leader is None or not rounds:
+            return choice
+        tokens = openai_logprobs(rounds, self.leader)["content"]
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token["token"])
-        return {
+        choice["logprobs"] = {
             "tokens": [token["token"] for token in tokens],
             "token_logprobs": [token["logprob"] for token in tokens],
             "top_logprobs": [
@@ -213,6 +200,11 @@ class TextChoice:
             ],
             "text_offset": offsets,
         }
+        return choice
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """Return the choice of the whole response."""
+        return self.part(generation.text, "", generation, generation.rounds)
 
 
 def arguments_of(call: ToolCall) -> str:
@@ -225,36 +217,22 @@ def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usa
     share = len(generations) // prompts
     total: dict[str, dict[str, int]] = {}
     for number, generation in enumerate(generations):
-        for field, counts in generation.usage.model_dump().items():
-            once = field in ("prompt_tokens", "cached_tokens") and number % share
-            sums = total.setdefault(field, dict.fromkeys(counts, 0))
+        for kind, counts in generation.usage.model_dump().items():
+            once = kind in ("prompt_tokens", "cached_tokens") and number % share
+            sums = total.setdefault(kind, dict.fromkeys(counts, 0))
             for member, count in counts.items():
                 sums[member] += 0 if once else count
     return Usage(**total)
 
 
-def largest_member(usage: Usage) -> str:
-    """Return the member whose prompt and response have the most tokens."""
-    return max(
-        usage.prompt_tokens,
-        key=lambda member: usage.prompt_tokens[member] + usage.completion_tokens[member],
-    )
-
-
 def openai_usage(usage: Usage) -> dict[str, Any]:
     """Return the usage of the member with the most tokens, in the form of OpenAI's API."""
-    member = largest_member(usage)
-    prompt, completion = usage.prompt_tokens[member], usage.completion_tokens[member]
+    prompts, completions = usage.prompt_tokens, usage.completion_tokens
+    totals = {member: prompts[member] + completions[member] for member in prompts}
+    member = max(totals, key=totals.__getitem__)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "prompt_tokens": prompts[member],
+        "completion_tokens": completions[member],
+        "total_tokens": totals[member],
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens[member]},
     }
-
-
-def _finish_reason(generation: Generation, calls: int) -> str:
-    """Return why a response with a number of tool calls ended."""
-    reason: str = generation.finish_reason
-    reason = FINISH_REASONS.get(reason, reason)
-    return "tool_calls" if calls and reason == "stop" else reason

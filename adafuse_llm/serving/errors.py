@@ -6,16 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.responses import JSONResponse, Response
+
 from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, InvalidOptionError
 from adafuse_llm.wire import EXTENSION, error_fields
-
-TYPES = {
-    **dict.fromkeys((408, 504), "timeout_error"),
-    429: "rate_limit_error",
-    **dict.fromkeys((500, 503), "server_error"),
-}
-"""Types of errors by status. All others are ``invalid_request_error``."""
 
 CONTEXT_CODE = "context_length_exceeded"
 """Code of a prompt that is too long. Frameworks recognize it."""
@@ -31,13 +26,15 @@ UNEXPECTED = (
 MAX_MESSAGE, MAX_PARAM = 2000, 100
 """Maximum characters of a message, and of the name of a field."""
 
-KINDS: Mapping[int, type[AdaFuseError]] = {
-    **dict.fromkeys((400, 413, 415), InvalidInputError),
-    **dict.fromkeys((408, 504), errors.RequestTimeoutError),
-    429: errors.QueueFullError,
-    503: errors.ServerNotReadyError,
+REFUSED = "invalid_request_error"
+KINDS: Mapping[int, tuple[str, type[AdaFuseError]]] = {
+    **dict.fromkeys((400, 413, 415), (REFUSED, InvalidInputError)),
+    **dict.fromkeys((408, 504), ("timeout_error", errors.RequestTimeoutError)),
+    429: ("rate_limit_error", errors.QueueFullError),
+    500: ("server_error", errors.ServerError),
+    503: ("server_error", errors.ServerNotReadyError),
 }
-"""Classes of errors that do not come from the engine, by status. All others are `ServerError`."""
+"""Types of errors in OpenAI's API, and classes of those that do not come from the engine."""
 
 ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
     errors.QueueFullError: (429, "rate_limit_exceeded"),
@@ -82,18 +79,21 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message = status, message
-        self.type = TYPES.get(status, "invalid_request_error")
+        self.type, kind = KINDS.get(status, (REFUSED, errors.ServerError))
         self.param, self.code = param, code
         self.headers = RETRY if headers is None and status in (429, 503) else headers
         if cause is not None:
             self._fields = error_fields(cause)
             return
-        kind = KINDS.get(status, errors.ServerError)
         if kind is InvalidInputError and code == CONTEXT_CODE:
             kind = errors.ContextWindowError
         elif kind is InvalidInputError and param:
             kind = InvalidOptionError
         self._fields = {"error": kind.__name__}
+
+    def response(self) -> Response:
+        """Return the response that a client receives."""
+        return JSONResponse(self.body, self.status, self.headers)
 
     @property
     def body(self) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from adafuse_llm.adapters.reply import read_json
+from adafuse_llm.serving.access import read_body
 from adafuse_llm.serving.bodies import Ignored
 from adafuse_llm.serving.errors import ApiError, invalid
+from adafuse_llm.serving_config import ServingConfig
 
 T = TypeVar("T")
 
@@ -36,15 +38,16 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 async def read_object(
-    request: Request, read: Callable[[dict[str, Any], Ignored], T], ignored: Ignored
+    request: Request, read: Callable[[dict[str, Any], Ignored], T], config: ServingConfig
 ) -> T:
     """Return what `read` makes of the body of a request, a JSON object. It runs in a thread.
 
     Raises:
-        ApiError: the body has another content type, or is not a JSON object; or
+        ApiError: the body exceeds a limit, has another content type, or is not a JSON object; or
             `read` raised it.
         ClientDisconnect: the client left before the body was complete.
     """
+    body = await read_body(request, config)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise ApiError(
@@ -52,7 +55,6 @@ async def read_object(
             f"the body must have the header 'Content-Type: {JSON}'; got {kind[:100]!r}",
             code="unsupported_media_type",
         )
-    body = await request.body()
 
     def parse() -> T:
         try:
@@ -61,14 +63,9 @@ async def read_object(
                 raise ValueError("it is not an object")
         except (ValueError, RecursionError) as error:  # JSON, its numbers, or Unicode
             raise invalid(f"the body cannot be read: {error}", code="invalid_json") from None
-        return read(value, ignored)
+        return read(value, Ignored(strict=config.strict))
 
     return await anyio.to_thread.run_sync(parse)
-
-
-def error_response(error: ApiError) -> Response:
-    """Return the response for an error."""
-    return JSONResponse(error.body, error.status, error.headers)
 
 
 def event(data: Mapping[str, Any], kind: str = "") -> bytes:
@@ -100,17 +97,12 @@ async def with_pauses(items: AsyncGenerator[T, None]) -> AsyncGenerator[T | None
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of some work; cancel the work if the client leaves.
 
-    The whole body of the request must have been read.
+    The whole body of the request must have been read, so the next message says that it left.
 
     Raises:
         ClientDisconnect: the client left.
     """
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -11,8 +11,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.results import Generation, Round
-from adafuse_llm.summary import is_unanimous, proposers
+from adafuse_llm.results import StreamEvent
+from adafuse_llm.summary import is_unanimous
 
 __all__ = ["Metrics"]
 
@@ -34,6 +34,9 @@ class Metrics(Collector):
     Args:
         engine: function that returns the engine, or None while members load. Gauges ask it when
             they are read.
+
+    Attributes:
+        first_text: seconds from the arrival of a request to its first text.
     """
 
     def __init__(self, engine: Callable[[], AdaFuseEngine | None]) -> None:
@@ -50,7 +53,7 @@ class Metrics(Collector):
         self._seconds = histogram(
             "request_seconds", "Seconds from a request to the end of its response.", "route"
         )
-        self._first_text = histogram(
+        self.first_text = histogram(
             "first_text_seconds", "Seconds from a request to the first text of its response."
         )
         self._rounds = counter("rounds", "Rounds of decoding.")
@@ -72,30 +75,26 @@ class Metrics(Collector):
         self._requests.labels(route, outcome).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def first_text(self, seconds: float) -> None:
-        """Record the seconds from the arrival of a request to its first text."""
-        self._first_text.observe(seconds)
-
-    def round(self, done: Round) -> None:
-        """Count a round, and the members that proposed its text."""
-        self._rounds.inc()
-        members = proposers(done)
-        if (unanimous := is_unanimous(done)) is None:
-            return
-        self._joint.inc()
-        self._unanimous.inc(unanimous)
-        for name in members:
-            self._wins.labels(name).inc()
-        if len(members) == 1:
-            self._decided.labels(members[0]).inc()
-
-    def generation(self, generation: Generation) -> None:
-        """Count the tokens and forward passes of a response."""
-        for kind, field in TOKENS.items():
-            for name, tokens in getattr(generation.usage, field).items():
-                self._tokens.labels(name, kind).inc(tokens)
-        for name, passes in generation.usage.forward_passes.items():
-            self._passes.labels(name).inc(passes)
+    def event(self, event: StreamEvent) -> None:
+        """Count a round with the members that proposed its text, and the cost of a response."""
+        done = event.round
+        if done is not None:
+            self._rounds.inc()
+        if done is not None and (unanimous := is_unanimous(done)) is not None:
+            members = done.candidates[done.winner].proposers
+            self._joint.inc()
+            self._unanimous.inc(unanimous)
+            for name in members:
+                self._wins.labels(name).inc()
+            if len(members) == 1:
+                self._decided.labels(members[0]).inc()
+        if event.generation is not None:
+            usage = event.generation.usage
+            for kind, field in TOKENS.items():
+                for name, tokens in getattr(usage, field).items():
+                    self._tokens.labels(name, kind).inc(tokens)
+            for name, passes in usage.forward_passes.items():
+                self._passes.labels(name).inc(passes)
 
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics as text for Prometheus, and the content type."""

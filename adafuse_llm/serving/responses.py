@@ -29,7 +29,7 @@ from adafuse_llm.serving.bodies import (
     parse,
     readable,
 )
-from adafuse_llm.serving.completions import arguments_of, largest_member, openai_usage
+from adafuse_llm.serving.completions import arguments_of, openai_usage
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import event as sent_event
 from adafuse_llm.wire import EXTENSION
@@ -215,7 +215,7 @@ class ResponseWriter:
             tokens = openai_logprobs([event.round], self._leader)["content"]
             self._tokens += tokens
         whole = event.generation
-        delta = self._reader.read(event)
+        delta = self._reader.add(event.text, event.reply_prefix, whole)
         for part in delta.parts:
             yield from self._add(part, tokens)
             tokens = tokens if isinstance(part, Reasoning) else []
@@ -269,12 +269,12 @@ class ResponseWriter:
         )
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        """Return the usage of the member with the most tokens."""
+        """Return the usage, each number that of the member with the most tokens."""
         usage, thought = openai_usage(generation.usage), generation.reasoning
         output, reasoning = usage["completion_tokens"], 0
         if thought:
-            member = largest_member(generation.usage)
-            reasoning = min(len(self._engine.encode_text(thought, use=(member,))[member]), output)
+            tokens = self._engine.encode_text(thought, use=tuple(generation.usage.prompt_tokens))
+            reasoning = min(max(map(len, tokens.values())), output)
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -11,14 +10,13 @@ from contextlib import asynccontextmanager, closing
 from typing import Any, TypeVar
 
 import anyio.to_thread
-from starlette.requests import ClientDisconnect
 
 from adafuse_llm import errors
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import Scores, StreamEvent, smallest_window
 from adafuse_llm.run import Run
-from adafuse_llm.serving.access import CALL, outcome_of
+from adafuse_llm.serving.access import CALL
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, not_ready
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
@@ -62,7 +60,6 @@ class Service:
         for name in (*(config.allowed_strategies or (AUTO, *NAMED)), SINGLE):
             strategy = name if name == AUTO else find_strategy(name)
             self._strategies[strategy if isinstance(strategy, str) else strategy.name] = strategy
-        self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
         # requests without a grammar do not wait for those with one
@@ -83,18 +80,16 @@ class Service:
         """Whether the server takes requests."""
         return self._engine is not None and not self._engine.closed and not self._stops
 
-    @property
-    def engine(self) -> AdaFuseEngine:
-        """The engine. While members load, and when the server stops, this raises an `ApiError`."""
+    def view(self, strategy: str | None = None) -> AdaFuseEngine:
+        """Return the engine with a strategy that requests may name; None for its own.
+
+        Raises:
+            ApiError: there is no such strategy, the members load, or the server stops.
+        """
         if self._stops:
             raise not_ready("the server stops")
-        if self._engine is None:
+        if (engine := self._engine) is None:
             raise not_ready("the members are loading")
-        return self._engine
-
-    def view(self, strategy: str | None) -> AdaFuseEngine:
-        """Return the engine with a strategy that requests may name; None for its own."""
-        engine = self.engine
         if strategy is None or strategy == engine.strategy.name:
             return engine
         if strategy not in self._strategies:
@@ -104,9 +99,7 @@ class Service:
                 f"Strategies: {', '.join(names)}.",
                 "adafuse.strategy",
             )
-        if strategy not in self._views:
-            self._views[strategy] = engine.with_strategy(self._strategies[strategy])
-        return self._views[strategy]
+        return engine.with_strategy(self._strategies[strategy])
 
     def resolve(
         self, model: str | None, strategy: str | None, options: Mapping[str, Any]
@@ -134,7 +127,7 @@ class Service:
 
     def check_model(self, model: str) -> None:
         """Check that a model exists."""
-        names = (self.config.served_model_name, *self.engine.members)
+        names = (self.config.served_model_name, *self.view().members)
         if model not in names:
             raise ApiError(
                 404,
@@ -211,7 +204,7 @@ class Service:
     ) -> AsyncIterator[T]:
         """Serve a request: do the work before its response in a thread, and yield the result.
 
-        Until the context ends, the server can end the request. Then its outcome is noted.
+        Until the context ends, the server can end the request.
 
         Args:
             work: checks the request, and opens it. It receives a flag that is set when nobody waits
@@ -223,7 +216,7 @@ class Service:
             ApiError: the server stops.
             RequestTimeoutError: the work takes too long.
         """
-        cancel, outcome = threading.Event(), "ok"
+        cancel = threading.Event()
         limit = self.config.request_timeout if limit is None else limit
         try:
             with self._lock:
@@ -242,25 +235,15 @@ class Service:
                 )
             yield done
             if self._cancelled and cancel.is_set():
-                outcome = "stopped"
-        except (
-            asyncio.CancelledError,
-            GeneratorExit,
-            ClientDisconnect,
-            errors.RequestCancelledError,
-        ):
-            outcome = "cancelled"
-            raise
-        except BaseException as error:
-            outcome = outcome_of(api_error(error).status)
-            if outcome == "failed" and isinstance(error, AdaFuseError):
+                CALL.get().outcome = "stopped"
+        except AdaFuseError as error:
+            if api_error(error).status == 500:
                 logger.error("request %s failed: %s", CALL.get().id, error)
             raise
         finally:
             with self._lock:
                 self._cancels.discard(cancel)
             cancel.set()  # the thread may still check the request
-            CALL.get().outcome = outcome
 
     async def result(self, work: Callable[[threading.Event], T], *, has_grammar: bool = False) -> T:
         """Return the result of some work, which is all of a request."""
@@ -273,16 +256,14 @@ class Service:
         with closing(run):
             async for index, event in run:
                 if isinstance(event, StreamEvent):
-                    if event.round is not None:
-                        self.metrics.round(event.round)
                     if event.text and not has_text:
                         has_text = True
-                        self.metrics.first_text(time.perf_counter() - CALL.get().started)
-                    if (generation := event.generation) is not None:
-                        is_cut = self._cancelled and generation.finish_reason == "cancelled"
-                        if is_cut and not has_text:
-                            raise not_ready("the server stops")
-                        self.metrics.generation(generation)
+                        self.metrics.first_text.observe(time.perf_counter() - CALL.get().started)
+                    whole = event.generation
+                    is_cut = whole is not None and whole.finish_reason == "cancelled"
+                    if is_cut and self._cancelled and not has_text:
+                        raise not_ready("the server stops")
+                    self.metrics.event(event)
                 yield index, event
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,7 +107,8 @@ JSON = st.recursive(
 def test_calls_are_read_back_as_they_were(arguments: list[dict[str, Any]]) -> None:
     calls = [{"id": "1", "name": f"</{n}>", "arguments": a} for n, a in enumerate(arguments)]
     (text,) = flat({"role": "assistant", "content": "So:", "tool_calls": calls})
-    found = ReplyReader([ADD]).add(text, finish_reason="stop").calls
+    end = SimpleNamespace(finish_reason="stop", closing="")
+    found = ReplyReader([ADD]).add(text, end=end).calls
     assert found == [ToolCall(str(call["name"]), call["arguments"]) for call in calls]  # type: ignore[arg-type]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def read(
     """All parts of a reply, with neighbours of one kind joined, and its warnings."""
     reader = ReplyReader(tools, **options)
     deltas = [reader.add(piece) for piece in pieces]
-    deltas.append(reader.add(closing, finish_reason=reason, closing=closing))
+    deltas.append(reader.add(closing, end=SimpleNamespace(finish_reason=reason, closing=closing)))
     parts: list[Any] = []
     for part in (part for delta in deltas for part in delta.parts):
         if isinstance(part, (Text, Reasoning)) and parts and type(parts[-1]) is type(part):
@@ -255,12 +256,13 @@ def test_the_beginning_of_a_marker_is_no_text_if_a_reply_is_cut_or_calls_are_for
 def test_the_text_that_completes_a_reply_completes_its_text_but_no_call(
     own: str, closing: str, kinds: list[type], content: str
 ) -> None:
-    delta = ReplyReader(TOOLS).add(own + closing, "", "length", closing)
+    end = SimpleNamespace(finish_reason="length", closing=closing)
+    delta = ReplyReader(TOOLS).add(own + closing, "", end)
     assert [type(call) for call in delta.calls] == kinds
     assert delta.content == content
     assert all("max_tokens" in c.error for c in delta.calls if isinstance(c, InvalidToolCall))
     assert bool(delta.warnings) == (kinds[-1:] == [InvalidToolCall] or not kinds)
-    own_text = ReplyReader(TOOLS, completes=False).add(own + closing, "", "length", closing)
+    own_text = ReplyReader(TOOLS, completes=False).add(own + closing, "", end)
     assert own_text.content == content.removesuffix(closing)
 
 

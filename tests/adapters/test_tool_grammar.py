@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,7 +123,8 @@ def test_the_choice_says_what_a_reply_can_be(options, allowed, forbidden):
 
 
 def parsed(reply: str) -> list[Any]:
-    return ReplyReader(TOOLS).add(reply, finish_reason="stop").parts
+    end = SimpleNamespace(finish_reason="stop", closing="")
+    return ReplyReader(TOOLS).add(reply, end=end).parts
 
 
 def test_an_argument_can_contain_the_closing_marker():

@@ -29,6 +29,13 @@ def test_a_table_and_a_verdict(adafuse, models):
     )
 
 
+def test_the_members_of_a_configuration_file(adafuse, models, tmp_path):
+    file = tmp_path / "adafuse.yaml"
+    file.write_text(json.dumps({"models": [str(each) for each in models], "use": ["otter"]}))
+    members = json.loads(adafuse("info", "--config", str(file), "--json").stdout)["members"]
+    assert [each["member"] for each in members] == ["otter", "badger"]
+
+
 def test_what_a_checkpoint_asks_for(adafuse, models, tmp_path):
     folder = tmp_path / "otter"
     shutil.copytree(models[0], folder)

@@ -125,7 +125,7 @@ def test_explanations_follow_the_strategy_that_ran():
     with AdaFuseEngine(members, strategy="mixture") as engine:
         mixed = engine.generate(">", weights=(3, 1))
         fused = engine.with_strategy("adafuse").generate(">", weights=(3, 1))
-    summary = Summary.of_records(record(each) for each in mixed.rounds)
+    summary = Summary.of(map(record, mixed.rounds))
     assert (summary.agreement, summary.asked) == (None, {"large": len(mixed.rounds)})
     for generation, strategy in ((mixed, "mixture"), (fused, "adafuse")):
         shown, made = printed(generation), html.unescape(page(generation))

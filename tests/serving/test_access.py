@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.access import CALL, middlewares
+from adafuse_llm.serving.access import CALL, middlewares, read_body
 
 pytestmark = pytest.mark.quick
 
@@ -29,7 +29,7 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 async def echo(request: Request) -> Response:
-    body = await request.body()
+    body = await read_body(request, request.app.state.config)
     return JSONResponse({"size": len(body), "id": CALL.get().id})
 
 
@@ -57,7 +57,9 @@ def client(keys: tuple[str, ...] = (), **options: Any) -> httpx.AsyncClient:
         *(Route(path, page) for path, page in (("/fail", fail), ("/late", late))),
         Route("/broken", broken),
     ]
-    app = Starlette(routes=routes, middleware=middlewares(ServingConfig(**options), keys))
+    config = ServingConfig(**options)
+    app = Starlette(routes=routes, middleware=middlewares(config, keys))
+    app.state.config = config
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost:8000")
 

@@ -10,7 +10,6 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.app import _TokenizeBody
 from adafuse_llm.serving.bodies import (
     HEADER,
     LENGTHS,
@@ -19,6 +18,7 @@ from adafuse_llm.serving.bodies import (
     OPTIONS,
     QUIET,
     REFUSED,
+    TokenizeBody,
     _ChatBody,
     _CompletionBody,
 )
@@ -289,7 +289,7 @@ BODIES: dict[str, Any] = {
     CHAT: (_ChatBody, {"messages": QUESTION, "max_tokens": 1}),
     COMPLETE: (_CompletionBody, {"prompt": "x", "max_tokens": 1}),
     "/v1/responses": (_ResponseBody, {"input": "x", "max_output_tokens": 1}),
-    "/tokenize": (_TokenizeBody, {"prompt": "x"}),
+    "/tokenize": (TokenizeBody, {"prompt": "x"}),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -47,11 +48,11 @@ def test_rounds_count_for_the_members_that_proposed_their_text(other: str) -> No
     members = [FakeBackend("wren", writer(" a", " b")), FakeBackend("heron", writer(other, " b"))]
     with AdaFuseEngine(members) as engine:
         metrics = Metrics(lambda: engine)
-        done = [engine.generate("x:", max_words=1, use=use) for use in (None, "wren")]
-        for generation in done:
-            for each in generation.rounds:
-                metrics.round(each)
-            metrics.generation(generation)
+        done: list[Any] = []
+        for use in (None, "wren"):
+            for event in engine.stream("x:", max_words=1, use=use):
+                metrics.event(event)
+            done.append(event.generation)
         found = samples(metrics)
     rounds = done[0].rounds
     proposers = [each.candidates[each.winner].proposers for each in rounds]
@@ -76,7 +77,7 @@ def test_requests_count_by_outcome_and_in_histograms() -> None:
     metrics = Metrics(lambda: None)
     metrics.request("/v1/completions", "ok", 0.2)
     metrics.request("/v1/completions", "busy", 0.001)
-    metrics.first_text(0.07)
+    metrics.first_text.observe(0.07)
     found = samples(metrics)
     for outcome in ("ok", "busy"):
         assert found[f"adafuse_requests_total{{outcome={outcome},route=/v1/completions}}"] == 1

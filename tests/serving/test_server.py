@@ -89,7 +89,7 @@ def test_the_server_answers_while_members_load_and_a_signal_closes_them() -> Non
         response = httpx.get(f"{each.url}/ready")
         assert response.status_code == 200
         assert "server" not in response.headers
-        engine = each.service.engine
+        engine = each.service.view()
         each.server.handle_exit(signal.SIGTERM, None)
     assert each.result == 0
     assert engine.closed

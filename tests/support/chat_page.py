@@ -13,7 +13,6 @@ from adafuse_llm import AdaFuseEngine, Generation, Round
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.report.styles import looks, owner, shared
 from adafuse_llm.serving.errors import ApiError
-from adafuse_llm.serving.http import error_response
 
 IMAGE = "<img src=x onerror=\"document.title='hurt'\">"
 SCRIPT = "<script>document.title='hurt'</script>"
@@ -127,7 +126,7 @@ def refuse(front: Front, *refusals: ApiError) -> None:
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("method") == "POST" and left:
-            await error_response(left.pop(0))(scope, receive, send)
+            await left.pop(0).response()(scope, receive, send)
         else:
             await app(scope, receive, send)
 

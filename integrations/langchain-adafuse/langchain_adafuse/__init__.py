@@ -6,9 +6,4 @@ from langchain_adafuse.callbacks import RoundCallbackHandler, get_round_callback
 from langchain_adafuse.chat_models import ChatAdaFuse
 from langchain_adafuse.llms import AdaFuseLLM
 
-__all__ = [
-    "AdaFuseLLM",
-    "ChatAdaFuse",
-    "RoundCallbackHandler",
-    "get_round_callback",
-]
+__all__ = ["AdaFuseLLM", "ChatAdaFuse", "RoundCallbackHandler", "get_round_callback"]

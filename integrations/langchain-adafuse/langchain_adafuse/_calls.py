@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -18,7 +18,7 @@ from langchain_core.outputs import ChatGenerationChunk, Generation, GenerationCh
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from pydantic import BaseModel, Field
 
-from adafuse_llm import ContextWindowError, Engine, Request, StreamEvent
+from adafuse_llm import ContextWindowError, Engine, InvalidOptionError, Request, StreamEvent
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply_form import ReplyForm, enforced
@@ -62,18 +62,21 @@ C = TypeVar("C", bound=ChatRoundChunk | RoundChunk)
 Run = TypeVar("Run", CallbackManagerForLLMRun, AsyncCallbackManagerForLLMRun)
 
 
+@dataclass
 class Reply(ABC, Generic[C]):
     """One response of a call, as it grows.
 
-    Args:
+    Attributes:
         call: the call.
         number: number of the response in the call.
+        chunks: its chunks so far.
+        rounds: the records of its rounds so far.
     """
 
-    def __init__(self, call: Call[C], number: int) -> None:
-        self.call = call
-        self.number = number
-        self.chunks: list[C] = []
+    call: Call[C]
+    number: int
+    chunks: list[C] = field(default_factory=list)
+    rounds: RoundRecords = field(default_factory=list)
 
     @abstractmethod
     def read(self, event: StreamEvent) -> list[C]:
@@ -83,25 +86,35 @@ class Reply(ABC, Generic[C]):
     def generation(self) -> Generation:
         """Return the finished response."""
 
-    def records(self, event: StreamEvent) -> RoundRecords:
-        """Return the record of the event's round, with the numbers of its prompt and response."""
+    def records(self, event: StreamEvent) -> tuple[RoundRecords, dict[str, Any]]:
+        """Return the record of the event's round, and what messages have of it.
+
+        The record has the numbers of its prompt and response.
+        """
         call = self.call
         if event.round is None or call.model.round_detail == "none":
-            return []
+            return [], {}
         prompt, response = divmod(self.number, call.config.n)
         labels = {"prompt": prompt} if call.requests[0].messages is None else {}
         labels |= {"response": response} if call.config.n > 1 else {}
-        return [record(event.round) | labels]
+        records = [record(event.round) | labels]
+        self.rounds += records
+        return records, {ROUNDS_KEY: records} if call.model.round_detail == "full" else {}
 
-    def kept(self, records: RoundRecords) -> dict[str, RoundRecords]:
-        """Return records under their key in messages, if messages have them."""
-        is_full = records and self.call.model.round_detail == "full"
-        return {ROUNDS_KEY: records} if is_full else {}
+    def metadata(self, whole: Response) -> tuple[dict[str, Any], UsageMetadata]:
+        """Return the metadata of the whole response, and its token counts.
 
-    def metadata(self, whole: Response) -> dict[str, Any]:
-        """Return the metadata of the whole response."""
-        call, reason = self.call, whole.finish_reason
-        usage, counts = usage_of(whole), whole.usage.model_dump()
+        The counts, in LangChain's form, are those of the first active member.
+        """
+        call, reason, counts = self.call, whole.finish_reason, whole.usage.model_dump()
+        first = next(iter(whole.usage.prompt_tokens))
+        prompt, completion = counts["prompt_tokens"][first], counts["completion_tokens"][first]
+        usage = UsageMetadata(
+            input_tokens=prompt,
+            output_tokens=completion,
+            total_tokens=prompt + completion,
+            input_token_details={"cache_read": counts["cached_tokens"][first]},
+        )
         seconds = [each.elapsed for each in whole.rounds]
         durations = {  # in nanoseconds, with the names of Ollama's API
             "load_duration": call.load_duration,
@@ -113,17 +126,17 @@ class Reply(ABC, Generic[C]):
             member = call.config.reported_member(call.model._ensemble.names)
             optional["logprobs"] = openai_logprobs(whole.rounds, member)
         if call.model.round_detail != "none":
-            optional["adafuse_summary"] = Summary.of(whole.rounds).model_dump(mode="json")
-        return {
+            optional["adafuse_summary"] = Summary.of(self.rounds).model_dump(mode="json")
+        metadata = {
             **{key: value for key, value in optional.items() if value is not None},
             "finish_reason": "stop" if reason == "stop_sequence" else reason,
             "model_name": call.model_name,
             "model_provider": "adafuse",
             "strategy": whole.strategy,
             "token_usage": {
-                "prompt_tokens": usage["input_tokens"],
-                "completion_tokens": usage["output_tokens"],
-                "total_tokens": usage["total_tokens"],
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "total_tokens": prompt + completion,
             },
             "usage_by_member": {
                 member: {kind: of_members[member] for kind, of_members in counts.items()}
@@ -132,6 +145,7 @@ class Reply(ABC, Generic[C]):
             **durations,
             "total_duration": sum(durations.values()),
         }
+        return metadata, usage
 
 
 class Call(Generic[C]):
@@ -222,19 +236,6 @@ class Call(Generic[C]):
         ]
 
 
-def usage_of(whole: Response) -> UsageMetadata:
-    """Return the token counts of the first active member, in LangChain's form."""
-    usage = whole.usage
-    first = next(iter(usage.prompt_tokens))
-    prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
-    return UsageMetadata(
-        input_tokens=prompt,
-        output_tokens=completion,
-        total_tokens=prompt + completion,
-        input_token_details={"cache_read": usage.cached_tokens[first]},
-    )
-
-
 def _for_whole(run: Run | None) -> Run | None:
     """Return a run for the chunks of a call that does not stream.
 
@@ -252,8 +253,11 @@ def _for_whole(run: Run | None) -> Run | None:
 
 @contextmanager
 def _langchains_errors() -> Iterator[None]:
-    """Raise LangChain's error for a prompt that does not fit a member's context window."""
+    """Raise errors as LangChain's users know them: its own for a prompt without room, its names."""
     try:
         yield
     except ContextWindowError as error:
         raise ContextOverflowError(str(error)) from error
+    except InvalidOptionError as error:
+        message = str(error).replace("'max_new_tokens'", "'max_tokens' (or max_new_tokens)")
+        raise type(error)(message) from None

@@ -10,14 +10,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.load.serializable import Serializable
-from pydantic import (
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig

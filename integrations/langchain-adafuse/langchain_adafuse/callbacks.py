@@ -65,7 +65,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
 
         Agreement is the share of ``unanimous`` rounds among those with several proposers.
         """
-        return Summary.of_records(self.rounds)
+        return Summary.of(self.rounds)
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return a table with one row per round. `rounds` has more about each of them.

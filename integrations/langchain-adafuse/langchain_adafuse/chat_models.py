@@ -6,15 +6,12 @@ import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
-    CallbackManagerForLLMRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.chat_models import generate_from_stream
@@ -47,7 +44,7 @@ from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, form_of, to_tool_choi
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.text.conversation import CALL_OPENS
-from langchain_adafuse._calls import Call, ChatRoundChunk, Reply, usage_of
+from langchain_adafuse._calls import Call, ChatRoundChunk, Reply
 from langchain_adafuse._messages import ToolLike, to_openai_tool, to_tools, to_turns
 from langchain_adafuse._model import EnsembleModel, ModelFields
 
@@ -114,9 +111,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return "adafuse-chat"
 
     def get_num_tokens_from_messages(
-        self,
-        messages: list[BaseMessage],
-        tools: Sequence[ToolLike] | None = None,
+        self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None
     ) -> int:
         """Count the tokens of the whole prompt in the first active member's chat template."""
         turns, _ = to_turns(messages)
@@ -297,7 +292,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return Call(model, [Request(messages=prompt)], ChatReply, form)
 
     def _loaded(self) -> Engine:
-        engine, names = super()._loaded(), self._names
+        engine, names = self._ensemble.engine(), self._names
         if self._ensemble.is_chat_model(names) is False:  # the engine warns of mixtures
             self._warn_once(
                 f"members without a chat template: {', '.join(names)}. They read messages as plain "
@@ -344,14 +339,16 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return self
 
 
+@dataclass
 class ChatReply(Reply[ChatRoundChunk]):
     """A reply with text, reasoning and tool calls."""
 
-    def __init__(self, call: Call[ChatRoundChunk], number: int) -> None:
-        super().__init__(call, number)
-        self._reader = call.form.reader(as_text=False) if call.form else ReplyReader()
-        self._calls: list[ToolCall | InvalidToolCall] = []
-        self._waiting: list[dict[str, Any]] = []  # rounds of a call that is not whole
+    _calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)
+    _waiting: list[dict[str, Any]] = field(default_factory=list)  # of a call that is not whole
+
+    def __post_init__(self) -> None:
+        form = self.call.form
+        self._reader = form.reader(as_text=False) if form else ReplyReader()
 
     def read(self, event: StreamEvent) -> list[ChatRoundChunk]:
         """Return the chunks of an event: one with text and reasoning, one with calls, and the end.
@@ -359,8 +356,8 @@ class ChatReply(Reply[ChatRoundChunk]):
         LangChain's event protocol recognizes malformed calls only in a chunk of their own. Rounds
         that write nothing yet, such as a part of a call, are on the next chunk.
         """
-        records, delta, whole = self.records(event), self._reader.read(event), event.generation
-        extras: dict[str, Any] = self.kept(records)
+        (records, extras), whole = self.records(event), event.generation
+        delta = self._reader.add(event.text, event.reply_prefix, whole)
         if delta.reasoning:
             extras["reasoning_content"] = delta.reasoning
         messages = []
@@ -370,7 +367,7 @@ class ChatReply(Reply[ChatRoundChunk]):
             calls = [self._call_chunk(call) for call in delta.calls]
             messages.append(AIMessageChunk(content="", tool_call_chunks=calls))
         if whole is not None:
-            metadata = self.metadata(whole)
+            metadata, usage = self.metadata(whole)
             if any(isinstance(each, ToolCall) for each in self._calls) and (
                 metadata["finish_reason"] == "stop"
             ):
@@ -382,7 +379,7 @@ class ChatReply(Reply[ChatRoundChunk]):
                 AIMessageChunk(
                     content="",
                     response_metadata=metadata,
-                    usage_metadata=usage_of(whole),
+                    usage_metadata=usage,
                     chunk_position="last",
                 )
             )

@@ -15,7 +15,7 @@ from langchain_core.outputs import Generation, LLMResult
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import Request, StreamEvent
-from langchain_adafuse._calls import Call, Reply, RoundChunk, usage_of
+from langchain_adafuse._calls import ROUNDS_KEY, Call, Reply, RoundChunk
 from langchain_adafuse._model import EnsembleModel, ModelFields
 
 RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
@@ -131,10 +131,10 @@ class TextReply(Reply[RoundChunk]):
     """A response with its metadata in its last chunk."""
 
     def read(self, event: StreamEvent) -> list[RoundChunk]:
-        records, whole = self.records(event), event.generation
-        info: dict[str, Any] = self.kept(records)
+        (records, info), whole = self.records(event), event.generation
         if whole is not None:
-            info |= {**self.metadata(whole), "usage_metadata": usage_of(whole)}
+            metadata, usage = self.metadata(whole)
+            info |= {**metadata, "usage_metadata": usage}
         chunk = RoundChunk(
             text=event.text,
             generation_info=info or None,
@@ -146,8 +146,9 @@ class TextReply(Reply[RoundChunk]):
         return [chunk]
 
     def generation(self) -> Generation:
-        records = [each for chunk in self.chunks for each in chunk.rounds]
-        info = {**(self.chunks[-1].generation_info or {}), **self.kept(records)}
+        info = {**(self.chunks[-1].generation_info or {})}
+        if self.rounds and self.call.model.round_detail == "full":
+            info[ROUNDS_KEY] = self.rounds
         return Generation(text="".join(each.text for each in self.chunks), generation_info=info)
 
 

@@ -122,3 +122,10 @@ async def test_prompts_that_are_too_long_and_calls_that_take_too_long(model):
 def test_graphs_try_again_after_errors_that_pass():
     for error in (QueueFullError("full"), MemberUnavailableError("far", "it is away")):
         assert RetryPolicy().retry_on(error)  # type: ignore[operator]
+
+
+@pytest.mark.quick
+def test_a_call_without_room_is_told_the_name_that_langchain_has_for_the_limit(chat):
+    tool = {"type": "function", "function": {"name": "multiply", "parameters": {}}}
+    with pytest.raises(InvalidOptionError, match="'max_tokens'"):
+        chat.bind_tools([tool], tool_choice="any", max_tokens=1).invoke("Hi")

@@ -78,7 +78,7 @@ class Reply:
         An unfinished call is the last of the calls as soon as its arguments have begun.
         """
         reason = chunk.raw.finish_reason
-        added = self._reader.add(chunk.delta, chunk.reply_prefix, reason, chunk.raw.closing)
+        added = self._reader.add(chunk.delta, chunk.reply_prefix, chunk.raw)
         for warning in added.warnings:
             logger.warning("%s", warning)
         for call in added.calls:
