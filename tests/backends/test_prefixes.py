@@ -79,11 +79,4 @@ def test_the_longest_prefix_is_kept_or_runs() -> None:
     assert kept.longest(header[: MIN_SHARED + 1], ()) == ("kept", MIN_SHARED)
     assert kept.longest(header[:MIN_SHARED], ()) is None
     assert kept.longest([5], [([5], 1, "runs")]) is None
-
-
-def test_with_a_limit_of_0_nothing_is_kept_found_or_waited_for() -> None:
-    header, nothing = list(range(40)), PrefixCache[str](0)
-    assert not len(nothing.fitting(header))
-    assert nothing.longest(header, [(header, 40, "runs")]) is None
-    assert nothing.late({0: header, 1: header}, ()) == set()
     assert PrefixCache[str](20).fitting(header).tolist() == header[:20]

@@ -14,6 +14,8 @@ import pytest
 
 from adafuse_llm.backends import FakeBackend, Next, Query, TokenTree, is_allowed
 from adafuse_llm.backends.fake import END, FakeCodec
+from adafuse_llm.backends.llamacpp import backend as llamacpp
+from adafuse_llm.backends.llamacpp import context
 from adafuse_llm.testing import BackendTests
 from tests.backends import gguf_members
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
@@ -136,6 +138,19 @@ class TestQuantizedGGUF(BackendTests):
 
     def member(self) -> Any:
         return gguf_members.gguf("heron", kind="q8_0")
+
+
+@pytest.mark.gguf
+class TestGGUFWithoutRoom(TestGGUF):
+    """Requests lose their cells to each other, and go on."""
+
+    @pytest.fixture(autouse=True)
+    def _narrow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(context, "MAX_SEQUENCES", 16)
+        monkeypatch.setattr(llamacpp, "PART_NODES", 4)
+
+    def member(self) -> Any:
+        return gguf_members.gguf(context=256)
 
 
 class TestServers(BackendTests):

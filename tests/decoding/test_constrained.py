@@ -1,4 +1,4 @@
-"""Responses of a given form: the engine against the reference, in float64."""
+"""Responses of a given form: valid on every mix of members, and equal to the reference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("llguidance")
 
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.strategies.registry import NAMED
 from tests.decoding import cases
 from tests.decoding.cases import STARTS
 from tests.reference import Options, Response, choose
 from tests.support.compare import TOLERANCE, check
-from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, engine, reference
+from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, backend, engine, reference
 from tests.support.schemas import PERSON, is_valid, schemas
 from tests.support.sizes import sized
 
@@ -29,17 +31,34 @@ MIXES = (
     (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88)),
     (Recipe("llama", "sentencepiece", seed=89),),
 )
-FORMS = (*cases.FORMS, {"choices": ("yes", "no", "perhaps not", "caf\u00e9")})
+CHOICES = ("yes", "no", "perhaps not", "caf\u00e9")
+FORMS = (*cases.FORMS, {"choices": CHOICES})
 
 
-@pytest.mark.sweep(5)
-@pytest.mark.parametrize("start", STARTS, ids=["plain", "spaces", "newline", "messages"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
-def test_every_form_equals_the_reference(form: dict[str, Any], start: dict[str, Any]) -> None:
-    number = FORMS.index(form) + STARTS.index(start)
-    threshold = 0.9 if FORMS.index(form) % 2 else 0.2
+def lowest_limit(members: tuple[Recipe, ...], start: dict[str, Any], **form: Any) -> int:
+    """The fewest tokens in which every member can complete a text of the form."""
+    references = [reference(member) for member in members]
+    language = Options(**form).language
+    assert language is not None
+    response = Response(references, start.get("prompt"), start.get("messages"), language)
+    return max(1, response.minimum())
+
+
+def holds(form: dict[str, Any], text: str) -> bool:
+    language = Options(**form).language
+    return text in CHOICES if language is None else language.holds(text.encode())
+
+
+@pytest.mark.parametrize("number", range(len(FORMS)))
+def test_every_form_equals_the_reference(number: int) -> None:
+    form, start = FORMS[number], STARTS[number % len(STARTS)]
     members = MIXES[number % len(MIXES)]
-    check(members, **start, **form, margin_threshold=threshold, max_new_tokens=40)
+    options: dict[str, Any] = {
+        "margin_threshold": (0.2, 0.9)[number % 2],
+        "weights": (0.25, 1.5) if number % 2 and len(members) == 2 else None,
+        "max_new_tokens": 40,
+    }
+    assert holds(form, check(members, **start, **form, **options).text)
 
 
 LIMITED = (
@@ -51,88 +70,98 @@ LIMITED = (
 )
 
 
-@pytest.mark.sweep(5)
-@pytest.mark.parametrize("start", STARTS[1:], ids=["spaces", "newline", "messages"])
-@pytest.mark.parametrize("form", LIMITED, ids=range(len(LIMITED)))
-def test_every_limit_from_the_lowest_one_equals_the_reference(
-    form: dict[str, Any], start: dict[str, Any]
-) -> None:
-    language = Options(**form).language
-    assert language is not None
-    members = MIXES[LIMITED.index(form)]
-    references = [reference(member) for member in members]
-    prompt, messages = start.get("prompt"), start.get("messages")
-    lowest = Response(references, prompt, messages, language).minimum()
+@pytest.mark.parametrize("number", range(len(LIMITED)))
+def test_every_limit_from_the_lowest_one_equals_the_reference(number: int) -> None:
+    form, start, members = LIMITED[number], STARTS[1 + number % 3], MIXES[number]
+    lowest = lowest_limit(members, start, **form)
     if lowest > 1:
         with pytest.raises(InvalidOptionError, match=rf"\b{lowest}\b"):
-            engine(*members).generate(prompt, messages=messages, **form, max_new_tokens=lowest - 1)
-    for limit in (*range(max(1, lowest), lowest + 3), lowest + 7):
+            engine(*members).generate(**start, **form, max_new_tokens=lowest - 1)
+    for limit in (lowest, lowest + 2, lowest + 7):
         generation = check(
             members, **start, **form, margin_threshold=0.3, max_words=2, max_new_tokens=limit
         )
-        assert language.holds(generation.text.encode())
-        assert generation.usage.completion_tokens
+        assert holds(form, generation.text)
         assert max(generation.usage.completion_tokens.values()) <= limit
+        own = generation.text.removesuffix(generation.closing)
+        assert generation.closing == (generation.rounds[-1].text if own != generation.text else "")
+        assert generation.finish_reason == "length" or not generation.closing
 
 
 def test_stop_sequences_act_where_the_response_may_end() -> None:
     form: dict[str, Any] = {"regex": "(ab?c? ?d?)*"}
-    reasons = set()
-    for stop in (("b",), ("a", " "), ("bc", "zz")):
-        for start in STARTS:
-            generation = check(PAIR, **start, **form, stop=stop, max_new_tokens=16)
-            reasons.add(generation.finish_reason)
+    reasons = {
+        check(PAIR, **start, **form, stop=stop, max_new_tokens=16).finish_reason
+        for stop, start in zip((("b",), ("a", " "), ("bc", "zz")), STARTS, strict=False)
+    }
     assert reasons >= {"stop", "stop_sequence"}
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("extra", range(0, 12, 3))
-def test_small_context_windows(extra: int) -> None:
+@pytest.mark.parametrize("extra", [0, 6])
+def test_windows_that_end_soon_after_the_prompt(extra: int) -> None:
     form: dict[str, Any] = {"regex": "[a-f]{3,20}( [a-f]{2,9}){0,4}"}
     prompt = "The ferry to"
     ids = reference(PAIR[0]).codec.encode_prompt(prompt)
     small = Recipe("llama", "bytelevel", seed=61, window=len(ids) + 3 + extra)
     for members in ((small,), (PAIR[1], small)):
         generation = check(members, prompt, **form, margin_threshold=0.3, max_new_tokens=40)
-        language = Options(**form).language
-        assert language is not None
-        assert language.holds(generation.text.encode())
-
-
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.25, 1.5)])
-def test_weights(weights: tuple[float, float]) -> None:
-    for form in (FORMS[0], FORMS[-1]):
-        check(PAIR, "The ferry to", **form, weights=weights, max_new_tokens=40)
+        assert holds(form, generation.text)
 
 
 def test_a_member_that_cannot_write_an_option_is_left_out_of_all() -> None:
     members = (Recipe("llama", "unknowns", seed=34), PAIR[0])
-    choices = ("yes", "\u4e2d\u6587", "no")
-    for start in STARTS:
-        generation = check(members, **start, choices=choices)
-        nlls = [candidate.nll for candidate in generation.rounds[0].candidates]
-        assert all(set(nll) == {PAIR[0].name} for nll in nlls)
+    generation = check(members, **STARTS[1], choices=("yes", "\u4e2d\u6587", "no"))
+    for candidate in generation.rounds[0].candidates:
+        assert set(candidate.nll) == {PAIR[0].name}
 
 
-def test_choose_gives_the_sums_of_the_reference() -> None:
-    choices = ("yes", "no", "perhaps not", "it is so")
-    for start in STARTS:
-        for members in MIXES:
-            found = engine(*members).choose(**start, choices=choices)
-            expected, sums = choose(
-                [reference(member) for member in members],
-                start.get("prompt"),
-                Options(choices=choices),
-                messages=start.get("messages"),
-            )
-            assert found.text == expected.text == choices[found.index]
-            assert set(found.nll) == set(sums)
-            for name, values in sums.items():
-                assert found.nll[name] == pytest.approx(values, abs=TOLERANCE, rel=0)
+@pytest.mark.parametrize("number", range(len(STARTS)))
+def test_choose_gives_the_sums_of_the_reference(number: int) -> None:
+    start, members = STARTS[number], MIXES[number + 1]
+    found = engine(*members).choose(**start, choices=CHOICES)
+    expected, sums = choose(
+        [reference(member) for member in members],
+        start.get("prompt"),
+        Options(choices=CHOICES),
+        messages=start.get("messages"),
+    )
+    assert found.text == expected.text == CHOICES[found.index]
+    assert set(found.nll) == set(sums)
+    for name, values in sums.items():
+        assert found.nll[name] == pytest.approx(values, abs=TOLERANCE, rel=0)
+
+
+@pytest.mark.parametrize("strategy", sorted(NAMED))
+def test_every_strategy_obeys_or_refuses(strategy: str) -> None:
+    obeyed = set()
+    recipes = CHATTING[:2]
+    with AdaFuseEngine([backend(recipe) for recipe in recipes], strategy=strategy) as ensemble:
+        use = [recipes[0].name] if strategy == "single" else None
+        for form, start in zip((*FORMS[:2], *FORMS[-4::3]), STARTS, strict=True):
+            try:
+                found = ensemble.generate(**start, **form, max_new_tokens=40, use=use)
+            except InvalidOptionError as error:
+                assert next(iter(form)) in str(error)
+            else:
+                assert holds(form, found.text), found.text
+                obeyed.add(next(iter(form)))
+    assert obeyed or strategy != "adafuse"
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_no_valid_text_of_another_member_scores_minus_infinity(number: int) -> None:
+    """Every member has a score of every candidate, whoever proposed it."""
+    members, form = (TRIPLE, *MIXES[3:5])[number], FORMS[(0, 1, 4)[number]]
+    found = engine(*members).generate(
+        "The ferry to", **form, margin_threshold=1.0, max_new_tokens=40
+    )
+    own = [candidate for each in found.rounds if not each.forced for candidate in each.candidates]
+    assert len(own) > 5
+    assert all(set(candidate.nll) == {member.name for member in members} for candidate in own)
 
 
 @pytest.mark.sweep(1)
-@settings(max_examples=sized(8, 600))
+@settings(max_examples=sized(12, 1000))
 @given(
     schema=schemas(),
     start=st.sampled_from(STARTS),
@@ -147,10 +176,6 @@ def test_random_schemas_equal_the_reference(
     members: tuple[Recipe, ...],
     extra: int,
 ) -> None:
-    language = Options(json_schema=schema).language
-    assert language is not None
-    references = [reference(member) for member in members]
-    response = Response(references, start.get("prompt"), start.get("messages"), language)
-    limit = max(1, response.minimum()) + extra
+    limit = lowest_limit(members, start, json_schema=schema) + extra
     generation = check(members, **start, json_schema=schema, max_new_tokens=limit, **options)
     assert is_valid(schema, generation.text), generation.text

@@ -24,10 +24,7 @@ from tests.support.models import Recipe, engine
 from tests.support.sizes import sized
 
 WORDS = [f" w{number}" for number in range(200)]
-PAIR = (
-    Recipe("llama", "bytelevel", seed=1),
-    Recipe("qwen2", "sentencepiece", seed=2),
-)
+PAIR = (Recipe("llama", "bytelevel", seed=1), Recipe("qwen2", "sentencepiece", seed=2))
 PROMPT = "The ferry to Orrin leaves at nine."
 
 

@@ -1,30 +1,26 @@
-"""`AdaFuseEngine.score` against the reference's cache-free arithmetic."""
+"""Scores against the reference's cache-free arithmetic, and which candidate wins with them."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from adafuse_llm import (
     AdaFuseEngine,
+    Candidate,
     ContextWindowError,
     InvalidInputError,
     InvalidOptionError,
     MemberError,
-    Request,
-    RequestCancelledError,
-    RuntimeConfig,
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
+from adafuse_llm.decoding.score import best_candidate
+from adafuse_llm.errors import DecodingError
 from tests.reference import mean_nll
 from tests.support.models import CHATML, Recipe, engine, reference
-from tests.support.waiting import wait_until
 
 MEMBERS = (
     Recipe("llama", "bytelevel", 31),
@@ -59,8 +55,7 @@ def expected(recipes, prompt, text, *, ends=False, weights=None):
     return nll, terms, fused, -summed
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, PROMPT + "  ", "x"])
-@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(("prompt", "ends"), [(PROMPT, True), (PROMPT + "  ", False), ("x", True)])
 def test_given_texts_are_scored_as_the_reference_scores_them(prompt, ends):
     scores = engine(*MEMBERS).score(prompt, TEXTS, ends=ends)
     assert [scored.text for scored in scores.texts] == list(TEXTS)
@@ -97,24 +92,18 @@ def test_all_continuations_take_one_pass_over_their_different_tokens():
 
 
 @pytest.mark.quick
-def test_with_an_empty_prompt_a_text_follows_the_tokens_that_begin_prompts():
-    recipe = Recipe("llama", "bytelevel", 31)  # its tokenizer adds no special tokens to a prompt
-    member = reference(recipe)
-    (scored,) = engine(recipe).score("", ["The ferry"]).texts
-    (end,) = member.end_ids
-    tokens, _ = member.codec.encode_continuation([end], "The ferry")
-    assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, [end], tokens, ends=False))
-
-
-@pytest.mark.quick
-def test_texts_can_be_replies_to_a_conversation():
+def test_a_text_follows_a_conversation_or_the_tokens_that_begin_prompts():
     recipe = Recipe("llama", "bytelevel", 31, template=CHATML)
-    messages = [{"role": "user", "content": "who?"}]
-    (scored,) = engine(recipe).score(messages=messages, continuations=["Anna"]).texts
-    member = reference(recipe)
-    ids = member.codec.encode_messages(messages)
-    tokens, _ = member.codec.encode_continuation(ids, "Anna")
-    assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, ids, tokens, ends=False))
+    member, messages = reference(recipe), [{"role": "user", "content": "who?"}]
+    starts = (
+        ({"prompt": ""}, sorted(member.end_ids)),  # the tokenizer adds no tokens to a prompt
+        ({"messages": messages}, member.codec.encode_messages(messages)),
+    )
+    for start, ids in starts:
+        (scored,) = engine(recipe).score(**start, continuations=["Anna"]).texts
+        tokens, _ = member.codec.encode_continuation(ids, "Anna")
+        nll = mean_nll(member, ids, tokens, ends=False)
+        assert scored.nll[recipe.name] == pytest.approx(nll)
 
 
 def fake(name, chances, **options):
@@ -131,12 +120,8 @@ def test_a_text_that_no_member_can_score_has_no_score():
     assert long.nll == {"one": pytest.approx(math.log(2))}
     assert long.tokens == {"one": 3}
     assert long.loglikelihood == pytest.approx(-3 * math.log(2))
-    assert (neither.nll, neither.tokens, neither.score, neither.loglikelihood) == (
-        {},
-        {},
-        None,
-        None,
-    )
+    assert neither.nll == neither.tokens == {}
+    assert neither.score is neither.loglikelihood is None
 
 
 @pytest.mark.quick
@@ -171,69 +156,36 @@ def test_an_error_of_the_texts_of_tokens_names_the_member(prompt, temperature):
         ensemble.generate(prompt, temperature=temperature)
 
 
-# Scores are requests like all others ----------------------------------------------------------
+# Which candidate wins a round ------------------------------------------------------------------
 
 
-class Hanging(FakeBackend):
-    """A member whose passes for prompts with "hang" wait for `gate`."""
-
-    def __init__(self) -> None:
-        super().__init__("one", self._chances, ["yes", "no"])
-        self.gate, self.inside = threading.Event(), threading.Event()
-        self.sizes: list[int] = []
-
-    def _chances(self, text: str) -> dict[str, float]:
-        if "hang" in text:
-            self.inside.set()
-            assert self.gate.wait(30)
-        return {"yes": 0.25, "no": 0.75}
-
-    def evaluate(self, queries: Any) -> Any:
-        self.sizes.append(len(queries))
-        return super().evaluate(queries)
-
-
-@pytest.fixture
-def hanging() -> Iterator[Hanging]:
-    member = Hanging()
-    yield member
-    member.gate.set()
+def scored(*scores: float | None) -> list[Candidate]:
+    return [Candidate(text="a", ends=False, proposers=(), nll={}, score=each) for each in scores]
 
 
 @pytest.mark.quick
-def test_a_score_can_be_cancelled(hanging: Hanging) -> None:
-    """One score runs, one waits in the queue, and one is cancelled before."""
-    runtime = RuntimeConfig(max_requests=1)
-    with AdaFuseEngine([hanging], runtime=runtime) as ensemble, ThreadPoolExecutor(2) as pool:
-        cancel, other = threading.Event(), threading.Event()
-        running = pool.submit(ensemble.score, "hang", ["yes"], cancel=cancel)
-        assert hanging.inside.wait(10)
-        queued = pool.submit(ensemble.score, "x", ["yes"], cancel=other)
-        wait_until(lambda: ensemble.scheduler.waiting)
-        for flag, future in ((other, queued), (cancel, running)):
-            assert not future.done()
-            flag.set()
-            with pytest.raises(RequestCancelledError, match="before its texts were scored"):
-                future.result(10)
-        assert not hanging.gate.is_set()
-        with pytest.raises(RequestCancelledError):
-            ensemble.score("x", ["yes"], cancel=cancel)
-        hanging.gate.set()
-        assert ensemble.score("x", ["yes"], cancel=threading.Event()).texts[0].score
-        with pytest.raises(InvalidOptionError, match="cancel must be"):
-            ensemble.score("x", ["yes"], cancel=True)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("scores", "winner"),
+    [((0.5, 0.2, 0.3), 1), ((0.2, 0.2), 0), ((0.3, 0.1, 0.1), 1), ((None, 0.4, 0.4), 1)],
+)
+def test_the_lowest_score_wins_and_the_first_of_equal_ones(
+    scores: tuple[float | None, ...], winner: int
+) -> None:
+    assert best_candidate(scored(*scores)) == winner
 
 
 @pytest.mark.quick
-def test_a_batch_of_scores_shares_passes_and_equals_single_scores(hanging: Hanging) -> None:
-    requests = [
-        Request(prompt=prompt, texts=texts)
-        for prompt, texts in (("x", ["yes"]), ("yes", ["no", "yesno"]), ("no no", ["yes"]))
-    ]
-    with AdaFuseEngine([hanging]) as ensemble:
-        alone = [ensemble.open([each]).results()[0] for each in requests]
-        hanging.sizes.clear()
-        assert ensemble.open(requests).results() == alone
-        assert hanging.sizes == [3]
-        with pytest.raises(InvalidInputError, match=r"input 1 of the batch: a continuation must"):
-            ensemble.open([requests[0], Request(prompt="x", texts=[""])])
+def test_without_any_score_there_is_no_winner() -> None:
+    with pytest.raises(DecodingError):
+        best_candidate(scored(None, None))
+
+
+def test_spaces_that_one_member_writes_before_a_reply_are_scored_by_the_others() -> None:
+    def spaces(text: str) -> dict[str, float]:
+        return {END: 1.0} if text.endswith("!") else {" ": 0.9, "Hi!": 0.1}
+
+    def hi(text: str) -> dict[str, float]:
+        return {END: 1.0} if text.endswith("!") else {"Hi!": 0.9, " ": 0.001}
+
+    with AdaFuseEngine([FakeBackend("a", spaces), FakeBackend("b", hi)]) as engine:
+        assert engine.generate(messages=[{"role": "user", "content": "Hi"}]).text == "Hi!"

@@ -116,17 +116,13 @@ def test_the_folder_of_ollama_is_refused_with_the_files_of_its_models(ollama: Pa
 
 
 @pytest.mark.quick
-def test_transformers_loads_a_folder_of_both_kinds_unless_file_is_set(saved_with_gguf) -> None:
-    assert isinstance(as_spec(saved_with_gguf), TransformersMember)
-    assert find_file(GGUFMember(str(saved_with_gguf))).files == (saved_with_gguf / "m.gguf",)
-    assert found(saved_with_gguf, file="*.gguf") == saved_with_gguf / "m.gguf"
-
-
-@pytest.fixture
-def saved_with_gguf(tmp_path: Path) -> Path:
+def test_transformers_loads_a_folder_of_both_kinds_unless_file_is_set(tmp_path: Path) -> None:
     for file in WREN.iterdir():
         (tmp_path / file.name).symlink_to(file)
-    return put(tmp_path, "m.gguf")
+    put(tmp_path, "m.gguf")
+    assert isinstance(as_spec(tmp_path), TransformersMember)
+    assert find_file(GGUFMember(str(tmp_path))).files == (tmp_path / "m.gguf",)
+    assert found(tmp_path, file="*.gguf") == tmp_path / "m.gguf"
 
 
 @pytest.mark.quick
@@ -213,19 +209,6 @@ def test_a_missing_llama_cpp_is_named(monkeypatch) -> None:
 
 
 @pytest.mark.gguf
-def test_members_of_both_kinds_write_what_the_embedded_members_write() -> None:
-    exact: dict[str, Any] = {"cache_type": "f32", "flash_attention": False, "context": 1024}
-    wren = GGUFMember(str(embedded_gguf("wren")), name="wren", **exact)
-    prompt = "The ferry to"
-    with AdaFuseEngine.from_embedded() as engine:
-        expected = engine.generate(prompt, max_new_tokens=24, use=["wren", "heron"]).text
-    with AdaFuseEngine.from_pretrained([wren, str(HERON)], dtype="float32") as engine:
-        assert engine.members == ("wren", "heron")
-        assert engine.context_window == 1024
-        assert engine.generate(prompt, max_new_tokens=24).text == expected
-
-
-@pytest.mark.gguf
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -237,11 +220,8 @@ def test_a_file_that_llama_cpp_cannot_load_is_refused(tmp_path: Path, change, sa
     path = rewrite_gguf(embedded_gguf("wren", "q8_0"), tmp_path / "odd.gguf", **change)
     with pytest.raises(LoadError) as caught:
         AdaFuseEngine.from_pretrained([str(path)])
-    message = str(caught.value)
-    assert message.startswith(f"member 'odd' ({path}) cannot be loaded: llama.cpp (")
-    assert f"{' '.join(library.find_library())}) rejects the file 'odd.gguf' (" in message
-    assert says in message
-    assert message.endswith("another one of the Hugging Face hub, or the transformers model.")
+    for part in (f"member 'odd' ({path})", library.find_library()[0], says):
+        assert part in str(caught.value)
 
 
 @pytest.mark.gguf

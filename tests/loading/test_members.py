@@ -92,7 +92,7 @@ def raises(error: Exception) -> Any:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        *((path, "the folder does not exist") for path in ("a/b/c", "./one", "~/one", "one/")),
+        *((path, "the folder does not exist") for path in ("a/b/c", "~/one", "one/")),
         (r"C:\models\one", "the folder does not exist"),
         ("qwen3:8b", "ollama show --modelfile qwen3:8b$"),
         ("hf.co/a/b:Q4_0", "ollama show --modelfile hf.co/a/b:Q4_0$"),
@@ -238,17 +238,16 @@ Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.we
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (spoil("config.json", None), r"config\.json"),
         (spoil("config.json", b"{not json"), "config"),
         (configure(hidden_size="wide" * 1000), "hidden_size.*int"),
         (spoil("*token*", None), "tokenizer"),
         (spoil("model.safetensors", None), "cannot be loaded"),
         (spoil("model.safetensors", b"\x10" * 64), "cannot be loaded"),
-        (without("lm_head.weight"), r"1 tensor \(lm_head.weight\) missing"),
         (without(Q, UP), rf"2 tensors \({Q}, {UP}\) missing"),
         (configure(num_hidden_layers=3), r"9 tensors \(model\.layers\.2\..*, \.\.\.\) missing"),
         (configure(intermediate_size=40), r"down_proj\.weight \[32, 48\] instead of \[32, 40\]"),
         (configure(quantization_config={"quant_method": "made-up"}), "quant_method.*'made-up'"),
+        (configure(quantization_config={"bits": 4}), "quant_method"),
         (pickled, "pickle.*allow_pickle=True"),
         (evil_index, "cannot be loaded"),
         (homemade, "trust_remote_code=True"),
@@ -303,23 +302,12 @@ def test_an_adapter_is_not_ignored(copy: Path, monkeypatch: pytest.MonkeyPatch) 
         load(copy)
 
 
-@pytest.mark.parametrize("is_stored", [False, True])
-def test_a_quantized_member_with_missing_tensors_is_refused(
-    is_stored: bool, tmp_path: Path
-) -> None:
+def test_a_quantized_member_with_missing_tensors_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     quantization = transformers.BitsAndBytesConfig(load_in_4bit=True)
     folder = tmp_path / "quantized"
     shutil.copytree(member_paths()[0], folder)
-    spec = TransformersMember(str(folder), quantization_config=quantization)
-    if is_stored:
-        made = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, quantization_config=quantization
-        )
-        made.save_pretrained(folder)
-        spec = TransformersMember(str(folder))
-    load(spec).close()
     without(UP)(folder)
     # transformers fails on quantized tensors that it cannot fill, before it reports them
-    with pytest.raises(LoadError, match="'quantized'" if is_stored else UP):
-        load(spec)
+    with pytest.raises(LoadError, match=UP):
+        load(TransformersMember(str(folder), quantization_config=quantization))

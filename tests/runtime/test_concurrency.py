@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from adafuse_llm import (
-    AdaFuseEngine,
-    EngineClosedError,
-    MemberError,
-    MemberOutOfMemoryError,
-    Round,
-)
+from adafuse_llm import AdaFuseEngine, EngineClosedError, MemberError, MemberOutOfMemoryError, Round
 from adafuse_llm.backends import Backend, FakeBackend, Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.support.compare import approximately, as_data
@@ -43,7 +37,8 @@ PROMPTS = [
     "She wrote",
     "Caf\u00e9",
 ]
-OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 10}
+OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 10, "top_p": 0.9}
+OPTIONS |= {"temperature": 0.7, "seed": 2}
 
 
 class Wrapped(Backend):
@@ -65,10 +60,6 @@ class Wrapped(Backend):
     def release(self, tree: Any) -> None:
         self.released += 1
         self.inner.release(tree)
-
-
-def nothing(call: int, queries: Sequence[Query]) -> None:
-    pass
 
 
 def endless(text: str) -> Mapping[str, float]:
@@ -114,13 +105,6 @@ def passes_settle(count: Callable[[], int], seconds: float = 0.15) -> bool:
     return count() == before
 
 
-def one_round_of_passes() -> int:
-    member = Wrapped(endless_fake(), nothing)
-    with AdaFuseEngine([member]) as ensemble:
-        ensemble.generate("x", max_new_tokens=1)
-    return member.calls
-
-
 def paced(call: int, queries: Sequence[Query]) -> None:
     time.sleep(0.002)
 
@@ -139,31 +123,26 @@ def slow_ensemble(slow_member: Wrapped) -> Iterator[AdaFuseEngine]:
 def stopped_within_a_round(member: Wrapped, at: int) -> None:
     """Check that passes stop after at most one more round."""
     wait_until(lambda: member.released)
-    assert member.calls - at <= 2 * one_round_of_passes() + 2
+    assert member.calls - at <= 8
     assert passes_settle(lambda: member.calls)
     assert member.released == 1
 
 
 @pytest.mark.quick
-def test_closing_a_stream_stops_forward_passes(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+@pytest.mark.parametrize("how", ["stream", "task"])
+async def test_a_closed_stream_and_a_cancelled_task_stop_forward_passes(
+    how: str, slow_ensemble: AdaFuseEngine, slow_member: Wrapped
 ) -> None:
-    stream = slow_ensemble.stream("x", max_new_tokens=100_000)
-    for _ in range(3):
-        next(stream)
-    stream.close()
-    stopped_within_a_round(slow_member, slow_member.calls)
-
-
-@pytest.mark.quick
-async def test_cancelling_a_task_stops_forward_passes(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
-) -> None:
-    task = asyncio.create_task(slow_ensemble.agenerate("x", max_new_tokens=100_000))
-    await asyncio.to_thread(wait_until, lambda: slow_member.calls)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    if how == "stream":
+        stream = slow_ensemble.stream("x", max_new_tokens=100_000)
+        await asyncio.to_thread(lambda: [next(stream) for _ in range(3)])
+        stream.close()
+    else:
+        task = asyncio.create_task(slow_ensemble.agenerate("x", max_new_tokens=100_000))
+        await asyncio.to_thread(wait_until, lambda: slow_member.calls)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
@@ -204,6 +183,11 @@ def failing(error: BaseException, at: int) -> Callable[[int, Sequence[Query]], N
     return before
 
 
+def too_long(call: int, queries: Sequence[Query]) -> None:
+    if any(len(query.tree.ids) > 40 for query in queries):
+        raise RuntimeError("too long for me")
+
+
 @pytest.mark.parametrize(
     ("error", "raised", "at"),
     [
@@ -229,12 +213,7 @@ def test_a_failing_request_does_not_affect_simultaneous_requests(
     serial: list[dict[str, Any]],
 ) -> None:
     """A member fails only on the long prompt, while seven other requests run."""
-
-    def before(call: int, queries: Sequence[Query]) -> None:
-        if any(len(query.tree.ids) > 40 for query in queries):
-            raise RuntimeError("too long for me")
-
-    bad = Wrapped(backend(MEMBERS[1]), before)
+    bad = Wrapped(backend(MEMBERS[1]), too_long)
     members: list[Backend] = [backend(MEMBERS[0]), bad, backend(MEMBERS[2])]
     with AdaFuseEngine(members) as ensemble, ThreadPoolExecutor(8) as pool:
         running = [pool.submit(ensemble.generate, prompt, **OPTIONS) for prompt in PROMPTS]
@@ -273,12 +252,7 @@ def test_nan_is_computed_again_and_not_cached(arch: str) -> None:
 
 @pytest.mark.quick
 def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
-    def before(call: int, queries: Sequence[Query]) -> None:
-        time.sleep(0.001)
-        if any(len(query.tree.ids) > 40 for query in queries):
-            raise RuntimeError("too long for me")
-
-    member = Wrapped(endless_fake(), before)
+    member = Wrapped(endless_fake(), too_long)
     with AdaFuseEngine([member]) as ensemble:
         with pytest.raises(MemberError, match="too long"):
             ensemble.generate_batch(["x", "y" * 50], max_new_tokens=100_000)
@@ -317,23 +291,20 @@ def test_a_closed_engine_takes_no_requests() -> None:
             call("x")
 
 
-REAL = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import tests.conftest
-from tests.support.models import Recipe, backend
+SCRIPT = """
+import threading, time
 from adafuse_llm import AdaFuseEngine
-ensemble = AdaFuseEngine([backend(Recipe())])
+from adafuse_llm.backends import FakeBackend
+engine = AdaFuseEngine([FakeBackend("a", lambda text: {"a": 0.9, " ": 0.1})])
+options = {"max_new_tokens": 100_000}
+threading.Thread(target=engine.generate, args=("x",), kwargs=options, daemon=True).start()
+time.sleep(0.2)
 """
-SCRIPT = (
-    REAL + "import threading, time\n"
-    "threading.Thread(target=ensemble.generate, args=('The ferry',),"
-    " kwargs={'max_new_tokens': 100000}, daemon=True).start()\n"
-    "time.sleep(0.2)"
-)
 
 
 def test_a_script_that_ends_while_a_decode_is_running_ends_cleanly() -> None:
     command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr

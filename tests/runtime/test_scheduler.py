@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from adafuse_llm import (
     AdaFuseEngine,
     CacheMemoryError,
     EngineClosedError,
+    InvalidInputError,
     MemberError,
     QueueFullError,
     Request,
@@ -76,18 +78,16 @@ def test_an_engine_that_has_written_writes_in_a_forked_child():
 # Batches --------------------------------------------------------------------------------------
 
 
-def paced(queries):
-    """Wait long enough for other threads to submit their requests."""
-    time.sleep(0.002)
-
-
-def test_requests_in_step_share_every_evaluation():
-    members = [Watched(f"dots {n}", before=paced) for n in range(3)]
-    # Drafts save different passes in different requests.
-    with AdaFuseEngine(members, runtime=RuntimeConfig(drafting=False)) as engine:
-        engine.generate_batch([f"{n}:" for n in range(16)], max_new_tokens=40)
-    sizes = [size for member in members for size in member.sizes]
-    assert sum(sizes) / len(sizes) > 15
+def test_a_batch_of_scores_shares_passes_and_equals_single_scores():
+    member = Watched("m", vocabulary=[" ."])
+    requests = [Request(prompt=prompt, texts=[" .", " . ."]) for prompt in ("x", "yes", "no no")]
+    with AdaFuseEngine([member]) as engine:
+        alone = [engine.open([each]).results()[0] for each in requests]
+        member.sizes.clear()
+        assert engine.open(requests).results() == alone
+        assert member.sizes == [3]
+        with pytest.raises(InvalidInputError, match="input 1 of the batch"):
+            engine.open([requests[0], Request(prompt="x", texts=[""])])
 
 
 def test_the_oldest_query_is_next_with_all_others_to_its_member():
@@ -332,11 +332,8 @@ def test_members_of_one_device_take_turns_on_its_thread():
         list(pool.map(lambda prompt: engine.generate(prompt, max_new_tokens=6), "stuvwxyz"))
     threads = [each.threads for each in (*pair, other)]
     assert threads[0] == threads[1] != threads[2]
-    assert [[thread.name for thread in each] for each in threads] == [
-        ["adafuse cuda:0"],
-        ["adafuse cuda:0"],
-        ["adafuse cuda:1"],
-    ]
+    names = [[thread.name for thread in each] for each in threads]
+    assert names == [["adafuse cuda:0"]] * 2 + [["adafuse cuda:1"]]
 
 
 def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes():
@@ -375,12 +372,11 @@ def test_closing_ends_requests_and_waits_for_the_threads_of_all_devices():
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cpu", "cuda:0")])
-def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch, devices):
+def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch):
     def defect(batch):
         raise ZeroDivisionError("a defect")
 
-    members = [Watched(f"on {n}", device=device) for n, device in enumerate(devices)]
+    members = [Watched(f"on {device}", device=device) for device in ("cpu", "cuda:0")]
     with AdaFuseEngine(members, runtime=RuntimeConfig(max_requests=1)) as engine:
         with monkeypatch.context() as patched:
             patched.setattr(scheduler, "_evaluate_batch", defect)
@@ -420,33 +416,25 @@ def hanging():
 
 
 @pytest.mark.quick
-def test_a_cancelled_request_ends_while_its_pass_hangs(hanging):
-    cancel = threading.Event()
-    with AdaFuseEngine([hanging]) as engine:
-        running = background(engine.generate, "hang", cancel=cancel)
-        queued = background(engine.generate, "y", cancel=cancel)
+@pytest.mark.parametrize("what", ["response", "score"])
+def test_cancelled_requests_end_while_a_pass_hangs(hanging, what):
+    flags = threading.Event(), threading.Event()
+    with AdaFuseEngine([hanging], runtime=RuntimeConfig(max_requests=1)) as engine:
+        ask = partial(engine.score, continuations=[" ."]) if what == "score" else engine.generate
+        running = background(ask, "hang", cancel=flags[0])
         assert hanging.inside.wait(PATIENCE)
-        cancel.set()
-        assert running.result(PATIENCE).finish_reason == "cancelled"
-        assert queued.result(PATIENCE).finish_reason == "cancelled"
-        with pytest.raises(RequestTimeoutError):
-            engine.generate("y", timeout=0.1)
+        queued = background(ask, "y", cancel=flags[1])
+        wait_until(lambda: engine.scheduler.waiting)
+        for flag, future in ((flags[1], queued), (flags[0], running)):
+            flag.set()
+            if what == "score":
+                assert isinstance(future.exception(PATIENCE), RequestCancelledError)
+            else:
+                assert future.result(PATIENCE).finish_reason == "cancelled"
         hanging.gate.set()
         assert engine.generate("z", max_new_tokens=2).text.startswith(" .")
     assert not hanging.live
     assert hanging.most == 1  # no other thread has used the model
-
-
-@pytest.mark.quick
-def test_a_request_fails_after_its_timeout_while_its_pass_hangs(hanging):
-    with AdaFuseEngine([hanging]) as engine:
-        started = time.monotonic()
-        with pytest.raises(RequestTimeoutError, match=r"timeout=0.2 seconds.*'stuck'") as caught:
-            engine.generate("hang", timeout=0.2)
-        assert isinstance(caught.value, TimeoutError)
-        assert 0.2 <= time.monotonic() - started < PATIENCE
-        hanging.gate.set()
-        assert engine.generate("z", max_new_tokens=2, timeout=PATIENCE).text.startswith(" .")
 
 
 def test_a_timeout_counts_the_time_in_the_queue_but_not_before_a_stream_is_read(hanging):
@@ -506,16 +494,11 @@ def test_a_call_that_finds_the_queue_full_fails_before_it_encodes(hanging, monke
         assert "x" not in encoded
         hanging.gate.set()
         assert all(other.result(PATIENCE).text for other in others)
-        assert engine.generate("x", max_new_tokens=1).text
+        assert len(engine.generate_batch(["x"] * 9, max_new_tokens=1)) == 9  # a batch is one call
     assert unfinished(engine) == 0
 
 
-def test_a_batch_is_accepted_as_a_whole():
-    runtime = RuntimeConfig(max_requests=2, max_waiting=1)
-    with AdaFuseEngine([Watched("dots")], runtime=runtime) as engine:
-        assert len(engine.generate_batch([f"{n}:" for n in range(20)], max_new_tokens=2)) == 20
-
-
+@pytest.mark.quick
 @pytest.mark.parametrize("how", ["cancelled", "closed", "late", "done"])
 def test_every_request_that_ends_leaves_the_queue(hanging, how):
     """Requests end in the queue and while they run, and later requests find room."""
@@ -538,6 +521,9 @@ def test_every_request_that_ends_leaves_the_queue(hanging, how):
         if how != "closed":
             assert engine.generate("z", max_new_tokens=1).text
         assert running.exception(PATIENCE) or running.result()
+        if how == "late":
+            assert isinstance(running.exception(), TimeoutError)
+            assert "'stuck'" in str(running.exception())
         assert queued.exception(PATIENCE) or queued.result()
 
 

@@ -19,11 +19,7 @@ RECIPES = (
     Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5, template=CHATML),
     Recipe("qwen3", "unigram", seed=33, spread=0.6, template=CHATML),
 )
-PROMPTS = (
-    "The ferry to Orrin leaves at nine.",
-    "Caf\u00e9 \U0001f600 Orrin",
-    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587",
-)
+PROMPTS = ("Caf\u00e9 \U0001f600 Orrin", "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587")
 MESSAGES = [{"role": "user", "content": "When does the ferry leave?"}]
 
 TEMPTING = {
@@ -52,9 +48,7 @@ def written_alone(recipe: Recipe, ids: list[int], length: int) -> str:
     return backend(recipe).codec.decode_continuation(ids, tokens)
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("prompt", [*PROMPTS, None])
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
+@pytest.mark.parametrize(("recipe", "prompt"), [*zip(RECIPES, [*PROMPTS, None], strict=True)])
 def test_one_member_with_defaults_writes_what_its_own_generate_writes(
     recipe: Recipe, prompt: str | None
 ) -> None:

@@ -24,11 +24,8 @@ TRIPLE = (*PAIR, Recipe("llama", "unigram", seed=33))
 PROMPTS = ("The keeper lit the lamp and", "def f(n):\n    ", "Once: ")
 
 every_ensemble = pytest.mark.parametrize(
-    ("recipes", "branches"),
-    [(PAIR, 1), (TRIPLE, 1), (TRIPLE, 3), (PAIR, 3)],
-    ids=["pair-1", "triple-1", "triple-3", "pair-3"],
+    ("recipes", "branches"), [(TRIPLE, 1), (PAIR, 3)], ids=["triple-1", "pair-3"]
 )
-"""In an order in which a sweep has both ensembles and both numbers of alternatives."""
 
 
 def fake(name: str, after: dict[str, dict[str, float]]) -> FakeBackend:
@@ -108,13 +105,11 @@ def test_a_member_that_gives_a_word_a_probability_of_0_has_been_asked() -> None:
     assert read_by(first) == ("m0", "m1", "m2")
 
 
-@pytest.mark.sweep(2)
 @every_ensemble
 def test_responses_are_those_without_any_cache(recipes: Sequence[Recipe], branches: int) -> None:
     check(recipes, branching_factor=branches)
 
 
-@pytest.mark.sweep(2)
 @every_ensemble
 def test_words_that_win_early_are_those_that_would_win(
     recipes: Sequence[Recipe], branches: int

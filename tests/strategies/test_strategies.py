@@ -2,86 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from adafuse_llm import (
-    AdaFuseConfig,
-    AdaFuseEngine,
-    Generation,
-    InvalidInputError,
-    InvalidOptionError,
-    RuntimeConfig,
-)
-from adafuse_llm.backends import FakeBackend
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, InvalidOptionError
+from adafuse_llm.backends import Backend, FakeBackend
 from adafuse_llm.backends.fake import END
-from adafuse_llm.strategies import (
-    AdaFuse,
-    FixedWords,
-    Mixture,
-    Single,
-    Strategy,
-    find_strategy,
-)
+from adafuse_llm.strategies import AdaFuse, FixedWords, Mixture, Single, Strategy, find_strategy
 from adafuse_llm.strategies.registry import NAMED
-from tests.reference import Options, decode
-from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
-from tests.support.models import LOSSY, PAIR, TRIPLE, Recipe, backend, reference
-
-PROMPTS = (
-    "The ferry to Orrin leaves at nine.",
-    "Question: who keeps the light?\nAnswer:",
-    "Caf\u00e9 \U0001f600 Orrin",
-    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587",
-    "def f():\n     ",
-)
-
-
-def run(
-    strategy: Strategy | str,
-    recipes: Sequence[Recipe],
-    prompt: str | None = PROMPTS[0],
-    *,
-    drafting: bool = True,
-    **options: Any,
-) -> Generation:
-    members = [backend(recipe) for recipe in recipes]
-    runtime = RuntimeConfig(drafting=drafting)
-    with AdaFuseEngine(members, strategy=strategy, runtime=runtime) as engine:
-        return engine.generate(prompt, **options)
-
-
-# Words ----------------------------------------------------------------------------------------
+from tests.support.compare import approximately, as_data
+from tests.support.models import PAIR, backend
 
 
 def test_a_single_member_is_chosen_among_those_of_an_engine() -> None:
-    name = PAIR[1].name
-    chosen = run("single", PAIR, use=name, max_new_tokens=24)
-    assert as_data(chosen) == approximately(as_data(run("single", PAIR[1:], max_new_tokens=24)))
-    with pytest.raises(InvalidInputError, match=r"one member; got 2 .*use="):
-        run("single", PAIR)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("words", [1, 2, 3])
-def test_a_fixed_number_of_words_is_algorithm_1_where_everybody_is_sure(words: int) -> None:
-    for recipes, prompt in ((PAIR, PROMPTS[0]), (TRIPLE, PROMPTS[1]), (LOSSY, PROMPTS[2])):
-        expected = decode(
-            [reference(recipe) for recipe in recipes],
-            prompt,
-            Options(margin_threshold=0, max_words=words, branching_factor=1, max_new_tokens=24),
-        )
-        for drafting in (False, True):
-            strategy = FixedWords(words)
-            got = run(strategy, recipes, prompt, drafting=drafting, max_new_tokens=24)
-            assert_same(got, expected, TOLERANCE)
-        considered = {len(m) for each in got.rounds for m in each.margins.values()}
-        assert max(considered) == words
-
-
-# All of them ----------------------------------------------------------------------------------
+    chosen, other = (backend(recipe) for recipe in PAIR)
+    with AdaFuseEngine([other, chosen], strategy="single") as pair:
+        found = pair.generate("The ferry", use=chosen.name, max_new_tokens=24)
+        with pytest.raises(InvalidInputError, match=r"one member; got 2 .*use="):
+            pair.generate("The ferry")
+    with AdaFuseEngine([chosen], strategy="single") as alone:
+        expected = alone.generate("The ferry", max_new_tokens=24)
+    assert as_data(found) == approximately(as_data(expected))
 
 
 def saying(name: str, reply: str) -> FakeBackend:
@@ -127,3 +69,71 @@ def test_a_strategy_is_given_by_name_or_as_an_object(strategy: Strategy) -> None
     assert AdaFuseEngine([saying("a", "Yes")], strategy=strategy).strategy is strategy
     assert find_strategy(strategy.name).name == strategy.name
     assert type(find_strategy(strategy.name)) is type(strategy)
+
+
+# The default -----------------------------------------------------------------------------------
+
+
+def member(name: str, parameters: int | None, likelier: str = " a") -> FakeBackend:
+    first = {" a": 0.4, " b": 0.4} | {likelier: 0.6}
+    backend = FakeBackend(
+        name,
+        lambda text: first if text == "So:" else {END: 1.0},
+        [" a", " b", "S", "o", ":"],
+        is_complete=True,
+    )
+    backend.parameters = parameters
+    return backend
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("sizes", "chosen"),
+    [
+        ((100, 199), "adafuse"),
+        ((100, 200), "mixture"),
+        ((150, 100, 300), "mixture"),
+        ((100, None), "adafuse"),
+        ((100,), "adafuse"),
+    ],
+)
+def test_uneven_members_are_mixed(sizes: tuple[int | None, ...], chosen: str) -> None:
+    members = [member(f"m{i}", size) for i, size in enumerate(sizes)]
+    with AdaFuseEngine(members) as engine:
+        assert engine.strategy.name == chosen
+
+
+@pytest.mark.quick
+def test_the_larger_member_has_more_say_and_one_option_brings_the_papers_rule_back() -> None:
+    members = [member("large", 900, " a"), member("small", 100, " b"), member("other", 100, " b")]
+    with AdaFuseEngine(members) as engine:
+        mixed = engine.generate("So:")
+        assert (mixed.text, mixed.strategy) == (" a", "mixture")
+        assert engine.with_strategy("adafuse").generate("So:").text == " b"
+        assert engine.with_strategy("adafuse").with_strategy("auto").strategy.name == "mixture"
+
+
+@pytest.mark.parametrize("options", [{"max_words": 2}, {"use": ("m0", "m1")}])
+def test_members_and_options_that_are_set_decide(options: dict[str, Any]) -> None:
+    members = [member(f"m{i}", size) for i, size in enumerate((100, 120, 400))]
+    with AdaFuseEngine(members, AdaFuseConfig(**options)) as engine:
+        assert engine.strategy.name == "adafuse"
+
+
+class Textless(FakeBackend):
+    """A member that does not know which tokens end a word."""
+
+    token_texts = Backend.token_texts
+
+
+def test_a_member_that_does_not_know_all_tokens_is_not_mixed() -> None:
+    listing, textless = member("m0", 100), Textless("m0", lambda _: {END: 1.0})
+    listing.full, textless.parameters = False, 100
+    for ignorant in (listing, textless):
+        with AdaFuseEngine([ignorant, member("m1", 300)]) as engine:
+            assert engine.strategy.name == "adafuse"
+
+
+@pytest.mark.quick
+def test_without_members_auto_is_the_papers_rule() -> None:
+    assert find_strategy("auto").name == "adafuse"

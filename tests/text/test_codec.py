@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -26,18 +29,6 @@ def test_without_a_template_a_conversation_is_a_prompt_in_the_plain_format() -> 
     assert codec.encode_messages(messages) == codec.encode_prompt(plain)
 
 
-def test_a_control_token_of_the_real_vocabulary_is_not_encoded_from_text() -> None:
-    known = known_tokenizer("llama3")
-    end = known.convert_tokens_to_ids("<|eot_id|>")
-    codec = TokenizerCodec(known)
-    assert isinstance(end, int)
-    assert known.decode([end]) == "<|eot_id|>"
-    assert end not in codec.encode_prompt("a <|eot_id|> b")
-    tokens, exact = codec.encode_continuation(codec.encode_prompt("a"), "<|eot_id|>")
-    assert exact
-    assert end not in tokens
-
-
 @pytest.mark.quick
 def test_a_codec_leaves_its_tokenizer_alone() -> None:
     known = tokenizer("bytelevel", CHATML)
@@ -47,16 +38,6 @@ def test_a_codec_leaves_its_tokenizer_alone() -> None:
     codec.encode_continuation(codec.encode_prompt("x"), " y")
     assert (known.backend_tokenizer.to_str(), known.chat_template, known.init_kwargs) == before
     assert known.encode("<|end|>") == [known.eos_token_id]
-
-
-@pytest.mark.quick
-def test_sentencepiece_keeps_the_space_at_the_start_of_a_continuation() -> None:
-    codec = TokenizerCodec(tokenizer("sentencepiece"))
-    prompt = codec.encode_prompt("The")
-    for text in (" light", "light", "  light", "\nlight", " ", "\n", "."):
-        tokens, exact = codec.encode_continuation(prompt, text)
-        assert exact
-        assert codec.decode_continuation(prompt, tokens) == text
 
 
 def test_an_unfinished_character_shows_as_a_replacement_until_it_is_complete() -> None:
@@ -150,13 +131,7 @@ def _with_template(kind: str, template: str | None) -> Any:
     return known
 
 
-HOSTILE = {
-    "in a sentence": "what does {} mean",
-    "alone": "{}",
-    "twice": "{}{}",
-    "in markup": "<{}> and {}\n<0x0A>",
-    "padded": "\n {} \n",
-}
+HOSTILE = ("what does {} mean", "{}", "{}{}", "<{}> and {}\n<0x0A>", "\n {} \n")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +145,8 @@ def test_control_tokens_that_a_user_spells_out_stay_text(kind: str, template: st
     control = {*known.all_special_ids, *known.get_added_vocab().values()}
     if kind in LOSSY:
         control -= {known.unk_token_id}  # it stands for text that has no other token
-    spellings = [known.convert_ids_to_tokens(token) for token in sorted(control)]
+    some = sorted(control)[:: len(control) // 20 + 1]  # Llama 3 has 256
+    spellings = [known.convert_ids_to_tokens(token) for token in some]
     if kind == "nfkc":
         spellings += ["".join(chr(ord(letter) + 0xFEE0) for letter in "</s>")]  # full-width
 
@@ -179,7 +155,7 @@ def test_control_tokens_that_a_user_spells_out_stay_text(kind: str, template: st
 
     quiet = [turn("user", "hello"), turn("assistant", "hello"), turn("user", "hello")]
     for spelling in spellings:
-        for form in HOSTILE.values():
+        for form in HOSTILE:
             text = form.replace("{}", spelling)
             hostile = [{**each, "content": text} for each in quiet]
             asked, said = codec.encode_messages(quiet), codec.encode_messages(hostile)
@@ -188,9 +164,8 @@ def test_control_tokens_that_a_user_spells_out_stay_text(kind: str, template: st
             assert found(prompt) == found(codec.encode_prompt("hello")), text
             if kind not in LOSSY:
                 assert known.decode(said) == known.decode(asked).replace("hello", text)
-                assert known.decode(prompt) == known.decode(codec.encode_prompt("hello")).replace(
-                    "hello", text
-                )
+                plain = known.decode(codec.encode_prompt("hello"))
+                assert known.decode(prompt) == plain.replace("hello", text)
 
 
 def test_the_time_is_linear_in_the_number_of_control_tokens(
@@ -221,33 +196,20 @@ ORDINARY = [
 ]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_texts_without_control_tokens_give_the_tokens_of_transformers(name: str) -> None:
-    known = _with_template(name, CHATML)
-    expected = known.apply_chat_template(
-        ORDINARY, tokenize=True, add_generation_prompt=True, return_dict=False
-    )
-    codec = TokenizerCodec(known)
-    assert codec.encode_messages(ORDINARY) == expected
-    for text in ("", "The ferry", "  two \n\n", "caf\u00e9 \U0001f600"):
-        assert codec.encode_prompt(text) == known.encode(text)
-
-
-@pytest.mark.parametrize(
-    "name", ["qwen", "gemma", "bytelevel", "sentencepiece", "llama2", "llama3"]
-)
-def test_messages_with_control_tokens_give_the_tokens_of_transformers(name: str) -> None:
+@pytest.mark.parametrize("name", [*KINDS, "qwen", "gemma"])
+def test_messages_and_texts_give_the_tokens_of_transformers(name: str) -> None:
     known = family_tokenizer(name) if name in FAMILIES else _with_template(name, CHATML)
-    spelled = "a" + "b, ".join(token.content for token in known.added_tokens_decoder.values())
-    messages = [turn("user", spelled), turn("assistant", f" {spelled}\n"), turn("user", "ok")]
-    expected = known.apply_chat_template(
-        messages,
-        tokenize=True,
-        add_generation_prompt=True,
-        return_dict=False,
-        sanitize_control_tokens=True,
-    )
-    assert TokenizerCodec(known).encode_messages(messages) == expected
+    codec = TokenizerCodec(known)
+    options = {"tokenize": True, "add_generation_prompt": True, "return_dict": False}
+    if name not in ("qwen", "gemma"):
+        assert codec.encode_messages(ORDINARY) == known.apply_chat_template(ORDINARY, **options)
+        for text in ("", "The ferry", "  two \n\n", "caf\u00e9 \U0001f600"):
+            assert codec.encode_prompt(text) == known.encode(text)
+    if name not in (*LOSSY, "unigram", "unknown is end"):
+        spelled = "a" + "b, ".join(token.content for token in known.added_tokens_decoder.values())
+        messages = [turn("user", spelled), turn("assistant", f" {spelled}\n"), turn("user", "ok")]
+        expected = known.apply_chat_template(messages, **options, sanitize_control_tokens=True)
+        assert codec.encode_messages(messages) == expected
 
 
 def test_a_template_may_cut_off_a_part_of_a_message_at_a_control_token() -> None:
@@ -281,3 +243,50 @@ def test_a_tokenizer_with_methods_of_its_own_is_called_through_them() -> None:
     assert codec.encode_prompt(text) == plain.encode_prompt(text)
     asked = [turn("user", text)]
     assert codec.encode_messages(asked) == plain.encode_messages(asked)
+
+
+# Round trips ------------------------------------------------------------------------------------
+
+ALPHABET = st.one_of(
+    st.sampled_from([*" \n\t.,aeTh'\"<|>_\u2581\u00e9\u4e2d\U0001f600\u00a0\u200d\ufeff\r"]),
+    st.characters(codec="utf-8", exclude_characters="\ufffd"),
+)
+TEXTS = st.one_of(
+    st.text(ALPHABET, max_size=14),
+    st.lists(
+        st.sampled_from(
+            (
+                *("The", " ferry", " light", "\n", "\n\n", "  ", " ", "9", ".", " caf\u00e9"),
+                *("\u4e2d\u6587", "\U0001f600", "<|eot_id|>", "</s>", "<unk>", "<0x41>", "\u9f98"),
+            )
+        ),
+        max_size=8,
+    ).map("".join),
+)
+
+
+@functools.cache
+def _codec(kind: str) -> TokenizerCodec:
+    return TokenizerCodec(known_tokenizer(kind))
+
+
+@pytest.mark.parametrize("kind", [*TOKENIZER_KINDS, "llama2", "llama3"])
+@settings(max_examples=40)
+@given(context=TEXTS, text=TEXTS)
+@example(context="A\u9f98\u9f98\u9f98", text="\n")
+@example(context="\U0001f600\U0001f600\U0001f600", text=" a")
+@example(context="a", text="<|eot_id|>")
+@example(context="a", text="</s>")
+@example(context="a", text="\ufeffb")
+@example(context="x ", text=" y")
+@example(context="x\n", text="  y")
+@example(context=" ", text="  ")
+def test_an_exact_continuation_decodes_to_its_text(kind: str, context: str, text: str) -> None:
+    known, codec = known_tokenizer(kind), _codec(kind)
+    ids = codec.encode_prompt(context)
+    assume(ids)
+    tokens, exact = codec.encode_continuation(ids, text)
+    if exact:
+        assert known.decode([*ids, *tokens]) == known.decode(ids) + text
+    if kind not in LOSSY:
+        assert exact, (context, text)

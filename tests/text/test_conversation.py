@@ -96,11 +96,7 @@ def test_calls_results_and_tools_in_the_form_of_openai() -> None:
         {"role": "tool", "tool_call_id": "1", "content": "1"},
     ]
     function = {"name": "add", "description": "Adds up.", "parameters": ADD.parameters}
-    own = [
-        USER,
-        {**CALLED, "tool_calls": [CALL, {**CALL, "arguments": {}}]},
-        messages[2],
-    ]
+    own = [USER, {**CALLED, "tool_calls": [CALL, {**CALL, "arguments": {}}]}, messages[2]]
     expected = check_conversation(own, [ADD], "add")
     for tool in ({"type": "function", "function": function}, function):
         assert check_conversation(messages, [tool], "add") == expected
@@ -125,38 +121,26 @@ def test_mappings_of_other_types_become_plain_json() -> None:
     [
         ([], {}, "empty"),
         ("hello", {}, "got str"),
-        ({"role": "user", "content": "x"}, {}, "got dict"),
-        (None, {}, "NoneType"),
         (["hello"], {}, "message 0 must be a dict"),
         ([{"content": "x"}], {}, "'role'"),
         ([USER, {"role": "usr", "content": "x"}], {}, "Did you mean 'user'"),
-        ([{"role": ["user"], "content": "x"}], {}, "role"),
         ([{"role": "user", "content": 5}], {}, "type int"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "not text"),
         ([{"role": "user", "content": " "}], {}, "no text"),
-        (
-            [{**USER, "audio": "x"}],
-            {},
-            "'audio'; only 'role', 'content', 'tool_calls', 'tool_call_id', 'reas",
-        ),
+        ([{**USER, "audio": "x"}], {}, "'audio'"),
         ([{**USER, "tool_calls": [CALL]}], {}, "only a message of role .assistant"),
         ([{**USER, "reasoning_content": "b"}], {}, "only a message of role .assistant"),
         ([{**USER, "tool_call_id": "1"}], {}, "only a message of role .tool"),
         ([{**CALLED, "tool_calls": CALL}], {}, "tool_calls must be a list"),
-        ([{**CALLED, "tool_calls": ["add"]}], {}, "without a name or a mapping"),
         ([{**CALLED, "tool_calls": [{**CALL, "arguments": "{"}]}], {}, "not JSON"),
         ([{**CALLED, "tool_calls": [{**CALL, "arguments": "[1]"}]}], {}, "mapping of arg"),
         ([{**CALLED, "tool_calls": [{**CALL, "arguments": {"a": "\ud800"}}]}], {}, "surrogate"),
-        ([{**CALLED, "tool_calls": [{**CALL, "name": "\ud800"}]}], {}, "surrogate"),
-        ([{**CALLED, "tool_calls": [{**CALL, "arguments": {"a": {1}}}]}], {}, "as JSON"),
         ([{**CALLED, "tool_calls": [{**CALL, "arguments": {"a": float("nan")}}]}], {}, "as JSON"),
         ([USER, {"role": "tool", "tool_call_id": "7", "content": ""}], {}, "id '7'.*none"),
         ([CALLED, {"role": "tool", "content": "3"}], {}, "id None.*Ids of earlier calls: '1'"),
         ([USER], {"tools": [Tool("a", "", nested(101))]}, "more than 100 lists"),
         ([USER], {"tools": ADD}, "tools must be a list of tools; got Tool"),
-        ([USER], {"tools": {"name": "add"}}, "list of tools; got dict"),
         ([USER], {"tools": ["add"]}, "tool 0 must be a Tool"),
-        ([USER], {"tools": [{"type": "web_search"}]}, "tool 0 must be a Tool"),
         ([USER], {"tools": [{"name": "add", "parameters": []}, {"name": ""}]}, "tool 1 must"),
         ([USER], {"tools": [ADD, ADD]}, "different names; got add"),
         ([USER], {"tools": [{"name": str(n)} for n in range(1_001)]}, "at most 1,000 tools"),

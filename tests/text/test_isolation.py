@@ -77,8 +77,8 @@ def test_an_engine_tries_grammars_and_the_schemas_of_tools() -> None:
 @pytest.mark.parametrize(
     ("lark", "reason"),
     [
-        (SLOW, f"{MAX_CPU_SECONDS} seconds of computing or {MAX_BYTES // 2**20} MiB of memory"),
-        (LARGE, "MiB of memory"),
+        pytest.param(SLOW, f"{MAX_CPU_SECONDS} seconds of computing or", marks=pytest.mark.slow),
+        (LARGE, f"{MAX_BYTES // 2**20} MiB of memory"),
     ],
     ids=("slow", "large"),
 )

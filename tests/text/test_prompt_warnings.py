@@ -41,7 +41,6 @@ CONTINUED = {
     ("reply", "request_", "text"),
     [
         (RUNS_ON, {}, "Yes."),
-        (RUNS_ON, {"use": ["plain"]}, "Yes."),
         (RUNS_ON, {"use": ["chat"]}, RUNS_ON),  # its template ends its replies
         (RUNS_ON, {"stop": ["es"]}, "Y"),
         (RUNS_ON, CONTINUED, ""),
@@ -67,10 +66,8 @@ def test_a_reply_in_the_plain_format_ends_before_an_invented_turn(
     ("members", "asked", "words"),
     [
         ([chat, plain], {"messages": QUESTION}, ["'a', but not 'b'", "use=[...]"]),
-        ([plain, plain], {"messages": QUESTION}, []),
         ([chat, chat], {"messages": QUESTION}, []),
         ([chat, chat], {"prompt": RENDERED}, ["'<|im_start|>'", "'a'", "messages=[...]"]),
-        ([chat, chat], {"prompt": "What is <|im_end and <end_of_turn>?"}, []),
         ([chat, chat], {"messages": [{"role": "user", "content": RENDERED}]}, []),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adafuse_llm.text.stops import TURNS, Transcript
 
@@ -16,21 +18,6 @@ def test_a_possible_beginning_of_a_stop_sequence_is_held_back_and_released() -> 
     assert transcript.push("V") == "ENV"
     assert not transcript.stopped
     assert transcript.text == "one ENV"
-
-
-def test_a_stop_sequence_split_across_spans_cuts_the_text() -> None:
-    transcript = Transcript(["END"])
-    shown = [transcript.push(span) for span in ("one ", "E", "N", "D two")]
-    assert shown == ["one ", "", "", ""]
-    assert transcript.stopped
-    assert transcript.text == "one "
-    assert transcript.flush() == ""
-
-
-def test_the_earliest_of_several_stop_sequences_counts() -> None:
-    transcript = Transcript(["cd", "bcde"])
-    transcript.push("abcdef")
-    assert transcript.text == "a"
 
 
 def test_what_was_held_back_is_released_at_the_end() -> None:
@@ -64,3 +51,35 @@ def test_the_earlier_of_a_stop_sequence_and_a_turn_counts() -> None:
     turn_first = Transcript([" And"], turns=TURNS)
     turn_first.push("Paris. \nUser: And")
     assert (turn_first.text, turn_first.stopped) == ("Paris.", "stop")
+
+
+LETTERS = st.text(st.sampled_from("ab \n"), max_size=5)
+STOPS = st.lists(st.text(st.sampled_from("ab \n"), min_size=1, max_size=4), max_size=3)
+
+
+@settings(max_examples=400)
+@given(spans=st.lists(LETTERS, max_size=8), stops=STOPS)
+def test_a_transcript_shows_the_text_up_to_the_stop_and_nothing_of_it(
+    spans: list[str], stops: list[str]
+) -> None:
+    transcript = Transcript(stops)
+    shown = ""
+    whole = ""
+    for span in spans:
+        whole += span
+        shown += transcript.push(span)
+        ends = [whole.index(stop) for stop in stops if stop in whole]
+        assert bool(transcript.stopped) == bool(ends)
+        assert transcript.text == (whole[: min(ends)] if ends else whole)
+        assert transcript.text.startswith(shown)
+        if ends:
+            break
+        # whatever is shown could not have become part of a stop sequence
+        assert not any(
+            shown.endswith(stop[:size]) and whole == shown
+            for stop in stops
+            for size in range(1, len(stop))
+        )
+    shown += transcript.flush()
+    assert shown == transcript.text
+    assert not any(stop in shown for stop in stops)

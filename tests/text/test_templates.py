@@ -95,7 +95,7 @@ def turns(spec: str, fill: str = "{}") -> list[dict[str, Any]]:
     ]
 
 
-SHAPES = ("u", "su", "uau", "suau", "uasu", "ssu", "suasu", "us", "uu", "suaauu", "au", "sau")
+SHAPES = ("s", "u", "su", "uau", "suau", "uasu", "ssu", "suasu", "us", "uu", "suaauu", "sau")
 HISTORIES = {shape: turns(shape) for shape in SHAPES}
 HISTORIES |= {
     "spaces": turns("suau", "\n  {}  two\n\nlines \n"),
@@ -134,13 +134,6 @@ def test_members_read_what_their_template_makes_of_the_messages(name: str, histo
         assert tokens == expected
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_system_message_alone_is_read(name: str) -> None:
-    codec = TokenizerCodec(family_tokenizer(name))
-    text = family_tokenizer(name).decode(codec.encode_messages(turns("s")))
-    assert "s0." in text
-
-
 def test_a_template_that_writes_json_in_ascii_keeps_control_tokens_text() -> None:
     template = "{% for m in messages %}{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}"
     known = tokenizer("bytelevel", template)
@@ -167,11 +160,7 @@ HISTORY: list[Any] = [
     {"role": "tool", "tool_call_id": "call_abc", "content": "no <b>one"},
     {"role": "tool", "tool_call_id": "call_0123456789", "content": "3"},
 ]
-ONE_CALL = [
-    *HISTORY[:2],
-    {**HISTORY[2], "tool_calls": HISTORY[2]["tool_calls"][:1]},
-    HISTORY[4],
-]
+ONE_CALL = [*HISTORY[:2], {**HISTORY[2], "tool_calls": HISTORY[2]["tool_calls"][:1]}, HISTORY[4]]
 AFTER = [turn("assistant", "It is 3."), turn("user", "Thanks.")]
 
 ADD_JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -186,6 +175,11 @@ QWEN = (
 )
 OWN_FORMS = {
     "qwen2.5": QWEN,
+    # its template accepts one call per message
+    "llama3.1": "Add, and look up.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    f'{{"name": "add", "parameters": {ADD_JSON}}}<|eot_id|>'
+    '<|start_header_id|>ipython<|end_header_id|>\n\n"3"<|eot_id|>'
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "mistral-3-tools": "\n\nAdd, and look up.[/INST][TOOL_CALLS] "
     f'[{{"name": "add", "arguments": {ADD_JSON}, "id": "call00001"}}, '
     '{"name": "look_up", "arguments": {}, "id": "call00002"}]</s>'
@@ -198,27 +192,18 @@ OWN_FORMS = {
     "<｜tool▁output▁begin｜>no <b>one<｜tool▁output▁end｜>"
     "<｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜Assistant｜>",
 }
-ONE_CALL_FORM = (
-    "Add, and look up.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    f'{{"name": "add", "parameters": {ADD_JSON}}}<|eot_id|>'
-    '<|start_header_id|>ipython<|end_header_id|>\n\n"3"<|eot_id|>'
-    "<|start_header_id|>assistant<|end_header_id|>\n\n"
-)
 COMMON = ("qwen2.5", "qwen3", "hermes")
 """The families that write calls in the common form."""
 
 
 @pytest.mark.parametrize("name", OWN_FORMS)
 def test_calls_and_results_have_the_form_of_the_template(name: str) -> None:
-    text = rendered(name, check_conversation(HISTORY, [ADD, LOOK]))
+    history = ONE_CALL if name == "llama3.1" else HISTORY
+    text = rendered(name, check_conversation(history, [ADD, LOOK]))
     assert text.endswith(OWN_FORMS[name])
     before = text.removesuffix(OWN_FORMS[name])
     for words in ("Be brief.", "Adds up.", "Says what is known."):
         assert words in before
-
-
-def test_a_call_has_the_form_of_a_template_that_accepts_one_call_per_message() -> None:
-    assert rendered("llama3.1", check_conversation(ONE_CALL, [ADD, LOOK])).endswith(ONE_CALL_FORM)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +223,9 @@ def test_tools_are_text_where_the_template_does_not_read_them(
     assert '<tool_response>\n{"name": "add", "content": "3"}' in text
 
 
-@pytest.mark.parametrize(
-    ("choice", "request_"),
-    [("auto", ""), ("required", REQUIRED), ("look_up", NAMED.format(name="look_up"))],
-)
 @pytest.mark.parametrize("name", TOOL_FAMILIES)
-def test_members_are_told_the_common_form_where_their_own_differs(
-    name: str, choice: str, request_: str
-) -> None:
+def test_members_are_told_the_common_form_where_their_own_differs(name: str) -> None:
+    choice, request_ = (("auto", ""), ("required", REQUIRED))[len(name) % 2]
     for history in (HISTORY[:2], [*ONE_CALL[1:], *AFTER]):
         conversation = check_conversation(history, [ADD, LOOK], choice, instructions="In French.")
         text = rendered(name, conversation)
@@ -308,16 +288,12 @@ DEFAULT = "You are a helper."
 """The default system text of the family `qwen`."""
 
 
-@pytest.mark.parametrize(
-    ("choice", "added"), [("auto", AUTO), ("required", REQUIRED), ("add", NAMED.format(name="add"))]
-)
+@pytest.mark.parametrize(("choice", "added"), [("auto", AUTO), ("add", NAMED.format(name="add"))])
 def test_the_default_system_text_stays_before_tools(choice: str, added: str) -> None:
     text = rendered("qwen", check_conversation(HISTORY[1:2], [ADD], choice))
     assert f"system\n{DEFAULT}\n\n# Tools\n" in text
     assert f" {added}<|im_end|>" in text
-    given = rendered("qwen", check_conversation(HISTORY[:2], [ADD], choice))
-    assert "system\nBe brief.\n\n# Tools\n" in given
-    assert DEFAULT not in given
+    assert DEFAULT not in rendered("qwen", check_conversation(HISTORY[:2], [ADD], choice))
 
 
 def test_the_default_system_text_stays_before_instructions() -> None:
@@ -327,14 +303,10 @@ def test_the_default_system_text_stays_before_instructions() -> None:
 
 
 def _hostile(fill: str) -> Conversation:
+    call = {"id": fill, "name": fill, "arguments": {fill: [fill, {"x": fill}]}}
     history: list[Any] = [
-        {"role": "system", "content": fill},
-        {"role": "user", "content": fill},
-        {
-            "role": "assistant",
-            "content": fill,
-            "tool_calls": [{"id": fill, "name": fill, "arguments": {fill: [fill, {"x": fill}]}}],
-        },
+        *turns("su", fill),
+        {"role": "assistant", "content": fill, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": fill, "content": fill},
     ]
     schema = {"type": "object", "properties": {fill: {"description": fill, "enum": [fill]}}}
@@ -354,21 +326,6 @@ def test_control_tokens_in_tools_calls_and_results_are_text(name: str) -> None:
         ]
         assert fill.strip() in known.decode(hostile)
     assert "# Tools\n\nYou have" not in known.decode(hostile)  # the form of the template
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("{%- if tools %}", "{%- if tools %}{{- raise_exception('no tools') }}"),
-    ],
-)
-def test_templates_that_fail_with_tools_get_text(old: str, new: str) -> None:
-    known = copy.deepcopy(family_tokenizer("qwen2.5"))
-    assert old in known.chat_template
-    known.chat_template = known.chat_template.replace(old, new)
-    codec = TokenizerCodec(known)
-    conversation = check_conversation(HISTORY, [ADD, LOOK])
-    assert codec.encode_conversation(conversation) == codec.encode_messages(conversation.flat())
 
 
 # The engine -------------------------------------------------------------------------------------
@@ -393,6 +350,6 @@ def test_each_member_of_an_engine_reads_its_own_form() -> None:
         result = engine.generate(messages=HISTORY[1:], **options)
         assert result.usage.prompt_tokens == counts
         assert engine.generate(messages=conversation, max_new_tokens=2).text == result.text
-        scores = engine.score(messages=HISTORY[1:], continuations=["yes"], tools=[ADD])
-        bare = engine.score(messages=HISTORY[1:], continuations=["yes"])
-        assert scores.texts[0].nll != bare.texts[0].nll
+        (scored,) = engine.score(messages=HISTORY[1:], continuations=["yes"], tools=[ADD]).texts
+        (bare,) = engine.score(messages=HISTORY[1:], continuations=["yes"]).texts
+        assert scored.nll != bare.nll

@@ -101,10 +101,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, length: int) -> None:
     [
         (b"PK\x03\x04 a zip file", r"not a usable GGUF file: it begins with b'PK"),
         (b"version https://git-lfs.github.com/spec/v1\n", r"b'vers'.*'git lfs pull'"),
-        (
-            b"GGUF\x01\0\0\0" + bytes(16),
-            "version 0x1 of the format; llama.cpp reads versions 2 and 3",
-        ),
+        (b"GGUF\x01\0\0\0" + bytes(16), "version 0x1"),
         (b"GGUF\0\0\0\x03" + bytes(16), "little-endian"),
         (b"GGUF\x03\0\0\0" + b"\xff" * 40, "truncated"),
         (b"GGUF\x03\0\0\0" + bytes(8) + b"\1" + bytes(15) + b"\x63" + bytes(9), "unknown type 99"),

@@ -36,8 +36,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("tokens", [1, 2, 8, 9])
+@pytest.mark.parametrize(("tokens", "bias"), [(1, True), (2, False), (8, True), (9, False)])
 def test_the_product_is_that_of_the_layer(tokens: int, bias: bool, shapes: list[Any]) -> None:
     layer = nn.Linear(SIZE, 64, bias=bias)
     x = torch.randn(1, tokens, SIZE)

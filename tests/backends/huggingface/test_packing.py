@@ -78,10 +78,7 @@ def check_batch(
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize(
-    "arch",
-    ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "falcon", "mamba"],
-)
+@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2", "falcon", "mamba"])
 def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
     kinds: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram")
     kind = kinds[len(arch) % 3]
@@ -89,8 +86,7 @@ def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
     check_batch(pair, margin_threshold=0.2, max_new_tokens=8)
 
 
-@pytest.mark.parametrize("fold_rows", [0, 8])
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize(("arch", "fold_rows"), [("llama", 8), ("gemma3", 0)])
 def test_small_passes_and_folded_heads_give_the_same_numbers(
     arch: str, fold_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +128,17 @@ def test_long_prompts_share_a_piece_which_is_short_while_another_request_writes(
     assert calls == [64, 3, 32, 64, 40]
 
 
+def test_a_prompt_that_was_read_in_part_is_read_from_there_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "PIECE_TOKENS", (16, 16))
+    ours, first, again = member(ENDLESS), TokenTree(range(5, 105)), TokenTree(range(5, 105))
+    assert [ours.read_piece([first]) for _ in range(2)] == [[False], [False]]
+    ours.release(first)
+    (answer,) = ours.evaluate([Query(again, (again.root,), (), 2)])
+    assert (answer.reused, answer.tokens) == (32, 68)
+
+
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_layers_that_change_their_scores_share_passes(name: str) -> None:
     """A bound of the scores, and sinks; with a sliding window."""
@@ -157,12 +164,9 @@ def test_layers_that_change_their_scores_share_passes(name: str) -> None:
     tips = [tree.grow(ids[-2:]) for tree, ids in zip(trees, lines, strict=True)]
     found = made.evaluate([Query(t, (tip,), (), 2) for t, tip in zip(trees, tips, strict=True)])
     assert [result.passes for result in found] == [1, 1]
-    for result, logits, ids in zip(found, usual, lines, strict=True):
+    for result, logits in zip(found, usual, strict=True):
         expected = logits.log_softmax(-1).topk(2).values.tolist()
         assert result.next[0].logprobs == pytest.approx(expected, abs=1e-5)
-        with torch.inference_mode():  # for others, too
-            again = plain(torch.tensor([[*ids]])).logits[0, -1]
-        torch.testing.assert_close(again, logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_works_as_usual_for_others_while_a_pass_runs_and_after_it(
@@ -207,14 +211,9 @@ class ChangedKeys(transformers.LlamaForCausalLM):
     """Attends to other keys than it caches, as models that repeat their keys do."""
 
     def forward(
-        self,
-        input_ids: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
-        **rest: Any,
+        self, input_ids: Any, position_ids: Any = None, past_key_values: Any = None, **rest: Any
     ) -> Any:
-        cache = past_key_values
-        if cache is not None:
+        if (cache := past_key_values) is not None:
             update = type(cache).update
             cache.update = lambda *new: [rows.clone() for rows in update(cache, *new)]
         return super().forward(input_ids, position_ids=position_ids, past_key_values=cache, **rest)
@@ -306,19 +305,15 @@ def test_rows_of_a_running_request_serve_others_until_the_cache_is_cleared() -> 
         assert cached(engine, HEADER + "Four") == 0
 
 
-def test_as_many_rows_are_kept_as_the_limit_allows() -> None:
-    row = member(ENDLESS).cache_bytes(1) // 2
-    with AdaFuseEngine([member(ENDLESS, prefix_cache_bytes=50 * row)]) as engine:
-        assert [cached(engine, HEADER * 4) for _ in range(2)] == [0, 50]
-
-
-@pytest.mark.parametrize("form", ["tree", "path"])
-def test_nothing_is_kept_where_nothing_may_or_can_be(form: str) -> None:
-    forgetful = member(ENDLESS, form=form, prefix_cache_bytes=0 if form == "tree" else 2**20)
-    with AdaFuseEngine([forgetful]) as engine:
-        assert [cached(engine, HEADER) for _ in range(2)] == [0, 0]
-        for each in engine.generate_batch([HEADER] * 3, max_new_tokens=2):
-            assert not any(each.usage.cached_tokens.values())
+@pytest.mark.parametrize(
+    ("form", "rows", "kept"), [("tree", 50, 50), ("tree", 0, 0), ("path", 99, 0)]
+)
+def test_as_many_rows_are_kept_as_the_limit_and_the_form_allow(
+    form: str, rows: int, kept: int
+) -> None:
+    limit = rows * member(ENDLESS).cache_bytes(1) // 2
+    with AdaFuseEngine([member(ENDLESS, form=form, prefix_cache_bytes=limit)]) as engine:
+        assert [cached(engine, HEADER * 4) for _ in range(2)] == [0, kept]
 
 
 @pytest.mark.parametrize("failures", [1, 2])

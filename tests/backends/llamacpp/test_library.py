@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm.backends.llamacpp import declarations, library
-from adafuse_llm.backends.llamacpp.library import (
-    find_library,
-    load_library,
-)
+from adafuse_llm.backends.llamacpp.library import find_library, load_library
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.errors import LoadError, MissingDependencyError
 
@@ -53,25 +50,17 @@ def test_another_library_is_refused(
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama_model_default_params": {
-        "n_gpu_layers": -1,
-        "split_mode": 1,
-        "load_mode": -1,
-        "lazy_mode": 1,
-        "use_extra_bufts": True,
+        **dict.fromkeys(("n_gpu_layers", "load_mode"), -1),
+        **dict.fromkeys(("split_mode", "lazy_mode", "use_extra_bufts"), 1),
     },
     "llama_context_default_params": {
-        "n_ctx": 512,
         "n_batch": 2048,
-        "n_ubatch": 512,
-        "n_seq_max": 1,
-        "n_outputs_max_per_seq": 1,
-        "n_threads": 4,
-        "n_threads_batch": 4,
+        **dict.fromkeys(("n_ctx", "n_ubatch"), 512),
+        **dict.fromkeys(("n_threads", "n_threads_batch"), 4),
         **dict.fromkeys(("rope_scaling_type", "pooling_type", "attention_type"), -1),
         **dict.fromkeys(("flash_attn_type", "yarn_ext_factor", "yarn_attn_factor"), -1),
         **dict.fromkeys(("yarn_beta_fast", "yarn_beta_slow", "defrag_thold"), -1),
-        "type_k": 1,
-        "type_v": 1,
+        **dict.fromkeys(("n_seq_max", "n_outputs_max_per_seq", "type_k", "type_v"), 1),
         **dict.fromkeys(("offload_kqv", "no_perf", "op_offload", "swa_full"), True),
     },
 }

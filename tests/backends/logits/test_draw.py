@@ -1,4 +1,4 @@
-"""Tokens that are drawn from logits, or listed as the likeliest."""
+"""Tokens that are drawn from logits, or listed as the likeliest, and logits that are kept."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import math
 
 import pytest
 import torch
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from adafuse_llm.backends.logits import draw
+from adafuse_llm.backends.logits.rows import Logits, RequestLogits
 from adafuse_llm.sampling import Draw, text_hash
+from adafuse_llm.tree import TokenTree
 from tests import reference_sampling
+from tests.reference_sampling import kept
 
 pytestmark = pytest.mark.quick
 
 CODES = [text_hash(str(token)) for token in range(700)]
 
 
-@pytest.mark.parametrize("top_k", [None, 1, 3, 50, 1000])
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 0.999])
+@pytest.mark.parametrize(
+    ("top_p", "top_k"), [(1.0, None), (0.9, None), (0.3, 50), (1.0, 3), (0.999, 1000), (0.9, 1)]
+)
 def test_many_nodes_at_a_time_draw_what_the_reference_draws_alone(
     top_p: float, top_k: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,22 +70,38 @@ def test_a_gpu_draws_what_a_cpu_draws(top_p: float, top_k: int | None) -> None:
     assert on_gpu.tolist() == draw.drawn(logits, draws, codes).tolist()
 
 
-def test_cuts_leave_the_likeliest_tokens() -> None:
-    logits = [math.log(p) for p in (0.1, 0.4, 0.4, 0.1)]
-
-    def possible(top_p: float, top_k: int | None, min_p: float = 0.0) -> set[int]:
-        draws = (Draw(key, 1.0, top_p, top_k, min_p) for key in range(300))
-        return {draw.draw_one(logits, CODES[:4], each) for each in draws}
-
-    assert possible(1.0, None) == {0, 1, 2, 3}
-    assert possible(0.39, None) == {1}
-    assert possible(0.5, None) == {1, 2}
-    assert possible(1.0, 1) == {1, 2}  # equally likely tokens stay
-    assert possible(1.0, 3) == {0, 1, 2, 3}
-    assert possible(0.01, 3) == {1}
-    assert possible(1.0, None, 0.2) == {0, 1, 2, 3}  # a quarter of the highest probability
-    assert possible(1.0, None, 0.3) == {1, 2}
-    assert possible(0.39, None, 0.2) == {1}
+@pytest.mark.parametrize("size", [1, 7, 300])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [
+        (None, 1.0, 0.0),
+        (None, 1e-6, 0.0),
+        (None, 0.5, 0.0),
+        (1, 1.0, 0.0),
+        (5, 0.9, 0.0),
+        (1000, 0.999, 0.3),
+        (None, 1.0, 0.2),
+    ],
+)
+def test_cuts_keep_the_tokens_that_transformers_keeps(
+    size: int, top_k: int | None, top_p: float, min_p: float
+) -> None:
+    """In the reference and in the engine, where no other token is ever drawn."""
+    generator = torch.Generator().manual_seed(size)
+    row = 3 * torch.randn(size, generator=generator, dtype=torch.float64)
+    expected = row[None]
+    if top_k is not None:
+        expected = TopKLogitsWarper(top_k)(torch.empty(0), expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(torch.empty(0), expected)
+    if min_p:
+        expected = MinPLogitsWarper(min_p)(torch.empty(0), expected)
+    allowed = expected[0].isfinite().nonzero()[:, 0].tolist()
+    assert sorted(kept(dict(enumerate(row.tolist())), top_k, top_p, min_p)) == allowed
+    draws = (Draw(text_hash(f"{key}"), 1.0, top_p, top_k, min_p) for key in range(100))
+    found = {draw.draw_one(row.tolist(), CODES[:size], each) for each in draws}
+    assert found <= set(allowed)
+    assert len(allowed) > 2 or found == set(allowed)
 
 
 def test_mix_gives_the_published_outputs_of_splitmix64() -> None:
@@ -101,3 +122,15 @@ def test_ties_go_to_the_lower_token_id() -> None:
     for row, tokens, logits in zip(random.tolist(), found.tolist(), values.tolist(), strict=True):
         assert tokens == sorted(range(37), key=lambda i: (-row[i], i))[:5]
         assert logits == [row[token] for token in tokens]
+
+
+def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:
+    trees = [TokenTree([number]) for number in range(8)]
+    logits = Logits(torch.randn(8, 50))
+    for row, tree in enumerate(trees):
+        state = RequestLogits(tree)
+        state.learn([tree.root], logits, row)
+        values, total = state.rows[tree.root]
+        assert values.tolist() == logits.values[row].tolist()
+        assert total.tolist() == logits.total[row].tolist()
+        assert values.untyped_storage().nbytes() == 50 * 4
