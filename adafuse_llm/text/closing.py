@@ -25,10 +25,6 @@ MAX_REPEATS = 16
 MAX_VISITED = 1_000
 """Maximum number of states that the search among many texts visits."""
 
-SHORT, SHORTER_STATES = 64, 1_000
-"""Number of bytes of a text for which no shorter one is searched, and number of states that the
-search for a shorter one may read."""
-
 MAX_SECONDS = 1.0
 """Maximum CPU time of the search for a first complete text, when a grammar is compiled."""
 
@@ -97,12 +93,7 @@ def found_closing(state: Any, effort: Effort) -> bytes | None:
     half = Effort(effort.states / 2, effort.seconds / 2)
     greedy = _greedy_closing(state.deep_copy(), half)
     effort.states = effort.states / 2 + half.states
-    if greedy is None:
-        return _searched_closing(state, effort)
-    if len(greedy) <= SHORT:
-        return greedy
-    shorter = _searched_closing(state, Effort(SHORTER_STATES, effort.seconds))
-    return greedy if shorter is None else min(greedy, shorter, key=len)
+    return _searched_closing(state, effort) if greedy is None else greedy
 
 
 def _greedy_closing(state: Any, effort: Effort) -> bytes | None:
