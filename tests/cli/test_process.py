@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,33 +64,6 @@ def test_a_closed_pipe_is_silent_and_a_full_disk_is_one_line(start):
     assert (closed.wait(timeout=60), closed.stderr.read()) == (1, b"")
     message = b"error: standard output: No space left on device\n"
     assert (full.wait(timeout=60), full.stderr.read()) == (2, message)
-
-
-def test_a_terminal_sees_the_answer_grow_until_ctrl_c(start, tmp_path):
-    pty = pytest.importorskip("pty")
-    leader, follower = pty.openpty()
-    flags = ["--max-new-tokens", 4000, "-o", "min_new_tokens=4000", "-o", "repetition_penalty=1.3"]
-    ask = ("ask", "Who is the director of the Silesse Mill?", "--passages", 1, *flags)
-    process = start(MAIN.format(before="pass"), *ask, stdout=follower)
-    os.close(follower)
-    shown = b""
-    while b"Wentano" not in shown:  # the answer is below the members
-        shown += os.read(leader, 4096)
-    process.send_signal(signal.SIGINT)
-    while chunk := read(leader):
-        shown += chunk
-    os.close(leader)
-    assert process.wait(timeout=60) == 130
-    assert process.stderr.read().endswith(b"interrupted\n")
-    text = shown.decode()
-    assert text.index("Who is the director") < text.index("● wren") < text.index("Sources")
-
-
-def read(descriptor):
-    try:
-        return os.read(descriptor, 4096)
-    except OSError:  # how Linux says that the other side is closed
-        return b""
 
 
 HOLD = """

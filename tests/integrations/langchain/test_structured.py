@@ -89,24 +89,17 @@ def plain(value):
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [
-        ("json_schema", "v2"),
-        ("json_schema", "typed dict"),
-        ("function_calling", "v1"),
-        ("function_calling", "json schema"),
-        ("json_mode", "function"),
-    ],
+    [("json_schema", "typed dict"), ("function_calling", "v1"), ("json_mode", "function")],
 )
 async def test_methods_give_the_object_in_all_ways(method, kind):
     schema = SCHEMAS[kind]
     chat = chat_that(written(GOOD, method, getattr(schema, "__name__", "City")))
     structured = chat.with_structured_output(schema, method=method)
-    assert type(structured.invoke("?")) is (schema if kind in ("v1", "v2") else dict)
+    assert type(structured.invoke("?")) is (schema if kind == "v1" else dict)
     pieces = list(structured.stream("?"))
     raw = chat.with_structured_output(schema, method=method, include_raw=True)
     whole: Any = reduce(add, raw.stream("?"))
     for found in (
-        structured.invoke("?"),
         await structured.ainvoke("?"),
         pieces[-1],
         [piece async for piece in structured.astream("?")][-1],
@@ -115,8 +108,7 @@ async def test_methods_give_the_object_in_all_ways(method, kind):
     ):
         assert plain(found) == GOOD
     assert whole["parsing_error"] is None
-    assert whole["raw"].usage_metadata["output_tokens"] > 0
-    assert (len(pieces) > 1) == (kind in ("typed dict", "function"))
+    assert (len(pieces) > 1) == (method != "function_calling")
 
 
 @pytest.mark.parametrize("kind", [*SCHEMAS])
@@ -128,12 +120,12 @@ def test_every_form_of_a_schema_reaches_the_members(kind):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("value", [UNFIT, None])
-async def test_what_does_not_fit_is_an_error_of_the_parser(method, value):
-    chat = chat_that("I do not know." if value is None else written(value, method))
+async def test_what_does_not_fit_is_an_error_of_the_parser(method):
+    chat = chat_that(lambda p: "I do not know." if "Where" in p else written(UNFIT, method))
     structured = chat.with_structured_output(City, method=method)
-    with pytest.raises(ValueError):
-        await structured.ainvoke("Which city?")
+    for question in ("Which city?", "Where?"):
+        with pytest.raises(ValueError):
+            await structured.ainvoke(question)
     whole = chat.with_structured_output(City, method=method, include_raw=True).invoke("?")
     assert whole["parsed"] is None
     assert whole["parsing_error"] is not None

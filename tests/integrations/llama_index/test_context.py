@@ -62,13 +62,7 @@ def missing(engine: AdaFuseEngine, prompts: dict[str, list[list[int]]]) -> list[
 
 @pytest.mark.parametrize(
     ("mode", "source"),
-    [
-        ("compact", "settings"),
-        ("compact", "tokenizer"),
-        ("refine", "helper"),
-        ("tree_summarize", "settings"),
-        ("accumulate", "helper"),
-    ],
+    [("compact", "settings"), ("compact", "tokenizer"), ("refine", "helper")],
 )
 async def test_prompts_packed_by_the_members_counts_fit(engine, index, mode, source):
     llm = AdaFuseLLM(engine=engine, system_prompt="You know the mill.")

@@ -7,9 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from llama_index.core import get_response_synthesizer
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llama_index.llms.adafuse import AdaFuseLLM
 from llama_index.observability.otel.base import (
@@ -23,7 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from adafuse_llm import MemberError
-from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
+from tests.support.llama_calls import FORMS, ask, counting_engine, prompt_of, recorded
 from tests.support.scripted import scripted_engine
 
 WORDS = 5
@@ -54,7 +52,7 @@ def check(record: Any, decodes: int, parent: str) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", FORMS)
 async def test_a_decode_has_its_events_and_the_tags_of_the_one_who_asked(llm, path):
     with recorded() as record, instrument_tags({"user": "Anna"}):
         await ask(llm, path, prompt_of(path, "Count!"))
@@ -63,17 +61,6 @@ async def test_a_decode_has_its_events_and_the_tags_of_the_one_who_asked(llm, pa
     (start,) = [*record.named("LLMChatStartEvent"), *record.named("LLMCompletionStartEvent")]
     assert span.parent_id == start.span_id
     assert all(e.tags == {"user": "Anna"} for name in EVENTS for e in record.named(name))
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_in_a_synthesizer(llm, streaming):
-    synthesizer = get_response_synthesizer(llm=llm, streaming=streaming)
-    nodes = [NodeWithScore(node=TextNode(text="The mill opens at eight."), score=1.0)]
-    with recorded() as record:
-        response: Any = await synthesizer.asynthesize("How many?", nodes)
-        text = str(await response.get_response() if streaming else response)
-    assert text.split() == ["one"] * WORDS
-    check(record, 1, f"AdaFuseLLM.a{'stream_' * streaming}complete")
 
 
 class Asking(Workflow):
@@ -92,7 +79,7 @@ async def test_in_workflows_side_by_side(llm):
     assert len({span.parent_id for span in record.closed("AdaFuse.decode").values()}) == 8
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", FORMS)
 async def test_a_failed_decode_drops_its_span_and_names_the_member(path):
     llm = AdaFuseLLM(engine=counting_engine(WORDS, fails_at=2))
     with recorded() as record, pytest.raises(MemberError, match="'elm'"):
