@@ -13,13 +13,10 @@ from adafuse_llm import (
     AdaFuseEngine,
     GGUFMember,
     InvalidOptionError,
-    Round,
     TransformersMember,
 )
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.report.styles import owner
-from adafuse_llm.summary import Summary, is_unanimous, record
 from tests.support.gguf_files import embedded_gguf
 
 # Ensembles ------------------------------------------------------------------------------------
@@ -78,66 +75,6 @@ def test_what_tells_ensembles_apart():
     ]
     assert len({json.dumps(each) for each in identities}) == len(identities)
     assert Ensemble(given=engines[0]).identity == Ensemble(given=engines[0]).identity
-
-
-# Rounds ---------------------------------------------------------------------------------------
-
-
-def rounds() -> list[Round]:
-    candidates = (
-        {"text": " a b", "ends": False, "proposers": ("x",), "nll": {"x": 0.1, "y": 0.2}},
-        {"text": " c", "ends": False, "proposers": ("x", "y"), "nll": {"y": 0.2}},
-    )
-    full = [{**each, "score": 0.15} for each in candidates]
-    margins = {"x": (0.5, 0.7), "y": (0.1,)}
-    told = {"candidates": full, "margins": margins, "elapsed": 0.25}
-    return [
-        Round.model_validate({"index": 0, "winner": 0, "text": " a b", **told}),
-        Round.model_validate({"index": 1, "winner": 1, "text": " c", **told}),
-    ]
-
-
-@pytest.mark.quick
-def test_a_summary_counts_rounds_backed_and_rounds_decided():
-    summary = Summary.of(rounds())
-    assert summary.model_dump() == {
-        "rounds": 2,
-        "forced": 0,
-        "asked": {"x": 2, "y": 2},
-        "backed": {"x": 2, "y": 1},
-        "decided": {"x": 1, "y": 0},
-        "words_per_round": {1: 1, 2: 1},
-        "agreement": 0,
-        "mean_margin": {"x": pytest.approx(0.6), "y": pytest.approx(0.1)},
-        "seconds": 0.5,
-    }
-    nothing = Summary.of([])
-    assert (nothing.rounds, nothing.agreement, nothing.backed) == (0, None, {})
-
-
-def decided(*spans: tuple[str, tuple[str, ...]], members: tuple[str, ...] = ("x", "y")) -> Round:
-    """A round with these candidates and who proposed them; the first one is committed."""
-    candidates = [
-        {"text": text, "ends": False, "proposers": who, "nll": {}, "score": 0.1}
-        for text, who in spans
-    ]
-    margins = dict.fromkeys(members, (0.9,))
-    told = {"index": 0, "winner": 0, "text": spans[0][0], "margins": margins, "elapsed": 0.1}
-    return Round.model_validate({"candidates": candidates, **told})
-
-
-def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else():
-    for done, unanimous in (
-        (decided((" a", ("x", "y"))), True),
-        (decided((" a", ("x", "y")), (" b", ("y",))), False),  # y was unsure
-        (decided((" a", ("x",)), (" b", ("y",))), False),
-        (decided((" a", ("x",))), None),  # y proposed nothing
-        (decided((" a", ("x",)), members=("x",)), None),
-    ):
-        assert is_unanimous(done) is unanimous
-        assert record(done)["unanimous"] is unanimous
-        assert Summary.of([done]).agreement == unanimous
-        assert (owner(done, list(done.margins)) is None) is bool(unanimous)
 
 
 # Configuration files --------------------------------------------------------------------------

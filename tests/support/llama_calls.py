@@ -31,7 +31,7 @@ PATHS = (
 )
 
 FORMS = ("complete", "astream_complete", "stream_chat", "achat")
-"""Each kind of call, and each way to return: whole and in chunks, with and without an event loop."""
+"""Each kind of call, and each way to return: whole or in chunks, in an event loop or not."""
 
 
 @dataclass
