@@ -97,12 +97,15 @@ def test_a_refusal_is_text_and_an_image_is_refused_except_in_the_result_of_a_too
     assert messages(refusal) == messages({"role": "assistant", "content": "No."})
     error = refused(messages=[{"role": "user", "content": [IMAGE]}])
     assert "only text is allowed" in error.message
-    call = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
+    call: Any = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     parts = [{"type": "text", "text": "A"}, IMAGE]
     result = {"role": "tool", "tool_call_id": "a", "content": parts}
     (told,) = read(messages=[*QUESTION, called, result]).ignored.warnings
     assert "'image_url'" in told
+    call["function"]["arguments"] = '{"a": '
+    (told,) = read(messages=[*QUESTION, called, {**result, "content": "A"}]).ignored.warnings
+    assert "not a JSON object" in told
 
 
 def test_options_of_the_engine_are_obeyed(strict, engine):
