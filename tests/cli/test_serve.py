@@ -125,7 +125,6 @@ def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
     ("flags", "says"),
     [
         (["--port", 70000], "'port'"),
-        (["--host", "192.0.2.1"], "address"),
         (["-o", "cors_origins=b"], "'cors_origins'"),
         (["-o", "n=2", "--temperature", 1], "'n'"),
         (["--served-model-name", "wren"], "'wren'"),
