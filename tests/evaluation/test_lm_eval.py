@@ -231,36 +231,28 @@ def test_models_are_loaded_like_on_the_command_line(monkeypatch, tmp_path):
 # Conversations --------------------------------------------------------------------------------
 
 
-def test_conversations_reach_every_member_in_its_own_template():
+def test_conversations_reach_every_member_in_its_own_template_and_begun_replies_go_on():
     seen = set()
 
     def script(prompt):
         seen.add("im_start" if "<|im_start|>" in prompt else "INST" if "[INST]" in prompt else "?")
-        return "Yes."
+        return "Yes, it is."
 
+    turns = [{"role": "user", "content": "Is it?"}]
+    begun = [*turns, {"role": "assistant", "content": "Yes,"}]
     with scripted_engine(script, max_new_tokens=8) as engine:
         ensemble = AdaFuseLM(engine)
-        context = ensemble.apply_chat_template([{"role": "user", "content": "Is it?"}])
-        (text,) = ensemble.generate_until(instances((context, {"max_gen_toks": 8})), True)
-        ((likely, greedy),) = ensemble.loglikelihood(instances((context, "Yes.")), True)
-    assert text == "Yes."
+        context = ensemble.apply_chat_template(turns)
+        assert ensemble.generate_until(instances((context, {})), True) == ["Yes, it is."]
+        ((likely, greedy),) = ensemble.loglikelihood(instances((context, "Yes, it is.")), True)
+        assert likely > -10
+        assert greedy
+        half = ensemble.apply_chat_template(begun, add_generation_prompt=False)
+        for each in (half, f"{context}Yes,"):
+            assert ensemble.generate_until(instances((each, {})), True) == [" it is."]
     assert seen >= {"im_start", "INST"}
-    assert likely > -10
-    assert greedy
     assert ensemble.chat_template(True) == "each member's own"
     assert ensemble.tokenizer_name == "adafuse:ink,quill"
-
-
-def test_a_reply_that_the_task_begins_is_continued():
-    with scripted_engine(lambda _: "Yes, it is.", max_new_tokens=8) as engine:
-        ensemble = AdaFuseLM(engine)
-        turns = [{"role": "user", "content": "Is it?"}]
-        begun = [*turns, {"role": "assistant", "content": "Yes,"}]
-        context = ensemble.apply_chat_template(begun, add_generation_prompt=False)
-        for each in (context, ensemble.apply_chat_template(turns) + "Yes,"):
-            assert ensemble.generate_until(instances((each, {})), True) == [" it is."]
-        ((_, greedy),) = ensemble.loglikelihood(instances((context, " it is.")), True)
-    assert greedy
 
 
 # The harness itself ---------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from langchain_core.runnables import RunnableLambda
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import ChatAdaFuse, get_round_callback
-from tests.support.thinkers import thinkers
 
 WORDS = {" on": 0.4, " off": 0.3, " up": 0.2, " down": 0.1}
 
@@ -136,14 +135,3 @@ async def test_the_end_of_a_stream_has_the_metadata_of_a_call(engine):
     parts = [metadata[f"{each}_duration"] for each in ("load", "prompt_eval", "eval")]
     assert metadata["total_duration"] == sum(parts) > max(parts) > 0
     assert json.loads(json.dumps(metadata, allow_nan=False)) == metadata
-
-
-@pytest.mark.quick
-def test_variables_reach_the_chat_templates():
-    off: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
-    with thinkers("qwen") as engine:
-        chat = ChatAdaFuse(engine=engine)
-        thinks = chat.invoke("Where?").usage_metadata
-        silent = chat.invoke("Where?", **off).usage_metadata
-        assert thinks and silent
-        assert thinks["input_tokens"] < silent["input_tokens"]

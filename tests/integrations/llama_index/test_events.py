@@ -10,15 +10,7 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llama_index.llms.adafuse import AdaFuseLLM
-from llama_index.observability.otel.base import (
-    OTelCompatibleEventHandler,
-    OTelCompatibleSpanHandler,
-)
-from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import instrument_tags
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from adafuse_llm import MemberError
 from tests.support.llama_calls import FORMS, ask, counting_engine, prompt_of, recorded
@@ -97,27 +89,6 @@ def test_a_stream_that_is_never_read_leaves_no_span_open(llm):
         del stream
         assert len(record.closed("AdaFuse.decode")) == 1
     assert not record.named(EVENTS[1])
-
-
-@pytest.mark.parametrize("path", ["complete", "astream_chat"])
-async def test_opentelemetry_receives_every_round_under_a_child_span(llm, monkeypatch, path):
-    exporter, provider, root = InMemorySpanExporter(), TracerProvider(), get_dispatcher()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    spans = OTelCompatibleSpanHandler(tracer=provider.get_tracer("test"))
-    monkeypatch.setattr(root, "span_handlers", [*root.span_handlers, spans])
-    events = OTelCompatibleEventHandler(span_handler=spans)
-    monkeypatch.setattr(root, "event_handlers", [*root.event_handlers, events])
-    await asyncio.gather(*(ask(llm, path, prompt_of(path, f"{n}!")) for n in range(3)))
-    finished: Any = exporter.get_finished_spans()
-    exported = {span.context.span_id: span for span in finished}
-    decodes = [span for span in exported.values() if span.name.startswith("AdaFuse.decode")]
-    assert len(decodes) == 3
-    for span in decodes:
-        names = [event.name for event in span.events]
-        assert names == [EVENTS[0], *[EVENTS[1]] * (WORDS + 1), EVENTS[2]]
-        assert exported[span.parent.span_id].name.startswith(f"AdaFuseLLM.{path}-")
-        assert span.events[1].attributes["text"].strip() == "one"
-        assert list(span.events[1].attributes["proposers"]) == ["oak", "elm"]
 
 
 def test_events_say_what_was_forced_and_how_likely_a_choice_was():

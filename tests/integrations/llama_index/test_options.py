@@ -109,18 +109,14 @@ def test_options_can_be_assigned_also_under_other_names(engine):
     assert llm.metadata.num_output == engine.config.max_new_tokens
 
 
-@pytest.mark.parametrize("path", ["complete", "astream_chat"])
-async def test_log_probabilities_are_those_of_the_leading_member(engine, path):
+def test_log_probabilities_are_those_of_the_leading_member(engine):
     for weights, red, other in ((None, -0.916, -1.204), ({"oak": 1.0, "elm": 2.0}, -0.693, -1.386)):
         llm: Any = AdaFuseLLM(engine=engine, top_logprobs=2, weights=weights)
-        if path == "complete":
-            responses = [llm.complete("Paint!")]
-        else:
-            stream = await llm.astream_chat([ChatMessage("Paint!")])
-            responses = [each async for each in stream]
-        tokens = [token for each in responses for token in each.logprobs]
-        assert [token[0].token for token in tokens] == [" red"] * 8
-        first = [(each.token, round(each.logprob, 3)) for each in tokens[0]]
-        assert first == [(" red", red), (" green", other)]
+        whole, chunks = llm.complete("Paint!"), [*llm.stream_chat([ChatMessage("Paint!")])]
+        for responses in ([whole], chunks):
+            tokens = [token for each in responses for token in each.logprobs]
+            assert [token[0].token for token in tokens] == [" red"] * 8
+            first = [(each.token, round(each.logprob, 3)) for each in tokens[0]]
+            assert first == [(" red", red), (" green", other)]
         assert tokens[0][0] == LogProb(token=" red", logprob=tokens[0][0].logprob, bytes=[*b" red"])
-        assert {*responses[0].raw.rounds[0].logprobs} == {"oak", "elm"}
+        assert {*whole.raw.rounds[0].logprobs} == {"oak", "elm"}

@@ -154,15 +154,6 @@ def test_members_read_the_schema_as_it_is():
     assert prompt.index("Be brief.") < prompt.index("JSON schema") < prompt.index("Describe")
 
 
-async def test_as_structured_llm(free):
-    ship = free.as_structured_llm(Ship)
-    asked = [ChatMessage("Describe the ship fenced.")]
-    expected = Ship.model_validate(FERRY)
-    assert ship.complete("Describe the ship bare.").raw == expected
-    assert (await ship.achat(asked)).raw == expected
-    assert [each async for each in await ship.astream_chat(asked)][-1].raw == expected
-
-
 class Crew(BaseModel):
     names: set[str]
 

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 from llama_index.core.agent.react import ReActChatFormatter
 from llama_index.core.agent.workflow import (
-    AgentStream,
     FunctionAgent,
     ReActAgent,
     ToolCallResult,
 )
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock, ToolCallBlock
-from llama_index.core.bridge.pydantic import BaseModel
-from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import WorkflowRuntimeError
 from llama_index.llms.adafuse import AdaFuseLLM
@@ -138,19 +135,6 @@ def test_calls_that_must_be_made_are_made_and_fit_their_schemas(
         schema.model_validate(arguments, strict=True)
 
 
-class Sum(BaseModel):
-    """A sum of numbers and of other sums."""
-
-    terms: list[Sum | int]
-
-
-def test_the_arguments_of_a_recursive_class_have_its_form(stubborn):
-    tool = FunctionTool.from_defaults(lambda **kwargs: "", "keep", "Keep it.", fn_schema=Sum)
-    options = {"tool_choice": "keep", "max_new_tokens": 400, "logit_bias": {"]": 80.0}}
-    ((_, arguments),) = calls_of(stubborn.chat_with_tools([tool], "Hello?", **options))
-    assert Sum.model_validate(arguments, strict=True)
-
-
 def test_without_a_choice_of_tools_there_is_text(llm):
     assert not calls_of(llm.chat_with_tools([ADD], "12 plus 7?", tool_choice="none"))
     assert llm.chat([ChatMessage("12 plus 7?")]).message.content == SUM  # unchanged without tools
@@ -260,18 +244,6 @@ async def test_grammars_are_compiled_in_a_thread(llm, monkeypatch):
 # Agents ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_a_function_agent(llm, streaming):
-    agent = FunctionAgent(tools=[add, greet], llm=llm, streaming=streaming)
-    handler = agent.run("What is 12 plus 7?")
-    events = [event async for event in handler.stream_events()]
-    assert str(await handler) == "It is 19."
-    (result,) = [event for event in events if isinstance(event, ToolCallResult)]
-    assert (result.tool_kwargs, result.tool_output.content) == ({"a": 12, "b": 7}, "19")
-    shown = [event.delta for event in events if isinstance(event, AgentStream)]
-    assert "".join(shown) == "It is 19." * streaming
-
-
 async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm):
     agent = ReActAgent(tools=[add], llm=llm)
     with recorded() as record:
@@ -325,26 +297,6 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts():
 
 
 # Programs and predict_and_call -------------------------------------------------------------------
-
-
-class Point(BaseModel):
-    """A point."""
-
-    x: int
-    y: int
-
-
-async def test_a_function_calling_program():
-    with scripted_engine(lambda _: written_call("Point", x=3, y=4)) as engine:
-        program: Any = FunctionCallingProgram.from_defaults(
-            output_cls=Point,
-            prompt_template_str="A point: {which}",
-            llm=AdaFuseLLM(engine=engine, max_words=1),
-        )
-        assert await program.acall(which="any") == Point(x=3, y=4)
-        shown = list(program.stream_call(which="any"))
-        assert shown[-1] == Point(x=3, y=4)
-        assert any(getattr(each, "y", None) is None for each in shown[:-1])
 
 
 async def test_tools_are_predicted_and_called(llm):

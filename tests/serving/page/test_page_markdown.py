@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.support.chat_page import HOSTILE, generated, mark_of
+from tests.support.chat_page import HOSTILE, IMAGE, generated, mark_of
 
 ANSWER = ".answer[role=group]"
 
@@ -73,6 +73,9 @@ def test_no_html_of_a_model_runs(visit, engine) -> None:
     text = tab.page.locator(ANSWER).inner_text()
     for shown in ("<script>", "<style>body", "<svg onload", "](javascript:", "](vbscript:x)"):
         assert shown in text
+    assert IMAGE in tab.page.locator("#members").inner_text()  # the name of a member
+    tab.spans.nth(3).click()
+    assert tab.round.is_visible()
     tab.page.reload()
     tab.page.locator(f"{ANSWER} .code").wait_for()
     assert tab.page.title() == "adafuse"
