@@ -119,6 +119,7 @@ class Terminal:
         os.write(self.leader, text)
 
 
+@pytest.mark.slow
 def test_pasted_lines_are_one_message_and_typing_stays_out_of_the_answer(start):
     terminal = Terminal(start)
     for paste in (b"one\ntwo\n\nthree", b"\x1b[200~one\rtwo\r\rthree\x1b[201~"):

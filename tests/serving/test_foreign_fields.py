@@ -27,7 +27,6 @@ from adafuse_llm.serving.bodies import (
 )
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.responses import _ResponseBody
-from tests.support.paths import ROOT
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.serving import served
 from tests.support.thinkers import thinkers
@@ -275,10 +274,3 @@ def test_an_odd_value_of_a_field_is_no_failure_of_the_server(address, path, odd)
             if response.status_code not in (200, 400, 404):
                 failed[name] = response.text
     assert failed == {}
-
-
-def test_the_guide_lists_the_fields():
-    guide = (ROOT / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
-    for body in (_ChatBody, _CompletionBody, _ResponseBody):
-        fields = {*body.model_fields, *LENGTHS, *REFUSED} - {"text", "reasoning"}
-        assert [name for name in sorted(fields) if f"`{name}`" not in guide] == []
