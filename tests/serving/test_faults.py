@@ -22,6 +22,8 @@ from adafuse_llm.serving.service import THREADS, Service
 from tests.support.serving import served
 from tests.support.waiting import background, wait_until
 
+pytestmark = pytest.mark.quick
+
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 JSON = "application/json"
 ENDLESS = {"prompt": "x", "max_tokens": 100_000, "stream": True, "adafuse": {"max_words": 1}}

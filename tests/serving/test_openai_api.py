@@ -48,6 +48,7 @@ def decision(done):
     return done.text, winner.proposers, [each.text for each in done.candidates], scores
 
 
+@pytest.mark.quick
 def test_a_chat_is_the_response_of_the_engine(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
     response = ask(client, extra_body={"adafuse": {"rounds": True}})
@@ -62,6 +63,7 @@ def test_a_chat_is_the_response_of_the_engine(client, engine):
     assert response.usage.total_tokens == max(totals)
 
 
+@pytest.mark.quick
 def test_a_stream_has_the_role_the_spans_the_reason_and_the_usage(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
     given = {"stream_options": {"include_usage": True}, "extra_body": {"adafuse": {"rounds": True}}}
@@ -301,6 +303,7 @@ def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client)
         assert "exceeds the context window" in caught.value.message  # agents look for these words
 
 
+@pytest.mark.quick
 def test_the_prompt_of_several_responses_counts_once_and_so_does_what_of_it_was_cached():
     counts = {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 2}
     fields = {name: {"oak": counts.get(name, 1)} for name in Usage.model_fields}

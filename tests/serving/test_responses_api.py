@@ -50,6 +50,7 @@ def kinds(events):
     return [each for n, each in enumerate(types) if n == 0 or types[n - 1] != each]
 
 
+@pytest.mark.quick
 def test_a_response_is_the_text_of_the_engine(client, engine):
     expected = engine.generate(messages=MESSAGES, max_new_tokens=60)
     response = ask(client, metadata={"a": "b"}, extra_body={"adafuse": {"rounds": True}})
