@@ -119,7 +119,7 @@ def test_options_of_the_engine_are_obeyed(strict, engine):
 
 @pytest.mark.quick
 def test_other_fields_are_ignored_with_a_warning_or_refused():
-    fields = {
+    fields: dict[str, Any] = {
         "mirostat": (2, ""),
         "temperatur": (1, "Did you mean 'temperature'?"),
         "max_words": (3, "send it in 'adafuse'"),
@@ -137,7 +137,7 @@ def test_other_fields_are_ignored_with_a_warning_or_refused():
 
 @pytest.mark.quick
 def test_fields_that_promise_nothing_need_no_warning():
-    fields = {**dict.fromkeys(QUIET, "x"), **dict.fromkeys(REFUSED, None), "functions": []}
+    fields: dict[str, Any] = dict.fromkeys(QUIET, "x") | dict.fromkeys(REFUSED) | {"functions": []}
     assert read(strict=True, **fields, store=False).ignored.warnings == []
 
 
