@@ -140,6 +140,13 @@ def test_responses_are_drawn_with_a_seed(client, engine):
     assert [(each["seed"], each["strategy"]) for each in told] == [(5, engine.strategy.name)] * 2
 
 
+def test_stop_sequences_end_the_text(client):
+    whole = ask(client).choices[0].message.content
+    stop = whole.split()[1]
+    (choice,) = ask(client, stop=[stop]).choices
+    assert (choice.message.content, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
 def test_log_probabilities_are_those_of_the_leading_member(client):
     choice = ask(client, logprobs=True, top_logprobs=2).choices[0]
     tokens = choice.logprobs.content
