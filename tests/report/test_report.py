@@ -136,6 +136,12 @@ def test_all_responses_are_shown_with_their_seeds(drawn):
     assert shown.count("forward passes: ") == 3
 
 
+def test_records_of_rounds_have_the_log_probabilities(drawn, generation):
+    for decided in drawn.rounds:
+        assert record(decided)["logprobs"] == decided.model_dump(mode="json")["logprobs"]
+    assert "logprobs" not in record(generation.rounds[0])
+
+
 @pytest.mark.parametrize("prefix", ["", "<think>\n"])
 def test_reasoning_is_shown_apart_from_the_answer(prefix):
     text = f"{'' if prefix else '<think>'}so & so</think>\n\nyes"
