@@ -232,6 +232,16 @@ def test_a_round_tells_what_its_strategy_did(visit, front) -> None:
         assert "mean of the members' probabilities" in tab.round.inner_text()
 
 
+def test_answers_can_be_shown_without_marks(visit) -> None:
+    tab = visit()
+    tab.say("sum")
+    shown = "getComputedStyle(document.querySelector('.span'), '::before').content"
+    assert tab.page.evaluate(shown) != "none"
+    tab.press("Settings")
+    tab.page.get_by_label("Show answers without marks").check()
+    assert tab.page.evaluate(shown) == "none"
+
+
 def test_the_keyboard_reaches_every_round(visit) -> None:
     tab = visit()
     tab.say("sum")
