@@ -14,7 +14,7 @@ from adafuse_llm import InvalidOptionError, Round, Usage
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.completions import total_usage
 from tests.support.scripted import scripted_engine
-from tests.support.serving import openai_client
+from tests.support.serving import CALCULATE, CALL, openai_client
 from tests.support.thinkers import thinkers
 
 QUESTION = [{"role": "user", "content": "What does a ticket cost if three cost 12 florins?"}]
@@ -22,17 +22,7 @@ PRODUCT: Any = [{"role": "user", "content": "What is 31 * 44?"}]
 WORDS = {"max_tokens": 12}
 SWEET_SPAN = "benchmarks.peers.sweetspan:SweetSpan"
 """The place of a strategy that is not part of the package."""
-FUNCTION: Any = {
-    "name": "calculate",
-    "description": "Compute a number.",
-    "parameters": {
-        "type": "object",
-        "properties": {"expression": {"type": "string"}},
-        "required": ["expression"],
-    },
-}
-CALCULATE: Any = {"type": "function", "function": FUNCTION}
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
+TOOL: Any = {"type": "function", "function": CALCULATE}
 
 
 def ask(client, **changes):
@@ -184,7 +174,7 @@ def test_tools_are_called_in_an_enforced_form():
     def reply(prompt):
         return "It is 1364." if "1364" in prompt else f"Let me see.\n{CALL}"
 
-    given = {"tools": [CALCULATE], "max_tokens": 200}
+    given = {"tools": [TOOL], "max_tokens": 200}
     with scripted_engine(reply) as engine, openai_client(engine) as c:
         choice = ask(c, messages=PRODUCT, **given).choices[0]
         assert choice.finish_reason == "tool_calls"
@@ -210,7 +200,7 @@ def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
     both = f"{CALL}\n{CALL.replace('44', '44 * ' * 40)}"
     extra: Any = {"extra_body": {"adafuse": {"enforce": enforce}}}
     with scripted_engine(lambda _: both) as engine, openai_client(engine) as c:
-        given = {"messages": PRODUCT, "tools": [CALCULATE], "max_tokens": 180, **extra}
+        given = {"messages": PRODUCT, "tools": [TOOL], "max_tokens": 180, **extra}
         done = ask(c, **given)
         assert done.choices[0].finish_reason == "length"
         assert not done.choices[0].message.content
@@ -219,7 +209,7 @@ def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
         deltas = [part.choices[0] for part in ask(c, **given, stream=True)]
         assert sum(len(delta.delta.tool_calls or ()) for delta in deltas) == 1
         assert deltas[-1].finish_reason == "length"
-        tools: Any = [{"type": "function", **FUNCTION}]
+        tools: Any = [{"type": "function", **CALCULATE}]
         given = {"input": PRODUCT, "tools": tools, "max_output_tokens": 180, **extra}
         *_, last = c.responses.create(model="adafuse", stream=True, **given)
         assert last.response.incomplete_details.reason == "max_output_tokens"
@@ -278,7 +268,7 @@ def extension(**fields: Any) -> dict[str, Any]:
         ("adafuse.use", extension(use=["nobody"])),
         ("adafuse.use", {"model": "wren", **extension(use=["heron"])}),
         ("max_tokens", extension(max_new_tokens=3)),
-        ("tool_choice", {"tools": [CALCULATE], "tool_choice": "add"}),
+        ("tool_choice", {"tools": [TOOL], "tool_choice": "add"}),
         (
             "adafuse.regex",
             {"response_format": {"type": "json_object"}, **extension(regex="[0-9]")},

@@ -18,25 +18,13 @@ from adafuse_llm.serving.bodies import HEADER, Ignored
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.responses import read_response
 from tests.support.scripted import scripted_engine
-from tests.support.serving import openai_client, served
+from tests.support.serving import CALCULATE, CALL, openai_client, served
 from tests.support.thinkers import thinkers
 
 QUESTION = "What does a ticket cost if three cost 12 florins?"
 MESSAGES = [{"role": "user", "content": QUESTION}]
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
-CALCULATE = {
-    "type": "function",
-    "name": "calculate",
-    "description": "Compute a number.",
-    "strict": True,
-    "parameters": {
-        "type": "object",
-        "properties": {"expression": {"type": "string"}},
-        "required": ["expression"],
-        "additionalProperties": False,
-    },
-}
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
+TOOL = {"type": "function", "strict": True, **CALCULATE}
 
 
 def ask(client, **changes):
@@ -111,7 +99,7 @@ def test_functions_are_called_and_their_results_are_read():
         return "It is 1364." if "1364" in prompt else f"Let me see.\n{CALL}"
 
     question = [{"role": "user", "content": "What is 31 * 44?"}]
-    given = {"tools": [CALCULATE], "max_output_tokens": 200, "store": False}
+    given = {"tools": [TOOL], "max_output_tokens": 200, "store": False}
     with scripted_engine(reply) as engine, openai_client(engine) as c:
         response = ask(c, input=question, **given)
         message, call = response.output
@@ -220,7 +208,7 @@ def test_what_the_members_cannot_read_ends_no_conversation(client):
         {"type": "custom_tool_call_output", "call_id": "a", "output": "done"},
         {"type": "function_call_output", "call_id": "b", "output": image},
     ]
-    body = {"input": history, "tools": [{"type": "web_search"}, CALCULATE], "background_x": 1}
+    body = {"input": history, "tools": [{"type": "web_search"}, TOOL], "background_x": 1}
     ignored = Ignored()
     conversation = read_response(body, ignored).conversation
     assert conversation is not None
