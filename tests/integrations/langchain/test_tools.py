@@ -74,8 +74,11 @@ def test_calls_stream_whole_and_stop_sequences_do_not_cut_them():
     assert called(message) == [("population", emitted[0]), ("multiply", emitted[1])]
     assert message.response_metadata["finish_reason"] == "tool_calls"
     assert len(message.additional_kwargs["adafuse_rounds"]) == len(heard.rounds)
-    one = chat.bind_tools(TOOLS, parallel_tool_calls=False).invoke("Go")
+    with get_round_callback() as heard:  # rounds that write a part of a call have no chunk
+        one = chat.bind_tools(TOOLS).invoke("Go", parallel_tool_calls=False, round_detail="summary")
     assert called(one) == [("population", emitted[0])]
+    count = one.response_metadata["adafuse_summary"]["rounds"]
+    assert [each["round"] for each in heard.rounds] == list(range(count))
 
 
 MALFORMED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>'
