@@ -99,6 +99,7 @@ def test_options_can_be_assigned_also_under_other_names(engine):
     assert (llm.max_tokens, llm.max_new_tokens, llm.stop) == (3, 3, (" x",))
     assert llm.metadata.num_output == 3
     assert llm.complete("Paint!").text == " red" * 3
+    assert llm.complete("Paint!", max_tokens=2).text == " red" * 2
     for name, value in [("max_tokens", 0), ("stop", ("",)), ("weights", {"oak": -1.0})]:
         with pytest.raises(InvalidOptionError, match=name.replace("max_tokens", "max_new_tokens")):
             setattr(llm, name, value)
