@@ -78,7 +78,7 @@ test-vllm: $(SETUP) $(VLLM)/.set-up # members on a real vLLM, on the CPU; needs 
 
 test-lowest: $(LOWEST)/.set-up # with the lowest supported versions
 	$(LOWEST)/bin/python -m pytest -q -m quick $(WORKERS) 2
-	$(LOWEST)/bin/python -m pytest -q integrations $(WORKERS) 2
+	$(LOWEST)/bin/python -m pytest -q -m '' integrations $(WORKERS) 2
 
 lint: $(SETUP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

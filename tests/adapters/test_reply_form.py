@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, InvalidInputError, Tool
-from adafuse_llm.adapters.reply_form import Enforce, ReplyForm, enforced
+from adafuse_llm.adapters.reply_form import Enforce, ReplyForm, enforced, to_tool_choice
 from adafuse_llm.backends import FakeBackend
 
 pytestmark = pytest.mark.quick
@@ -66,3 +66,25 @@ def test_a_form_is_described_for_members_that_are_not_held_to_it() -> None:
     assert not ReplyForm([Tool("add", "", {})], "none", parallel=False).instructions
     with pytest.raises(InvalidInputError, match="cannot be written as JSON"):
         assert ReplyForm(schema={"default": object()}).instructions
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "resolved"),
+    [
+        (None, ["add"], "auto"),
+        (True, ["add"], "required"),
+        (False, ["add"], "none"),
+        ("any", ["add"], "required"),
+        ("any", ["add", "any"], "any"),
+        ({"type": "function", "function": {"name": "any"}}, ["any"], "any"),
+        ({"type": "any"}, ["add"], "required"),
+        ({"type": "tool", "name": "add"}, ["add"], "add"),
+    ],
+)
+def test_a_tool_choice_is_read_in_all_its_forms(
+    choice: Any, names: list[str], resolved: str
+) -> None:
+    assert to_tool_choice(choice, names) == resolved
+    assert to_tool_choice(to_tool_choice(choice, names), names) == resolved
+    with pytest.raises(InvalidInputError, match="tool_choice"):
+        to_tool_choice("sub", names)

@@ -46,30 +46,27 @@ def accepts(grammar: str, text: str) -> bool:
     return follower.try_consume_tokens(data) == len(data) and follower.is_accepting()
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
+def test_auto_allows_text_reasoning_and_then_calls():
+    grammar = tool_grammar(TOOLS)
+    allowed = (
         "",
         "Four.",
         "a <b> <tool_cal",
         "not </tool_call> yet\n\n",
         A_SUM,
-        f"So:\n{A_SUM}",
         f"So:\n{A_SUM}\n{A_TEXT}\n{A_TIME}",
         "<think>never closed, <tool_call>, <think>",
         f"<think>so <tool_call>!\n</think>\n\n{A_SUM}",
         "<think>a</think> <think>b</think>\nFour.",
         f"Not first: <think>{A_SUM}",
         "ä\U0001f600",
-    ],
-)
-def test_auto_allows_text_reasoning_and_then_calls(reply):
-    assert accepts(tool_grammar(TOOLS), reply)
+    )
+    assert [reply for reply in allowed if not accepts(grammar, reply)] == []
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
+def test_auto_forbids_malformed_calls():
+    grammar = tool_grammar(TOOLS)
+    forbidden = (
         " Four.",  # each member may write a space before the reply, which is no part of it
         "<tool_call>add",
         f"{A_SUM} done",
@@ -81,10 +78,8 @@ def test_auto_allows_text_reasoning_and_then_calls(reply):
         A_SUM.replace('{"name"', '{ "name"'),
         A_TIME.replace("{}", '{"zone": 1}'),
         "<think>a</think><tool_call>add",
-    ],
-)
-def test_auto_forbids_malformed_calls(reply):
-    assert not accepts(tool_grammar(TOOLS), reply)
+    )
+    assert [reply for reply in forbidden if accepts(grammar, reply)] == []
 
 
 @pytest.mark.parametrize(
@@ -139,14 +134,12 @@ def test_an_argument_can_contain_the_closing_marker():
 def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
     """Walks prefer the bytes of a call; each ends where the grammar accepts."""
     rng = random.Random(choice)
-    names = {tool.name: tool for tool in TOOLS}
+    kinds = {"add": {"a": int, "b": int}, "add_text": {"text": str}, "now": {}}
     found = 0
     for _ in range(20):
         follower = matcher(tool_grammar(TOOLS, choice=choice))
-        reply = b""
-        if choice == "auto":
-            reply = b"Hi <tool_call>"
-            assert follower.try_consume_tokens(list(reply)) == len(reply)
+        reply = b"Hi <tool_call>" if choice == "auto" else b""
+        assert follower.try_consume_tokens(list(reply)) == len(reply)
         while not (follower.is_accepting() and rng.random() < 0.5) and len(reply) < 5000:
             mask = follower.compute_bitmask()
             allowed = [byte for byte in range(256) if mask[byte // 8] >> (byte % 8) & 1]
@@ -156,18 +149,14 @@ def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
             byte = rng.choice(likely if rng.random() < 0.8 else allowed)
             assert follower.consume_token(byte)
             reply += bytes([byte])
-        assert follower.is_accepting()
         calls = parsed(reply.decode())
         if choice == "auto":
             assert calls.pop(0) == Text("Hi ")
         assert len(calls) == 1 or choice != "add"
         for call in calls:
             assert isinstance(call, ToolCall), reply
-            properties = names[call.name].parameters.get("properties", {})
-            assert set(call.arguments) == set(properties)
-            kinds = {"integer": int, "string": str}
-            for name, value in call.arguments.items():
-                assert isinstance(value, kinds[properties[name]["type"]])
+            given = {name: type(value) for name, value in call.arguments.items()}
+            assert given == kinds[call.name]
             found += 1
     assert found >= 20
 

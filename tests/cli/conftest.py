@@ -37,6 +37,14 @@ def members(models):
     return ["--model", models[0], "--model", models[1]]
 
 
+@pytest.fixture(autouse=True)
+def interrupts():
+    """Let Ctrl-C interrupt tests, also in jobs in the background, where shells switch it off."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 @pytest.fixture
 def adafuse():
     """Run `adafuse` in this process."""

@@ -18,17 +18,17 @@ def docs(tmp_path):
 @pytest.mark.quick
 def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     result = adafuse("ask", "Who founded the mill?", "--docs", docs)
-    assert result.exit_code == 0, result.output
     assert "\x1b" not in result.stdout
+    assert result.stderr.startswith("warning: ")  # the embedded members do not know these documents
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     assert lines[0] == "Ada Brook did"
-    assert lines[2].startswith("Rounds: winning member")
     assert [line.split()[0] for line in lines[3:6]] == ["0", "1", "2"]
-    assert lines[6].startswith("F: ")
     assert 'over " Stone"' in lines[4]
     assert lines[lines.index("Sources") + 1].startswith("[1] mill.md (")
     assert lines[-2].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 ")
     assert " · strategy adafuse · " in " ".join(lines[-2:])
+    for flags in (["--docs", handbook_path()], ["--docs", docs, "--model", "org/one"]):
+        assert adafuse("ask", "Who?", *flags).stderr == ""
 
 
 def test_a_weak_best_passage_is_a_hint(adafuse, fakes, docs):
@@ -73,10 +73,8 @@ def test_documents_are_checked_before_anything_is_loaded(adafuse, fakes, tmp_pat
 @pytest.mark.quick
 def test_the_embedded_members_and_the_handbook_are_the_default(adafuse):
     result = adafuse("ask", "Who is the director of the Silesse Mill?", "--max-new-tokens", 16)
-    assert result.exit_code == 0, result.output
-    assert all(path.name in result.stdout for path in member_paths())
-    assert "Poris Wentano" in result.stdout
-    assert "[1] silesse-mill.md" in result.stdout
+    for part in (*(path.name for path in member_paths()), "Poris Wentano", "[1] silesse-mill.md"):
+        assert part in result.stdout
     assert EMBEDDED in " ".join(result.stdout.split())
 
 
@@ -85,9 +83,3 @@ def test_too_many_passages_are_named_as_the_remedy(adafuse, tmp_path):
     result = adafuse("ask", "mill?", "--docs", tmp_path, "--passages", 50)
     assert result.exit_code == 2
     assert "Lower --passages" in result.stderr
-
-
-def test_embedded_members_with_other_documents_are_a_warning(adafuse, fakes, docs):
-    assert adafuse("ask", "Who?", "--docs", docs).stderr.startswith("warning: ")
-    for flags in (["--docs", handbook_path()], ["--docs", docs, "--model", "org/one"]):
-        assert adafuse("ask", "Who?", *flags).stderr == ""

@@ -1,7 +1,4 @@
-"""`adafuse chat`: answers, the conversation so far, commands, errors, a terminal."""
-
-import os
-import signal
+"""`adafuse chat`: answers, the conversation so far, commands, errors."""
 
 import pytest
 
@@ -75,68 +72,3 @@ def test_a_message_that_fails_is_not_kept(adafuse, fakes, asked, monkeypatch):
     result = adafuse("chat", input="Who?\nlong\nAnd?\n")
     assert result.stderr.count("error: too long") == 1
     assert asked[-1] == [("user", "Who?"), ("assistant", "Ada Brook did"), ("user", "And?")]
-
-
-CHAT = """
-import fcntl, signal, termios, time
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from adafuse_llm import AdaFuseEngine
-from adafuse_llm.backends import FakeBackend
-from adafuse_llm.cli import run
-
-def slow(text):
-    time.sleep(0.03)
-    return {" whole" if "one\\ntwo\\n\\nthree" in text else " part": 1.0}
-
-AdaFuseEngine.from_pretrained = lambda *_, config, **__: AdaFuseEngine(
-    [FakeBackend("wren", slow, [" whole", " part"])], config
-)
-raise SystemExit(run(["chat", "--max-new-tokens", "500"]))
-"""
-"""A conversation in the terminal of the process with a member that writes slowly."""
-
-
-class Terminal:
-    """A terminal with a program in it."""
-
-    def __init__(self, start):
-        pty = pytest.importorskip("pty")
-        pytest.importorskip("readline")
-        self.leader, follower = pty.openpty()
-        streams = {"stdin": follower, "stdout": follower, "stderr": follower}
-        self.process = start(CHAT, start_new_session=True, **streams)
-        os.close(follower)
-        self.shown = b""
-
-    def until(self, text):
-        """Read until a text appears, and return what is before it."""
-        while text not in self.shown:
-            self.shown += os.read(self.leader, 4096)
-        before, _, self.shown = self.shown.partition(text)
-        return before
-
-    def enter(self, text):
-        os.write(self.leader, text)
-
-
-def test_pasted_lines_are_one_message_and_typing_stays_out_of_the_answer(start):
-    terminal = Terminal(start)
-    for paste in (b"one\ntwo\n\nthree", b"\x1b[200~one\rtwo\r\rthree\x1b[201~"):
-        terminal.until(b"> ")
-        terminal.enter(paste)
-        terminal.until(b"three")
-        terminal.enter(b"\n")
-        terminal.until(b" whole")
-        terminal.enter(b"typed\n")
-        terminal.until(b" whole")
-        terminal.process.send_signal(signal.SIGINT)
-        assert b"typed" not in terminal.until(b"stopped")
-        terminal.until(b"typed")  # the next message
-        terminal.until(b" whole")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.until(b"> ")
-        terminal.enter(b"/new\n")
-    terminal.until(b"> ")
-    terminal.enter(b"/quit\n")
-    assert terminal.process.wait(timeout=30) == 0
-    os.close(terminal.leader)

@@ -71,10 +71,9 @@ def test_a_file_that_cannot_be_used_is_named(adafuse, tmp_path, fakes, text):
     if text is not None:
         path.write_text(text)
     result = adafuse("generate", "x:", "--config", path)
-    assert result.exit_code == 2
+    assert (result.exit_code, fakes) == (2, [])
     assert str(path) in result.stderr
     assert (text or "No such file").split(":")[0] in result.stderr
-    assert not fakes
 
 
 def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
@@ -101,10 +100,9 @@ def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
     ],
 )
 def test_options_that_a_command_cannot_use_are_refused(
-    adafuse, fakes, tmp_path, name, option, word
+    adafuse, fakes, tmp_path, questions, name, option, word
 ):
-    data = tmp_path / "set.jsonl"
-    data.write_text('{"question": "Who?", "answer": "Ada"}\n')
+    data = questions({"question": "Who?", "answer": "Ada"})
     rest = {
         "run": ["--test-set", data, "--output", tmp_path / "out.jsonl"],
         "tune": [data, "--output", tmp_path / "out.yaml"],
@@ -114,33 +112,22 @@ def test_options_that_a_command_cannot_use_are_refused(
     config.write_text(option.replace("=", ": "))
     for given in (["-o", option], ["--config", config]):
         result = adafuse(name, *rest, *given)
-        assert result.exit_code == 2
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
         assert word in result.stderr
         assert option.split("=")[0] in result.stderr
-        assert len(result.stderr.splitlines()) == 1
     assert not any(tmp_path.glob("out*"))
 
 
-SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x"]}}}
-
-
-@pytest.mark.parametrize(
-    ("flags", "form"),
-    [
-        (["--json-schema", "schema.json"], {"json_schema": SCHEMA}),
-        (["-o", "regex=[0-9]+"], {"regex": "[0-9]+"}),
+def test_the_form_of_the_response_replaces_that_of_the_file(adafuse, fakes, tmp_path):
+    schema = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x"]}}}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    config = tmp_path / "ensemble.yaml"
+    config.write_text('{"regex": "a", "max_words": 2}')
+    for flags, form in (
+        (["--json-schema", tmp_path / "schema.json"], {"json_schema": schema}),
         (["-o", 'grammar=start: "é" | "b"'], {"grammar": 'start: "é" | "b"'}),
         (["--choice", "yes, sir", "--choice", "no"], {"choices": ("yes, sir", "no")}),
-    ],
-)
-def test_the_form_of_the_response_replaces_that_of_the_file(
-    adafuse, fakes, tmp_path, monkeypatch, flags, form
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
-    config = tmp_path / "ensemble.yaml"
-    for other in ({"regex": "a"}, {"choices": ["a", "b"]}):
-        config.write_text(json.dumps({**other, "max_words": 2}))
+    ):
         adafuse("generate", "x:", "--config", config, *flags)
         assert fakes[-1]["config"] == AdaFuseConfig(**form, max_words=2)
 
@@ -149,20 +136,16 @@ def test_the_form_of_the_response_replaces_that_of_the_file(
     ("flags", "word"),
     [
         (["-o", "max_words=0"], "'max_words'"),
-        (["-o", "max_words"], "NAME=VALUE"),
         (["-o", "=3"], "NAME=VALUE"),
         (["-o", "max_word=2"], "Did you mean 'max_words'"),
-        (["-o", "seed=2", "--seed", "1"], "'seed' is given twice"),
         (["-o", "seed=2", "-o", "seed=1"], "'seed' is given twice"),
         (["--temperature", "warm"], "'temperature'"),
-        (["-o", "weights=[1, 2, 3]"], "(2); got 3"),
         (["-o", "n=2"], "temperature"),
         (["--threads", "0"], "--threads"),
         (["--temperatur", "2"], "Did you mean '--temperature'"),
         (["--max-words", "2"], "-o max_words=VALUE"),
         (["-o", "regex=a", "--choice", "b"], "regex and choices"),
         (["--strategy", "mixtur"], "Did you mean 'mixture'"),
-        (["--strategy", "fixed-2", "-o", "max_words=2"], "'max_words'"),
         (["--json-schema", "/no/such/file"], "/no/such/file"),
         (["--model", "/no/such/model"], "/no/such/model"),
     ],
@@ -171,10 +154,8 @@ def test_errors_are_one_line_that_names_what_is_wrong(adafuse, fakes, monkeypatc
     if "--model" in flags:
         monkeypatch.undo()
     result = adafuse("generate", "x:", *flags)
-    assert result.exit_code == 2
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
     assert word in result.stderr
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_unexpected_errors_are_one_line_unless_debug(adafuse, fakes, monkeypatch):
@@ -222,24 +203,23 @@ def test_help_and_version(adafuse):
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "small", "expected"),
+    ("flags", "variable", "small", "expected"),
     [
-        ([], {}, 10**8, [1]),
-        ([], {}, 1000, [1, 7]),
-        (["--threads", 3], {"OMP_NUM_THREADS": "7"}, 10**8, [3]),
-        ([], {"OMP_NUM_THREADS": "7"}, 10**8, []),
+        ([], None, 10**8, [1]),
+        ([], None, 1000, [1, 7]),
+        (["--threads", 3], "7", 10**8, [3]),
+        ([], "7", 10**8, []),
     ],
 )
-def test_small_members_use_one_thread(adafuse, monkeypatch, flags, environment, small, expected):
+def test_small_members_use_one_thread(adafuse, monkeypatch, flags, variable, small, expected):
     chosen: list[int] = []
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr("torch.get_num_threads", lambda: 7)
     monkeypatch.setattr("torch.set_num_threads", chosen.append)
     monkeypatch.setattr("adafuse_llm.cli.common.SMALL", small)
-    result = adafuse("generate", "x", "--max-new-tokens", 1, *flags)
-    assert result.exit_code == 0, result.output
+    assert adafuse("generate", "x", "--max-new-tokens", 1, *flags).exit_code == 0
     assert chosen == expected
 
 

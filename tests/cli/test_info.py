@@ -1,7 +1,6 @@
 """`adafuse info`: facts, and whether models can work together."""
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import MissingDependencyError
-from tests.support.gguf_files import embedded_gguf, rewrite_gguf
+from tests.support.gguf_files import embedded_gguf
 
 pytestmark = pytest.mark.quick
 
@@ -37,16 +36,13 @@ def test_the_members_of_a_configuration_file(adafuse, models, tmp_path):
 
 
 def test_what_a_checkpoint_asks_for(adafuse, models, tmp_path):
-    folder = tmp_path / "otter"
-    shutil.copytree(models[0], folder)
-    path = folder / "generation_config.json"
-    config = json.loads(path.read_text())
-    config |= {"repetition_penalty": 1.1, "do_sample": True, "temperature": 0.7}
-    path.write_text(json.dumps(config))
-    (facts,) = json.loads(adafuse("info", str(folder), "--json").stdout)["members"]
+    shutil.copytree(models[0], tmp_path / "otter")
+    path = tmp_path / "otter" / "generation_config.json"
+    asked = {"repetition_penalty": 1.1, "do_sample": True, "temperature": 0.7}
+    path.write_text(json.dumps(json.loads(path.read_text()) | asked))
+    (facts,) = json.loads(adafuse("info", tmp_path / "otter", "--json").stdout)["members"]
     assert facts["followed_settings"] == ["repetition_penalty=1.1"]
     assert facts["ignored_settings"] == ["do_sample=True", "temperature=0.7"]
-    assert "repetition_penalty=1.1" in adafuse("info", str(folder)).stdout
 
 
 def test_a_gguf_model_is_described_from_its_header_without_llama_cpp(adafuse, monkeypatch):
@@ -60,25 +56,6 @@ def test_a_gguf_model_is_described_from_its_header_without_llama_cpp(adafuse, mo
         assert fact in result.stdout
     assert re.search(r"^│ format +│ GGUF", result.stdout, re.MULTILINE)
     assert "warning: wren-q8_0: only its header was read, because there is no" in result.stdout
-
-
-@pytest.mark.gguf
-@pytest.mark.skipif(os.name == "nt", reason="the child process has another end on Windows")
-def test_a_gguf_file_that_would_end_the_process_is_a_problem(adafuse, tmp_path):
-    odd = {"qwen3.block_count": 0}
-    result = adafuse("info", rewrite_gguf(embedded_gguf("wren"), tmp_path / "m.gguf", entries=odd))
-    assert result.exit_code == 1
-    assert result.stdout.startswith("problem: member 'm'")
-    assert "SIGABRT" in result.stdout
-
-
-@pytest.mark.gguf
-def test_a_gguf_model_is_loaded_and_described(adafuse):
-    report = json.loads(adafuse("info", embedded_gguf("finch", "q8_0"), "--json").stdout)
-    (facts,) = report["members"]
-    assert (facts["architecture"], facts["dtype"], facts["cache"]) == ("olmo2", "Q8_0", "tree")
-    assert (facts["end_tokens"], facts["chat_template"]) == (["[|done|]"], True)
-    assert report["findings"] == []  # the file's vocabulary loses no character
 
 
 def test_a_model_that_cannot_be_loaded(adafuse, models, tmp_path):

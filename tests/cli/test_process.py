@@ -67,33 +67,6 @@ def test_a_closed_pipe_is_silent_and_a_full_disk_is_one_line(start):
     assert (full.wait(timeout=60), full.stderr.read()) == (2, message)
 
 
-def test_a_terminal_sees_the_answer_grow_until_ctrl_c(start, tmp_path):
-    pty = pytest.importorskip("pty")
-    leader, follower = pty.openpty()
-    flags = ["--max-new-tokens", 4000, "-o", "min_new_tokens=4000", "-o", "repetition_penalty=1.3"]
-    ask = ("ask", "Who is the director of the Silesse Mill?", "--passages", 1, *flags)
-    process = start(MAIN.format(before="pass"), *ask, stdout=follower)
-    os.close(follower)
-    shown = b""
-    while b"Wentano" not in shown:  # the answer is below the members
-        shown += os.read(leader, 4096)
-    process.send_signal(signal.SIGINT)
-    while chunk := read(leader):
-        shown += chunk
-    os.close(leader)
-    assert process.wait(timeout=60) == 130
-    assert process.stderr.read().endswith(b"interrupted\n")
-    text = shown.decode()
-    assert text.index("Who is the director") < text.index("● wren") < text.index("Sources")
-
-
-def read(descriptor):
-    try:
-        return os.read(descriptor, 4096)
-    except OSError:  # how Linux says that the other side is closed
-        return b""
-
-
 HOLD = """
 import sys
 from pathlib import Path
@@ -141,3 +114,69 @@ def test_an_output_that_cannot_be_written_is_named(adafuse, fakes, job, tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.exit_code == 2
     assert result.stderr == f"error: {output}: File too large\n"
+
+
+CHAT = """
+import fcntl, signal, termios, time
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.cli import run
+
+def slow(text):
+    time.sleep(0.03)
+    return {" whole" if "one\\ntwo\\n\\nthree" in text else " part": 1.0}
+
+AdaFuseEngine.from_pretrained = lambda *_, config, **__: AdaFuseEngine(
+    [FakeBackend("wren", slow, [" whole", " part"])], config
+)
+raise SystemExit(run(["chat", "--max-new-tokens", "500"]))
+"""
+"""A conversation in the terminal of the process with a member that writes slowly."""
+
+
+class Terminal:
+    """A terminal with a program in it."""
+
+    def __init__(self, start):
+        pty = pytest.importorskip("pty")
+        pytest.importorskip("readline")
+        self.leader, follower = pty.openpty()
+        streams = {"stdin": follower, "stdout": follower, "stderr": follower}
+        self.process = start(CHAT, start_new_session=True, **streams)
+        os.close(follower)
+        self.shown = b""
+
+    def until(self, text):
+        """Read until a text appears, and return what is before it."""
+        while text not in self.shown:
+            self.shown += os.read(self.leader, 4096)
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def enter(self, text):
+        os.write(self.leader, text)
+
+
+@pytest.mark.slow
+def test_pasted_lines_are_one_message_and_typing_stays_out_of_the_answer(start):
+    terminal = Terminal(start)
+    for paste in (b"one\ntwo\n\nthree", b"\x1b[200~one\rtwo\r\rthree\x1b[201~"):
+        terminal.until(b"> ")
+        terminal.enter(paste)
+        terminal.until(b"three")
+        terminal.enter(b"\n")
+        terminal.until(b" whole")
+        terminal.enter(b"typed\n")
+        terminal.until(b" whole")
+        terminal.process.send_signal(signal.SIGINT)
+        assert b"typed" not in terminal.until(b"stopped")
+        terminal.until(b"typed")  # the next message
+        terminal.until(b" whole")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until(b"> ")
+        terminal.enter(b"/new\n")
+    terminal.until(b"> ")
+    terminal.enter(b"/quit\n")
+    assert terminal.process.wait(timeout=30) == 0
+    os.close(terminal.leader)

@@ -41,12 +41,9 @@ def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes
     asked = []
     decode = AdaFuseEngine.generate
     monkeypatch.setattr(
-        AdaFuseEngine,
-        "generate",
-        lambda self, *given, **options: asked.append(options) or decode(self, *given, **options),
+        AdaFuseEngine, "generate", lambda self, **asks: asked.append(asks) or decode(self, **asks)
     )
-    result = adafuse(*job, "--docs", tmp_path / "mill.md")
-    assert result.exit_code == 0, result.output
+    assert adafuse(*job, "--docs", tmp_path / "mill.md").exit_code == 0
     assert asked
     assert all("founded mill 7." in each["messages"][0]["content"] for each in asked)
 
@@ -79,13 +76,10 @@ def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
 def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, fakes, monkeypatch):
     adafuse(*job)
     monkeypatch.setattr(tuning, "in_order", lambda *_a, **_k: pytest.fail("decoded again"))
-    again = adafuse(*job)
-    assert again.exit_code == 0, again.output
-    assert "describes wren alone" in again.stdout
+    assert "describes wren alone" in adafuse(*job).stdout
     refused = adafuse(*job, "--seed", 2)
     assert refused.exit_code == 2
     assert "seed 1, not 2" in refused.stderr
-    assert adafuse(*job, "--max-requests", 2).exit_code == 2
     assert adafuse(*job, "--chat").exit_code == 2
 
 
@@ -104,7 +98,6 @@ def test_an_interrupted_search_is_resumed(adafuse, job, tmp_path, monkeypatch):
     assert early.exit_code == 130, early.output
     assert "interrupted: run the same command again to resume" in early.stderr
     assert not (tmp_path / "tuned.yaml").exists()
-    calls[:] = [1] * 4
     assert adafuse(*job).exit_code == 0
     assert len(calls) < 4 + 7
 
@@ -131,8 +124,6 @@ def test_what_cannot_be_searched_is_one_error_before_anything_is_loaded(
     adafuse, job, fakes, flags, message, tmp_path
 ):
     result = adafuse(*job, *flags)
-    assert result.exit_code == 2
+    assert (result.exit_code, len(result.stderr.splitlines()), fakes) == (2, 1, [])
     assert message in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert not fakes
     assert not (tmp_path / "tuned.yaml").exists()

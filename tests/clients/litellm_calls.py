@@ -10,26 +10,19 @@ import litellm
 
 SERVER = {"api_base": f"{sys.argv[1]}/v1", "api_key": "none", "max_tokens": 200}
 QUESTION = {"role": "user", "content": "What is 31 * 44?"}
-CALCULATE = {
-    "name": "calculate",
-    "description": "Compute a number.",
-    "parameters": {
-        "type": "object",
-        "properties": {"expression": {"type": "string"}},
-        "required": ["expression"],
-    },
-}
+
+
+def of(**kinds):
+    """The JSON schema of an object with these properties."""
+    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    return {"type": "object", "properties": properties, "required": [*kinds]}
+
+
+CALCULATE = {"name": "calculate", "description": "Compute.", "parameters": of(expression="string")}
 TOOLS = [{"type": "function", "function": CALCULATE}]
 PRICE = {
     "type": "json_schema",
-    "json_schema": {
-        "name": "price",
-        "schema": {
-            "type": "object",
-            "properties": {"florins": {"type": "integer"}},
-            "required": ["florins"],
-        },
-    },
+    "json_schema": {"name": "price", "schema": of(florins="integer")},
 }
 
 

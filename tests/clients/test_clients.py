@@ -18,13 +18,12 @@ import pytest
 from adafuse_llm.serving import create_app
 from tests.support.paths import ROOT
 from tests.support.scripted import scripted_engine
-from tests.support.serving import served
+from tests.support.serving import CALL, served
 
 pytestmark = pytest.mark.clients
 
 HERE = Path(__file__).parent
 ENVIRONMENT = Path(os.environ.get("ADAFUSE_CLIENTS", ".venv-clients")).absolute()
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
 SECONDS = 240
 
 

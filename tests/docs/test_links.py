@@ -81,10 +81,12 @@ def problem(page: Path, link: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
-    here = [link for link in links(page) if not re.match(r"[a-z]+:", link)]
-    wrong = {link: said for link in here if (said := problem(page, link))}
+def test_every_link_leads_somewhere() -> None:
+    here = [
+        (page, each) for page in PAGES for each in links(page) if not re.match(r"[a-z]+:", each)
+    ]
+    assert len(here) > 100
+    wrong = {(page, link): said for page, link in here if (said := problem(page, link))}
     assert wrong == {}
 
 
@@ -96,8 +98,8 @@ def test_the_first_page_leads_to_every_page_and_reads_well_on_github() -> None:
     assert [page.name for page in guides if "```{" in page.read_text(encoding="utf-8")] == []
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_links_of_an_integration_also_lead_there_from_a_package_index(readme: Path) -> None:
-    found = links(readme)
-    assert len(found) > 2
-    assert [link for link in found if not link.startswith(f"{REPOSITORY}/blob/main/")] == []
+def test_links_of_an_integration_also_lead_there_from_a_package_index() -> None:
+    for readme in READMES:
+        found = links(readme)
+        assert len(found) > 2
+        assert [each for each in found if not each.startswith(f"{REPOSITORY}/blob/main/")] == []

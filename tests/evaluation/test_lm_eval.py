@@ -159,7 +159,6 @@ def test_a_text_that_no_member_can_write_has_no_likelihood(caplog):
             {"stop": ("a",), "max_new_tokens": 3, "temperature": 0.0},
         ),
         ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
-        ({"do_sample": True}, {"temperature": 1.0}),
         (
             {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
             {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
@@ -232,36 +231,28 @@ def test_models_are_loaded_like_on_the_command_line(monkeypatch, tmp_path):
 # Conversations --------------------------------------------------------------------------------
 
 
-def test_conversations_reach_every_member_in_its_own_template():
+def test_conversations_reach_every_member_in_its_own_template_and_begun_replies_go_on():
     seen = set()
 
     def script(prompt):
         seen.add("im_start" if "<|im_start|>" in prompt else "INST" if "[INST]" in prompt else "?")
-        return "Yes."
+        return "Yes, it is."
 
+    turns = [{"role": "user", "content": "Is it?"}]
+    begun = [*turns, {"role": "assistant", "content": "Yes,"}]
     with scripted_engine(script, max_new_tokens=8) as engine:
         ensemble = AdaFuseLM(engine)
-        context = ensemble.apply_chat_template([{"role": "user", "content": "Is it?"}])
-        (text,) = ensemble.generate_until(instances((context, {"max_gen_toks": 8})), True)
-        ((likely, greedy),) = ensemble.loglikelihood(instances((context, "Yes.")), True)
-    assert text == "Yes."
+        context = ensemble.apply_chat_template(turns)
+        assert ensemble.generate_until(instances((context, {})), True) == ["Yes, it is."]
+        ((likely, greedy),) = ensemble.loglikelihood(instances((context, "Yes, it is.")), True)
+        assert likely > -10
+        assert greedy
+        half = ensemble.apply_chat_template(begun, add_generation_prompt=False)
+        for each in (half, f"{context}Yes,"):
+            assert ensemble.generate_until(instances((each, {})), True) == [" it is."]
     assert seen >= {"im_start", "INST"}
-    assert likely > -10
-    assert greedy
     assert ensemble.chat_template(True) == "each member's own"
     assert ensemble.tokenizer_name == "adafuse:ink,quill"
-
-
-def test_a_reply_that_the_task_begins_is_continued():
-    with scripted_engine(lambda _: "Yes, it is.", max_new_tokens=8) as engine:
-        ensemble = AdaFuseLM(engine)
-        turns = [{"role": "user", "content": "Is it?"}]
-        begun = [*turns, {"role": "assistant", "content": "Yes,"}]
-        context = ensemble.apply_chat_template(begun, add_generation_prompt=False)
-        for each in (context, ensemble.apply_chat_template(turns) + "Yes,"):
-            assert ensemble.generate_until(instances((each, {})), True) == [" it is."]
-        ((_, greedy),) = ensemble.loglikelihood(instances((context, " it is.")), True)
-    assert greedy
 
 
 # The harness itself ---------------------------------------------------------------------------
@@ -282,17 +273,11 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 filter_list:
   - {name: stripped, filter: [{function: remove_whitespace}, {function: take_first}]}
 """
-ROLLING = """
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: a
-metric_list: [{metric: bits_per_byte, aggregation: bits_per_byte, higher_is_better: false}]
-"""
 
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
-    """Return a folder with three tasks over two questions; the ensemble knows the first answer."""
+    """Return a folder with two tasks over two questions; the ensemble knows the first answer."""
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     items = [
@@ -303,7 +288,7 @@ def tasks(tmp_path, monkeypatch):
     data.write_text("".join(json.dumps(item) + "\n" for item in items))
     folder = tmp_path / "tasks"
     folder.mkdir()
-    for name, body in (("choice", CHOICE), ("generate", GENERATE), ("rolling", ROLLING)):
+    for name, body in (("choice", CHOICE), ("generate", GENERATE)):
         (folder / f"{name}.yaml").write_text(
             f"task: my_{name}\ndataset_path: json\ntest_split: test\n"
             f"dataset_kwargs: {{data_files: {{test: {data}}}}}\n{body}"
@@ -321,13 +306,12 @@ def test_local_tasks_run_offline_through_the_harness(tasks):
     with scripted_engine(script) as engine:
         found = simple_evaluate(
             AdaFuseLM(engine, batch_size=4),
-            tasks=["my_choice", "my_generate", "my_rolling"],
+            tasks=["my_choice", "my_generate"],
             task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
             bootstrap_iters=0,
             log_samples=True,
         )
     assert found["results"]["my_choice"]["acc,none"] == 0.5
     assert found["results"]["my_generate"]["exact_match,stripped"] == 0.5
-    assert found["results"]["my_rolling"]["bits_per_byte,none"] > 0
     responses = [sample["filtered_resps"][0].strip() for sample in found["samples"]["my_generate"]]
     assert sorted(responses) == ["Anna", "Orrin"]

@@ -173,7 +173,7 @@ def test_a_cancelled_search_ends_at_once_and_its_log_is_used_again():
     assert [line["line"] for line in [*lines, *again]] == list(range(1, 6 + len(again)))
 
 
-def test_fixed_options_are_kept_and_members_restricted():
+def test_fixed_options_are_kept_members_restricted_and_options_of_the_engine_not_used():
     fixed = {"use": ("odd", "even"), "max_words": 2, "weights": (2.0, 1.0, 4.0)}
     found = search(complementary(), fixed=fixed, trials=4)
     assert set(found.alone) == {"odd", "even"}
@@ -181,6 +181,9 @@ def test_fixed_options_are_kept_and_members_restricted():
         assert trial.options["use"] == ["odd", "even"]
         assert trial.options["max_words"] == 2
         assert trial.options["weights"] == (2.0, 1.0, 4.0)
+    skewed = AdaFuseConfig(max_new_tokens=8, max_words=1)
+    other = search(AdaFuseEngine(complementary().backends, skewed), fixed=fixed, trials=4)
+    assert [t.score for t in other.trials] == [t.score for t in found.trials]
 
 
 def test_lost_answers_allow_no_conclusion_and_are_decoded_again(monkeypatch):
@@ -206,14 +209,6 @@ def test_lost_answers_allow_no_conclusion_and_are_decoded_again(monkeypatch):
     assert held.number in answered
     assert len(answered) == 20  # only this setting
     assert again.pays
-
-
-def test_options_of_the_engine_do_not_affect_settings():
-    plain = search(complementary(), trials=2)
-    engine = complementary()
-    skewed = AdaFuseConfig(max_new_tokens=8, max_words=1)
-    found = search(AdaFuseEngine(engine.backends, skewed), trials=2)
-    assert [t.score for t in found.trials] == [t.score for t in plain.trials]
 
 
 @pytest.mark.parametrize(

@@ -58,17 +58,13 @@ def shown_text(page_: str) -> str:
     return html.unescape("".join(spans))
 
 
-def test_the_text_is_in_the_page_and_harmless(generation):
+def test_the_text_is_in_the_page_and_harmless_and_nothing_comes_from_elsewhere(generation):
     made = page(generation, title="<i>title</i>", sources=[("a.md", "<u>x</u>")])
     assert generation.text.strip() == NASTY.strip()
     assert shown_text(made) == generation.text
     for tag in ("<script", "<b>", "<i>", "<u>"):
         assert tag not in made
-
-
-def test_a_page_asks_for_nothing_from_elsewhere(generation):
-    made = page(generation)
-    assert not re.search(r"https?:|src=|@import|url\(|<link|<script", made)
+    assert not re.search(r"https?:|src=|@import|url\(|<link", made)
 
 
 def test_every_candidate_of_every_round_is_there(generation):
@@ -79,17 +75,12 @@ def test_every_candidate_of_every_round_is_there(generation):
             assert all(f">{max(0, value):.3f}</td>" in made for value in candidate.nll.values())
 
 
-def test_what_a_stop_sequence_cut_off_is_not_shown():
+def test_what_a_stop_sequence_cut_off_is_not_shown_and_what_a_limit_cut_is_marked():
     engine = AdaFuseEngine([writes("one", "a b c d")])
-    generation = engine.generate(">", stop=" c")
-    assert generation.text == "a b"
-    assert shown_text(page(generation)) == "a b"
-
-
-def test_a_span_that_the_length_limit_cut_is_marked():
-    generation = AdaFuseEngine([writes("one", "a b c d")]).generate(">", max_new_tokens=4)
-    assert generation.text == "a b "
-    assert '"a b c" (cut)' in printed(generation)
+    stopped, limited = engine.generate(">", stop=" c"), engine.generate(">", max_new_tokens=4)
+    assert stopped.text == shown_text(page(stopped)) == "a b"
+    assert limited.text == "a b "
+    assert '"a b c" (cut)' in printed(limited)
 
 
 def test_fragments_of_different_generations_fit_into_one_page(generation):
@@ -106,17 +97,6 @@ def test_a_terminal_shows_text_rounds_and_cost(generation):
     assert "\x1b[31m" not in shown
     assert "\ufffd[31m" in shown
     assert f"{len(generation.rounds)} rounds" in shown
-
-
-def test_all_ways_to_show_rounds_count_the_same_ones_as_unanimous():
-    sure, unsure = writes("one", "a b c"), writes("two", "a b c", sure=0.8)
-    for other, branches, agreed in ((sure, 3, 4), (unsure, 3, 0), (unsure, 1, 4)):
-        engine = AdaFuseEngine([writes("first", "a b c"), other])
-        generation = engine.generate(">", max_words=1, branching_factor=branches)
-        count = len(generation.rounds)
-        assert f"all agreed in {agreed} of {count}" in printed(generation)
-        assert Summary.of(generation.rounds).agreement == pytest.approx(agreed / count)
-        assert html.unescape(page(generation)).count("all agree ·") == agreed
 
 
 def test_explanations_follow_the_strategy_that_ran():
@@ -158,9 +138,7 @@ def test_all_responses_are_shown_with_their_seeds(drawn):
 
 def test_records_of_rounds_have_the_log_probabilities(drawn, generation):
     for decided in drawn.rounds:
-        told = record(decided)["logprobs"]
-        assert told == decided.model_dump(mode="json")["logprobs"]
-        assert all(len(token["top"]) == 2 for token in told["one"])
+        assert record(decided)["logprobs"] == decided.model_dump(mode="json")["logprobs"]
     assert "logprobs" not in record(generation.rounds[0])
 
 
@@ -216,13 +194,9 @@ def test_a_long_answer_has_charts_of_few_points():
     assert f'title="mean of rounds 0 to 2: {sum(seconds) / 3:.3f} s"' in made
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1100, "light")])
-def test_a_browser_opens_it_and_shows_candidates_on_focus(
-    new_tab, generation, tmp_path, scheme, width
-):
+def test_a_browser_opens_it_and_shows_candidates_on_focus(new_tab, generation, tmp_path):
     path = generation.to_html(tmp_path / "report.html")
-    size = {"width": width, "height": 800}
-    tab = new_tab(color_scheme=scheme, viewport=size)
+    tab = new_tab(color_scheme="dark", viewport={"width": 390, "height": 800})
     problems: list[str] = []
     requests: list[str] = []
     tab.on("console", lambda message: problems.append(message.text))
@@ -239,8 +213,7 @@ def test_a_browser_opens_it_and_shows_candidates_on_focus(
     assert "← committed" in card.inner_text()
     box = card.bounding_box()
     assert box is not None
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= width
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
     overflow = tab.evaluate("document.documentElement.scrollWidth > innerWidth")
     assert not overflow, "the page is wider than the screen"
     tab.locator(".span").nth(1).focus()

@@ -138,12 +138,6 @@ def test_keys_that_no_header_can_have_are_refused(keys: Any) -> None:
         middlewares(ServingConfig(), keys)
 
 
-async def test_probes_and_the_page_need_no_key() -> None:
-    async with client(("key-1",)) as http:
-        assert [(await http.get(path)).status_code for path in ("/health", "/")] == [200, 200]
-        assert (await http.get("/missing")).status_code == 401
-
-
 async def test_all_keys_are_compared_whatever_the_first_one_gives(monkeypatch) -> None:
     compared = []
     real = hmac.compare_digest
@@ -191,13 +185,18 @@ async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so
     assert refused.headers["access-control-allow-origin"] == preflight["Origin"]
 
 
-async def test_a_proxy_may_leave_its_prefix_in_paths() -> None:
-    async with client(("key-1",), root_path="/a/llm") as http:
-        for path in ("/a/llm/", "/a/llm/health", "/health"):
+@pytest.mark.parametrize("prefix", ["", "/a/llm"])
+async def test_probes_and_the_page_need_no_key_and_proxies_may_add_a_prefix(prefix: str) -> None:
+    async with client(("key-1",), root_path=prefix) as http:
+        for path in (f"{prefix}/", f"{prefix}/health", "/health"):
             assert (await http.get(path)).status_code == 200
-        for path in ("/a/llm/echo", "/a/llmx/health"):
+        for path in (f"{prefix}/echo", f"{prefix}x/health"):
             assert (await http.get(path)).status_code == 401
-        assert (await http.get("/a/llm")).headers["location"] == "/a/llm/"
+        if prefix:
+            assert (await http.get(prefix)).headers["location"] == f"{prefix}/"
+
+
+def test_a_prefix_is_a_path() -> None:
     assert ServingConfig(root_path="a/llm/").root_path == "/a/llm"
     with pytest.raises(InvalidOptionError, match="root_path"):
         ServingConfig(root_path="https://a.example/llm")

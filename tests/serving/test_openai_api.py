@@ -14,7 +14,7 @@ from adafuse_llm import InvalidOptionError, Round, Usage
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.completions import total_usage
 from tests.support.scripted import scripted_engine
-from tests.support.serving import openai_client
+from tests.support.serving import CALCULATE, CALL, openai_client
 from tests.support.thinkers import thinkers
 
 QUESTION = [{"role": "user", "content": "What does a ticket cost if three cost 12 florins?"}]
@@ -22,17 +22,7 @@ PRODUCT: Any = [{"role": "user", "content": "What is 31 * 44?"}]
 WORDS = {"max_tokens": 12}
 SWEET_SPAN = "benchmarks.peers.sweetspan:SweetSpan"
 """The place of a strategy that is not part of the package."""
-FUNCTION: Any = {
-    "name": "calculate",
-    "description": "Compute a number.",
-    "parameters": {
-        "type": "object",
-        "properties": {"expression": {"type": "string"}},
-        "required": ["expression"],
-    },
-}
-CALCULATE: Any = {"type": "function", "function": FUNCTION}
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
+TOOL: Any = {"type": "function", "function": CALCULATE}
 
 
 def ask(client, **changes):
@@ -48,6 +38,7 @@ def decision(done):
     return done.text, winner.proposers, [each.text for each in done.candidates], scores
 
 
+@pytest.mark.quick
 def test_a_chat_is_the_response_of_the_engine(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
     response = ask(client, extra_body={"adafuse": {"rounds": True}})
@@ -62,6 +53,7 @@ def test_a_chat_is_the_response_of_the_engine(client, engine):
     assert response.usage.total_tokens == max(totals)
 
 
+@pytest.mark.quick
 def test_a_stream_has_the_role_the_spans_the_reason_and_the_usage(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
     given = {"stream_options": {"include_usage": True}, "extra_body": {"adafuse": {"rounds": True}}}
@@ -99,8 +91,8 @@ def test_options_of_the_ensemble_reach_the_engine(client, engine):
 @pytest.mark.parametrize(
     ("allowed", "known", "unknown"),
     [
-        ((), ["auto", "fixed-3", "mixture", "single"], ["fixed-4", "sweetspan"]),
-        (("fixed-4", SWEET_SPAN), ["fixed-4", "sweetspan", "adafuse", "single"], ["mixture"]),
+        ((), ["auto", "fixed-3", "single"], ["fixed-4", "sweetspan"]),
+        (("fixed-4", SWEET_SPAN), ["fixed-4", "sweetspan", "single"], ["mixture"]),
     ],
     ids=["default", "list"],
 )
@@ -115,12 +107,9 @@ def test_a_request_may_name_the_strategies_that_the_operator_allows(
             strategy = ask(client, model=model, **given).choices[0].adafuse["strategy"]
             assert strategy == ("adafuse" if name == "auto" else name)
         for name in (*unknown, SWEET_SPAN):
-            with pytest.raises(openai.BadRequestError, match=r"Strategies: adafuse, .*single") as e:
+            with pytest.raises(openai.BadRequestError, match="Strategies: adafuse") as caught:
                 ask(client, extra_body={"adafuse": {"strategy": name}})
-            assert e.value.param == "adafuse.strategy"
-
-
-def test_an_allowed_strategy_that_does_not_exist_is_an_error_at_the_start(engine):
+            assert caught.value.param == "adafuse.strategy"
     with pytest.raises(InvalidOptionError, match="mixture"):
         create_app(engine, ServingConfig(allowed_strategies=("mixtur",)))
 
@@ -144,9 +133,8 @@ def test_responses_are_drawn_with_a_seed(client, engine):
 def test_stop_sequences_end_the_text(client):
     whole = ask(client).choices[0].message.content
     stop = whole.split()[1]
-    response = ask(client, stop=[stop])
-    assert response.choices[0].message.content == whole[: whole.index(stop)]
-    assert response.choices[0].finish_reason == "stop"
+    (choice,) = ask(client, stop=[stop]).choices
+    assert (choice.message.content, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
 
 
 def test_log_probabilities_are_those_of_the_leading_member(client):
@@ -186,7 +174,7 @@ def test_tools_are_called_in_an_enforced_form():
     def reply(prompt):
         return "It is 1364." if "1364" in prompt else f"Let me see.\n{CALL}"
 
-    given = {"tools": [CALCULATE], "max_tokens": 200}
+    given = {"tools": [TOOL], "max_tokens": 200}
     with scripted_engine(reply) as engine, openai_client(engine) as c:
         choice = ask(c, messages=PRODUCT, **given).choices[0]
         assert choice.finish_reason == "tool_calls"
@@ -212,42 +200,20 @@ def test_a_call_that_the_limit_cuts_is_not_sent(enforce):
     both = f"{CALL}\n{CALL.replace('44', '44 * ' * 40)}"
     extra: Any = {"extra_body": {"adafuse": {"enforce": enforce}}}
     with scripted_engine(lambda _: both) as engine, openai_client(engine) as c:
-        for size, calls in ((50, 0), (180, 1)):
-            given = {"messages": PRODUCT, "tools": [CALCULATE], "max_tokens": size, **extra}
-            done = ask(c, **given)
-            assert done.choices[0].finish_reason == "length"
-            assert not done.choices[0].message.content
-            assert len(done.choices[0].message.tool_calls or ()) == calls
-            assert "max_tokens" in str(done.adafuse["warnings"])
-            deltas = [part.choices[0] for part in ask(c, **given, stream=True)]
-            assert sum(len(delta.delta.tool_calls or ()) for delta in deltas) == calls
-            assert deltas[-1].finish_reason == "length"
-            tools: Any = [{"type": "function", **FUNCTION}]
-            given = {"input": PRODUCT, "tools": tools, "max_output_tokens": size, **extra}
-            *_, last = c.responses.create(model="adafuse", stream=True, **given)
-            assert last.response.incomplete_details.reason == "max_output_tokens"
-            assert sum(each.type == "function_call" for each in last.response.output) == calls
-
-
-def test_calls_in_the_history_that_are_no_json_are_read_as_text():
-    prompts = []
-
-    def reply(prompt):
-        prompts.append(prompt)
-        return "Well."
-
-    function = {"name": "calculate", "arguments": '{"expression": "31 *'}
-    call = {"id": "1", "type": "function", "function": function}
-    messages = [
-        *PRODUCT,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "not JSON"},
-    ]
-    with scripted_engine(reply) as engine, openai_client(engine) as c:
-        done = ask(c, messages=messages, tools=[CALCULATE])
-    assert "not a JSON object" in str(done.adafuse["warnings"])
-    assert done.choices[0].message.content == "Well."
-    assert any(f"{function['arguments']}}}\n</tool_call>" in each for each in prompts)
+        given = {"messages": PRODUCT, "tools": [TOOL], "max_tokens": 180, **extra}
+        done = ask(c, **given)
+        assert done.choices[0].finish_reason == "length"
+        assert not done.choices[0].message.content
+        assert len(done.choices[0].message.tool_calls) == 1
+        assert "max_tokens" in str(done.adafuse["warnings"])
+        deltas = [part.choices[0] for part in ask(c, **given, stream=True)]
+        assert sum(len(delta.delta.tool_calls or ()) for delta in deltas) == 1
+        assert deltas[-1].finish_reason == "length"
+        tools: Any = [{"type": "function", **CALCULATE}]
+        given = {"input": PRODUCT, "tools": tools, "max_output_tokens": 180, **extra}
+        *_, last = c.responses.create(model="adafuse", stream=True, **given)
+        assert last.response.incomplete_details.reason == "max_output_tokens"
+        assert sum(each.type == "function_call" for each in last.response.output) == 1
 
 
 class Price(BaseModel):
@@ -264,18 +230,14 @@ def test_structured_output_fits_the_schema(client):
 
 def test_a_form_that_cannot_be_enforced_is_described_or_refused(client):
     schema = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/a.json"}}}
-
-    def form(**strict):
-        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **strict}}
-
-    described = ask(client, response_format=form())
+    named = {"name": "x", "schema": schema}
+    described = ask(client, response_format={"type": "json_schema", "json_schema": named})
     (warning,) = described.model_extra["adafuse"]["warnings"]
     assert "not enforced" in warning
+    strict = {"type": "json_schema", "json_schema": {**named, "strict": True}}
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, response_format=form(strict=True))
+        ask(client, response_format=strict)
     assert caught.value.param == "response_format"
-    plain = ask(client, response_format=form(), extra_body={"adafuse": {"enforce": False}})
-    assert "warnings" not in plain.model_extra["adafuse"]
 
 
 def test_reasoning_is_apart_from_the_answer():
@@ -288,9 +250,6 @@ def test_reasoning_is_apart_from_the_answer():
     assert "".join(delta.content or "" for delta in streamed) == "Four."
 
 
-IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
-
-
 def extension(**fields: Any) -> dict[str, Any]:
     return {"extra_body": {"adafuse": fields}}
 
@@ -300,7 +259,6 @@ def extension(**fields: Any) -> dict[str, Any]:
     [
         ("model", {"model": "gpt-9"}),
         ("messages", {"messages": []}),
-        ("messages", {"messages": IMAGE}),
         ("messages.0.name", {"messages": [{"role": "user", "content": "x", "name": 1}]}),
         ("max_tokens", {"max_tokens": 401}),
         ("n", {"n": 3}),
@@ -309,11 +267,8 @@ def extension(**fields: Any) -> dict[str, Any]:
         ("adafuse.max_wrds", extension(max_wrds=3)),
         ("adafuse.use", extension(use=["nobody"])),
         ("adafuse.use", {"model": "wren", **extension(use=["heron"])}),
-        ("adafuse.strategy", extension(strategy="best")),
         ("max_tokens", extension(max_new_tokens=3)),
-        ("tool_choice", {"tools": [CALCULATE], "tool_choice": "add"}),
-        ("tools", {"tools": [{"type": "function", "function": {"name": ""}}]}),
-        ("response_format", {"response_format": {"type": "xml"}}),
+        ("tool_choice", {"tools": [TOOL], "tool_choice": "add"}),
         (
             "adafuse.regex",
             {"response_format": {"type": "json_object"}, **extension(regex="[0-9]")},
@@ -337,6 +292,7 @@ def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client)
         assert "exceeds the context window" in caught.value.message  # agents look for these words
 
 
+@pytest.mark.quick
 def test_the_prompt_of_several_responses_counts_once_and_so_does_what_of_it_was_cached():
     counts = {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 2}
     fields = {name: {"oak": counts.get(name, 1)} for name in Usage.model_fields}

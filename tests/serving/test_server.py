@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -24,7 +25,7 @@ from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.server import listen, run, url_of
 from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServerConfig
-from tests.support.waiting import wait_until
+from tests.support.waiting import background, wait_until
 
 TOKENS = "/tokenize"
 SLOW = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
@@ -102,6 +103,38 @@ def test_members_that_cannot_be_loaded_stop_the_server() -> None:
     with running(load) as each:
         each.thread.join(20)
     assert isinstance(each.result, LoadError)
+
+
+def test_a_member_that_hangs_does_not_keep_the_process_alive(monkeypatch, caplog) -> None:
+    may_end, ended = threading.Event(), list[int]()
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(os, "_exit", ended.append)
+
+    def hang(_: str) -> dict[str, float]:
+        may_end.wait(20)
+        return {"<end>": 1.0}
+
+    member = FakeBackend("wren", hang)
+    with running(lambda: AdaFuseEngine([member]), drain_seconds=0) as each:
+        wait_until(lambda: each.service.is_ready)
+        answer = background(httpx.post, f"{each.url}/v1/completions", json={"prompt": "x"})
+        wait_until(lambda: member.passes)
+        each.server.handle_exit(signal.SIGTERM, None)
+        assert answer.result().status_code == 503
+        wait_until(lambda: ended)
+        may_end.set()
+    assert ended == [0]
+    assert "'wren'" in caplog.text
+
+
+def test_a_second_signal_ends_the_process_at_once(monkeypatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with running() as each:
+        each.server.handle_exit(signal.SIGINT, None)
+        assert ended == []
+        each.server.handle_exit(signal.SIGINT, None)
+    assert ended == [each.result] == [130]
 
 
 def test_a_busy_port_and_an_unknown_address_are_clear_errors() -> None:

@@ -50,7 +50,6 @@ HOSTILE = f"""{IMAGE} {SCRIPT}
 
 ANSWERS: dict[str, tuple[str, ...]] = {
     "sum": ("The sum is 85 for sure.", "The sum is 90 for sure.", "The result is 90, I think."),
-    "nasty": (f"It is {SCRIPT} or {IMAGE} or so.", f"Is {IMAGE} or {SCRIPT} or so."),
     "hebrew": (HEBREW, HEBREW, "1874 אחר"),
     "long": ("\n".join(f"line {number}" for number in range(12)),),
     "think": ("<think>\nSo it is</think>\n\nNow it is done",),

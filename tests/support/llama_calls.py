@@ -30,6 +30,9 @@ PATHS = (
     "astream_chat",
 )
 
+FORMS = ("complete", "astream_complete", "stream_chat", "achat")
+"""Each kind of call, and each way to return: whole or in chunks, in an event loop or not."""
+
 
 @dataclass
 class Said:
@@ -46,10 +49,6 @@ class Said:
     @property
     def raw(self) -> AdaFuseRaw:
         return self.raws[-1]
-
-    @property
-    def rounds(self) -> int:
-        return sum(len(raw.rounds) for raw in self.raws)
 
 
 async def ask(llm: Any, path: str, asked: Any, **options: Any) -> Said:

@@ -21,6 +21,21 @@ from starlette.types import ASGIApp
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.serving import ServingConfig, create_app
 
+CALCULATE: dict[str, Any] = {
+    "name": "calculate",
+    "description": "Compute a number.",
+    "parameters": {
+        "type": "object",
+        "properties": {"expression": {"type": "string"}},
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+}
+"""A function of OpenAI's API."""
+
+CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
+"""A call of it, as members write it."""
+
 COMMAND = "from adafuse_llm.cli import main; main()"
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 START_SECONDS = 120

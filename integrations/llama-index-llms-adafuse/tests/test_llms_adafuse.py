@@ -1,15 +1,13 @@
-"""The package: its base classes, what it exports, what importing it loads."""
+"""The package: its base classes, and what importing it loads."""
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 
 import pytest
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.llms import adafuse
 from llama_index.llms.adafuse import AdaFuseLLM
 
 
@@ -21,12 +19,6 @@ def test_the_base_classes():
     assert AdaFuseLLM.class_name() == "AdaFuseLLM"
 
 
-def test_exported_names_are_documented():
-    for name in adafuse.__all__:
-        assert inspect.getdoc(getattr(adafuse, name))
-
-
-@pytest.mark.quick
 def test_importing_it_loads_no_model_library():
     code = "import sys, llama_index.llms.adafuse; print({'torch', 'transformers'} & {*sys.modules})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -46,13 +46,6 @@ def test_reasoning_of_histories_is_kept_for_templates_that_read_it(
     assert (turn["content"], turn["reasoning"], omitted) == ("a", reasoning, set())
 
 
-def test_structured_output_is_read_after_reasoning() -> None:
-    reply = 'Maybe {"x": 1}?</think>\n{"x": 2}'
-    chat = ChatAdaFuse(engine=thinkers("deepseek", script=lambda _: reply), enforce=False)
-    schema = {"type": "object", "title": "X", "properties": {"x": {"type": "integer"}}}
-    assert chat.with_structured_output(schema).invoke("?") == {"x": 2}
-
-
 def test_a_reply_continues_the_last_message() -> None:
     chat = ChatAdaFuse(engine=continuing("bytelevel", "sentencepiece"))
     messages = [HumanMessage("Who?"), AIMessage("The keeper of ")]

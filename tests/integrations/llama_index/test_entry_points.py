@@ -28,7 +28,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, InvalidOptionError
-from tests.support.llama_calls import PATHS, ask, prompt_of, prompts_read, recorded
+from tests.support.llama_calls import FORMS, PATHS, ask, prompts_read, recorded
 from tests.support.models import CHATML, STRICT
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.thinkers import thinkers
@@ -73,27 +73,20 @@ async def test_every_path_returns_the_engines_text_and_counts_it_once(engine, pa
         assert "".join(delta or "" for delta in said.deltas) == said.text
         assert len(said.texts) == (len(own.rounds) if "stream" in path else 1)
 
-        usage = said.raw.usage
-        assert usage.members.completion_tokens == own.usage.completion_tokens
-        assert usage.prompt_tokens == own.usage.prompt_tokens["ink"]
+        *parts, last = said.raws
+        assert [each.index for raw in said.raws for each in raw.rounds] == [*range(len(own.rounds))]
+        assert all(len(raw.rounds) == 1 and raw.usage is raw.finish_reason is None for raw in parts)
+        assert last.finish_reason == own.finish_reason
+        assert last.model_validate_json(last.model_dump_json()) == last
+        assert len(repr(last)) < 200 < len(last.model_dump_json())
+        assert last.usage.members.completion_tokens == own.usage.completion_tokens
+        assert last.usage.prompt_tokens == own.usage.prompt_tokens["ink"]
         counts = [event.prompt_token_count for event in counter.llm_token_counts]
-        assert counts == [usage.prompt_tokens]
+        assert counts == [last.usage.prompt_tokens]
         assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
         kinds = ("Chat", "Completion") if "chat" in path else ("Completion", "Chat")
         starts = [record.named(f"LLM{kind}StartEvent") for kind in kinds]
         assert [len(each) for each in starts] == [1, 0]
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_chunk_has_its_round_and_the_last_one_the_whole(engine, path):
-    said: Any = await ask(AdaFuseLLM(engine=engine), path, prompt_of(path, "Where is it?"))
-    rounds = [each.index for raw in said.raws for each in raw.rounds]
-    assert rounds == list(range(said.raw.summary.rounds))
-    for raw in said.raws[:-1]:
-        assert (len(raw.rounds), raw.usage, raw.finish_reason, raw.summary) == (1, None, None, None)
-    assert said.raw.finish_reason == "stop"
-    assert said.raw.model_validate_json(said.raw.model_dump_json()) == said.raw
-    assert len(repr(said.raw)) < 200 < len(said.raw.model_dump_json())
 
 
 # What members read ------------------------------------------------------------------------------
@@ -121,7 +114,7 @@ def prompt_of_chat(*messages: Any, **fields: Any) -> str:
     return prompt
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", FORMS)
 async def test_prompt_functions_mean_the_same_on_every_path(path):
     with reading(CHATML) as (engine, texts):
         llm = AdaFuseLLM(
@@ -255,11 +248,11 @@ def test_a_result_without_its_call_is_text_of_the_user():
 # Reasoning --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_reasoning_that_the_template_opens_is_not_text(path):
+async def test_reasoning_that_the_template_opens_is_not_text():
     engine = thinkers("deepseek", "deepseek-2", script=lambda _: "secret</think>Paris.")
-    said = await ask(AdaFuseLLM(engine=engine), path, "The capital?")
-    assert said.text == "".join(delta or "" for delta in said.deltas) == "Paris."
+    for path in FORMS:
+        said = await ask(AdaFuseLLM(engine=engine), path, "The capital?")
+        assert said.text == "".join(delta or "" for delta in said.deltas) == "Paris."
 
 
 def test_reasoning_of_histories_is_kept_for_templates_that_read_it():
@@ -271,31 +264,26 @@ def test_reasoning_of_histories_is_kept_for_templates_that_read_it():
     ):
         with reading(template) as (engine, texts):
             AdaFuseLLM(engine=engine).chat([ChatMessage("?"), answer, ChatMessage("?")])
-        (prompt,) = texts
-        assert "soNorth." in prompt
+        assert all("soNorth." in prompt for prompt in texts)
 
 
 # Options ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_no_option_of_a_call_is_ignored(engine, path):
-    llm = AdaFuseLLM(engine=engine)
-    with pytest.raises(InvalidOptionError, match="max_new_token"):
-        await ask(llm, path, "Where?", max_new_token=3)
-    said: Any = await ask(llm, path, "Where is it?", use=["ink"])
-    assert {*said.raw.usage.members.prompt_tokens} == {"ink"}
-
-
 @pytest.mark.quick
-def test_every_option_is_a_field_and_reaches_the_engine(engine):
+async def test_every_option_is_a_field_and_reaches_the_engine(engine):
     assert {*AdaFuseConfig.model_fields} <= {*AdaFuseLLM.model_fields}
     said: dict[str, Any] = {"use": ("quill",), "weights": {"quill": 2.0}, "logit_bias": {"x": -1.0}}
-    with recorded() as record:
-        AdaFuseLLM(engine=engine, **said).chat([ChatMessage("Where?")])
-    (start,) = record.named("AdaFuseGenerationStartEvent")
-    assert start.options == AdaFuseConfig(**said).model_dump(mode="json")
-    assert start.members == ("quill",)
+    llm = AdaFuseLLM(engine=engine)
+    for path in ("complete", "chat"):
+        for fields, options in ((said, {}), ({}, said)):
+            with recorded() as record:
+                await ask(AdaFuseLLM(engine=engine, **fields), path, "Where?", **options)
+            (start,) = record.named("AdaFuseGenerationStartEvent")
+            assert start.options == AdaFuseConfig(**said).model_dump(mode="json")
+            assert start.members == ("quill",)
+        with pytest.raises(InvalidOptionError, match="max_new_token"):
+            await ask(llm, path, "Where?", max_new_token=3)
 
 
 def test_a_constraint_of_a_call_replaces_the_one_of_the_llm(engine):

@@ -7,23 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from llama_index.core import get_response_synthesizer
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llama_index.llms.adafuse import AdaFuseLLM
-from llama_index.observability.otel.base import (
-    OTelCompatibleEventHandler,
-    OTelCompatibleSpanHandler,
-)
-from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import instrument_tags
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from adafuse_llm import MemberError
-from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
+from tests.support.llama_calls import FORMS, ask, counting_engine, prompt_of, recorded
 from tests.support.scripted import scripted_engine
 
 WORDS = 5
@@ -54,7 +44,7 @@ def check(record: Any, decodes: int, parent: str) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", FORMS)
 async def test_a_decode_has_its_events_and_the_tags_of_the_one_who_asked(llm, path):
     with recorded() as record, instrument_tags({"user": "Anna"}):
         await ask(llm, path, prompt_of(path, "Count!"))
@@ -63,17 +53,6 @@ async def test_a_decode_has_its_events_and_the_tags_of_the_one_who_asked(llm, pa
     (start,) = [*record.named("LLMChatStartEvent"), *record.named("LLMCompletionStartEvent")]
     assert span.parent_id == start.span_id
     assert all(e.tags == {"user": "Anna"} for name in EVENTS for e in record.named(name))
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_in_a_synthesizer(llm, streaming):
-    synthesizer = get_response_synthesizer(llm=llm, streaming=streaming)
-    nodes = [NodeWithScore(node=TextNode(text="The mill opens at eight."), score=1.0)]
-    with recorded() as record:
-        response: Any = await synthesizer.asynthesize("How many?", nodes)
-        text = str(await response.get_response() if streaming else response)
-    assert text.split() == ["one"] * WORDS
-    check(record, 1, f"AdaFuseLLM.a{'stream_' * streaming}complete")
 
 
 class Asking(Workflow):
@@ -92,7 +71,7 @@ async def test_in_workflows_side_by_side(llm):
     assert len({span.parent_id for span in record.closed("AdaFuse.decode").values()}) == 8
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", FORMS)
 async def test_a_failed_decode_drops_its_span_and_names_the_member(path):
     llm = AdaFuseLLM(engine=counting_engine(WORDS, fails_at=2))
     with recorded() as record, pytest.raises(MemberError, match="'elm'"):
@@ -110,27 +89,6 @@ def test_a_stream_that_is_never_read_leaves_no_span_open(llm):
         del stream
         assert len(record.closed("AdaFuse.decode")) == 1
     assert not record.named(EVENTS[1])
-
-
-@pytest.mark.parametrize("path", ["complete", "astream_chat"])
-async def test_opentelemetry_receives_every_round_under_a_child_span(llm, monkeypatch, path):
-    exporter, provider, root = InMemorySpanExporter(), TracerProvider(), get_dispatcher()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    spans = OTelCompatibleSpanHandler(tracer=provider.get_tracer("test"))
-    monkeypatch.setattr(root, "span_handlers", [*root.span_handlers, spans])
-    events = OTelCompatibleEventHandler(span_handler=spans)
-    monkeypatch.setattr(root, "event_handlers", [*root.event_handlers, events])
-    await asyncio.gather(*(ask(llm, path, prompt_of(path, f"{n}!")) for n in range(3)))
-    finished: Any = exporter.get_finished_spans()
-    exported = {span.context.span_id: span for span in finished}
-    decodes = [span for span in exported.values() if span.name.startswith("AdaFuse.decode")]
-    assert len(decodes) == 3
-    for span in decodes:
-        names = [event.name for event in span.events]
-        assert names == [EVENTS[0], *[EVENTS[1]] * (WORDS + 1), EVENTS[2]]
-        assert exported[span.parent.span_id].name.startswith(f"AdaFuseLLM.{path}-")
-        assert span.events[1].attributes["text"].strip() == "one"
-        assert list(span.events[1].attributes["proposers"]) == ["oak", "elm"]
 
 
 def test_events_say_what_was_forced_and_how_likely_a_choice_was():

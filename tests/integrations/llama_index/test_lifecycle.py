@@ -25,7 +25,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
-from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
+from tests.support.llama_calls import FORMS, ask, counting_engine, prompt_of, recorded
 from tests.support.scripted import scripted, scripted_engine
 
 
@@ -66,23 +66,17 @@ async def test_members_are_loaded_once_in_a_thread_and_let_go(monkeypatch):
         assert (await ask(llm, path, "The mill")).text
     assert len(threads) == 2
     assert threading.main_thread() not in threads
-    first = llm.engine
-    assert first is same.engine is pickle.loads(pickle.dumps(llm)).engine
-    llm.unload()
-    assert same.warmup().engine is not first
+    assert llm.engine is same.engine is pickle.loads(pickle.dumps(llm)).engine
     llm.unload()
 
 
 @pytest.mark.quick
 def test_wrong_ways_of_making_one():
-    wrongs: list[tuple[dict[str, Any], str]] = [
-        ({}, "pass either members=.* or engine="),
-        ({"members": "gpt2"}, "members must be a list"),
-        ({"members": iter([])}, "members is empty"),
-        ({"model": "gpt2"}, "members"),
-    ]
     with counting_engine(3) as engine:
-        wrongs += [
+        wrongs: list[tuple[dict[str, Any], str]] = [
+            ({}, "pass either members=.* or engine="),
+            ({"members": "gpt2"}, "members must be a list"),
+            ({"members": iter([])}, "members is empty"),
             ({"members": ["a"], "engine": engine}, "pass either members=.* or engine="),
             ({"engine": engine, "dtype": "bfloat16"}, "cannot be combined with dtype"),
             ({"engine": engine, "max_word": 2}, "Did you mean 'max_words'"),
@@ -125,14 +119,6 @@ def test_a_given_engine_is_no_part_of_pickles_and_stays_open():
         assert llm.complete("x").text
 
 
-def test_a_configuration_file_is_an_llm(tmp_path):
-    path = tmp_path / "tuned.yaml"
-    path.write_text("use: [wren, finch]\nmax_words: 2\nmax_new_tokens: 20\n")
-    llm = AdaFuseLLM.from_config(path, max_new_tokens=8)
-    assert (llm.max_words, llm.max_new_tokens) == (2, 8)
-    assert llm.to_payload()["model_name"] == "wren+finch"
-
-
 # Metadata ---------------------------------------------------------------------------------------
 
 
@@ -161,7 +147,7 @@ def test_metadata_is_true_and_can_be_overridden():
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", FORMS)
 async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
     """Also for streams, and without any computation."""
     members = [FakeBackend(name, lambda text: {"a": 1.0}, context_window=90) for name in "ab"]
@@ -190,10 +176,15 @@ def slow():
         yield AdaFuseLLM(engine=engine), engine.backends[1]
 
 
-LEFT = [("astream_complete", True), ("astream_chat", True), ("stream_complete", True)]
-
-
-@pytest.mark.parametrize(("path", "closes"), [*LEFT, ("stream_chat", True), ("stream_chat", False)])
+@pytest.mark.parametrize(
+    ("path", "closes"),
+    [
+        ("astream_complete", True),
+        ("astream_chat", True),
+        ("stream_chat", True),
+        ("stream_chat", False),
+    ],
+)
 async def test_a_stream_that_is_left_stops_within_a_round(slow, path, closes):
     llm, member = slow
     stream = getattr(llm, path)([ChatMessage("Count!")] if "chat" in path else "Count!")
@@ -211,7 +202,7 @@ async def test_a_stream_that_is_left_stops_within_a_round(slow, path, closes):
     assert llm.complete("Count!", max_new_tokens=2).text == " one one"
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("a")])
+@pytest.mark.parametrize("path", ["acomplete", "astream_chat"])
 async def test_a_task_that_is_cancelled_stops_within_a_round(slow, path):
     llm, member = slow
     with recorded():  # keeps the exception of the stream

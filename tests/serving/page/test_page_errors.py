@@ -11,6 +11,8 @@ from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.service import Service
 from tests.support.chat_page import HEBREW, generated, hold, refuse
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_page_asks_for_the_key(visit, front, engine) -> None:
     front.app = create_app(engine, api_keys=["right"])

@@ -12,32 +12,16 @@ from langchain_adafuse import ChatAdaFuse
 
 pytestmark = pytest.mark.disable_socket
 
-TOOLS = [look_up, calculate]
 
-MILL = ("look_up", {"query": "Silesse Mill"})
-
-ERRANDS = [
-    ("Who is the director of the Silesse Mill?", [MILL], "Poris Wentano"),
-    (
-        "How much do 3 tickets for the Silesse Mill cost?",
-        [MILL, ("calculate", {"expression": "3 * 19.88"})],
-        "59.64 crowns",
-    ),
-    ("Hello.", [], "Hello. What would you like to know?"),
-]
-
-
-@pytest.fixture(scope="module")
-def embedded():
+def test_the_members_call_the_tools_that_lead_to_the_answer():
     chat = ChatAdaFuse.from_embedded(max_new_tokens=160)
-    yield chat
-    chat.unload()
-
-
-@pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
-def test_the_members_call_the_tools_that_lead_to_the_answer(embedded, question, calls, answer):
-    agent: Any = create_agent(embedded, TOOLS)
+    agent: Any = create_agent(chat, [look_up, calculate])
+    question = "How much do 3 tickets for the Silesse Mill cost?"
     state = agent.invoke({"messages": [("user", question)]})
     made = [call for each in state["messages"] for call in getattr(each, "tool_calls", [])]
-    assert [(call["name"], call["args"]) for call in made] == calls
-    assert state["messages"][-1].text == answer
+    assert [(call["name"], call["args"]) for call in made] == [
+        ("look_up", {"query": "Silesse Mill"}),
+        ("calculate", {"expression": "3 * 19.88"}),
+    ]
+    assert state["messages"][-1].text == "59.64 crowns"
+    chat.unload()

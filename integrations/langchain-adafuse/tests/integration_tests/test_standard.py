@@ -20,7 +20,7 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.embedded import member_paths
 from langchain_adafuse import ChatAdaFuse
 
-pytestmark = pytest.mark.disable_socket
+pytestmark = [pytest.mark.disable_socket, pytest.mark.slow]
 
 NEED_OBEDIENCE = {
     "test_json_mode",

@@ -1,0 +1,137 @@
+"""What rounds are counted as and called, also those that a grammar forced or that chose a text."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+
+from adafuse_llm import Generation, Round
+from adafuse_llm.report.page import page
+from adafuse_llm.report.styles import owner
+from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous, record
+from tests.report.test_report import printed
+
+pytestmark = pytest.mark.quick
+
+MEMBERS = ("wren", "heron")
+
+
+def candidate(text: str, *proposers: str, score: float = 0.5, ends: bool = False) -> Any:
+    nll = dict.fromkeys(MEMBERS, score) if score else {}
+    return {"text": text, "ends": ends, "proposers": proposers, "nll": nll, "score": score}
+
+
+def decided(*candidates: Any, index: int = 0, winner: int = 0, **told: Any) -> Round:
+    """A round of both members, whose margins are 0.9, unless something else is told."""
+    margins = dict.fromkeys(MEMBERS, (0.9,))
+    told = {"text": candidates[winner]["text"], "margins": margins, "elapsed": 0.25, **told}
+    return Round(index=index, candidates=candidates, winner=winner, **told)
+
+
+def forced(text: str, *, index: int = 0, ends: bool = False) -> Round:
+    written = candidate(text, score=0.0, ends=ends)
+    return decided(written, index=index, forced=True, margins={})
+
+
+def chosen(scores: dict[str, float], winner: int) -> Round:
+    texts = [candidate(text, score=score, ends=True) for text, score in scores.items()]
+    return decided(*texts, winner=winner, margins={})
+
+
+def generation(*rounds: Round, finish_reason: str = "stop") -> Generation:
+    counts = ("prompt_tokens", "completion_tokens", "forward_passes", "tokens_processed")
+    usage = dict.fromkeys((*counts, "cached_tokens"), dict.fromkeys(MEMBERS, 7))
+    text = "".join(each.text for each in rounds)
+    told = {"text": text, "rounds": rounds, "finish_reason": finish_reason, "usage": usage}
+    return Generation.model_validate(told)
+
+
+JSON = generation(
+    forced('{"name":'),
+    decided(candidate(' "Ada', "wren"), candidate(' "Bea', "heron", score=0.75), index=1),
+    decided(candidate('",', *MEMBERS), index=2),
+    forced(' "year": 1}', index=3, ends=True),
+    finish_reason="length",
+)
+SCORES = {"red <b>": 3.0, "blue": 1.0, "green": 2.0}
+
+
+def test_a_summary_counts_what_was_backed_and_decided_and_leaves_forced_rounds_out() -> None:
+    assert Summary.of(JSON.rounds).model_dump() == {
+        "rounds": 4,
+        "forced": 2,
+        "asked": {"wren": 2, "heron": 2},
+        "backed": {"wren": 2, "heron": 1},
+        "decided": {"wren": 1, "heron": 0},
+        "words_per_round": {1: 2},
+        "agreement": 0.5,
+        "mean_margin": {"wren": pytest.approx(0.9), "heron": pytest.approx(0.9)},
+        "seconds": 1.0,
+    }
+    for nothing in ([], [forced("{}", ends=True)]):
+        summary = Summary.of(nothing)
+        assert (summary.agreement, summary.backed, summary.words_per_round) == (None, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("done", "unanimous"),
+    [
+        (decided(candidate(" a", *MEMBERS)), True),
+        (decided(candidate(" a", *MEMBERS), candidate(" b", "heron")), False),  # it was unsure
+        (decided(candidate(" a", "wren"), candidate(" b", "heron")), False),
+        (decided(candidate(" a", "wren")), None),  # heron proposed nothing
+        (decided(candidate(" a", "wren"), margins={"wren": (0.9,)}), None),  # it was alone
+    ],
+)
+def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else(
+    done: Round, unanimous: bool | None
+) -> None:
+    assert is_unanimous(done) is unanimous
+    assert record(done)["unanimous"] is unanimous
+    assert Summary.of([done]).agreement == unanimous
+    assert (owner(done, MEMBERS) is None) is bool(unanimous)
+
+
+def test_a_forced_round_has_no_owner_and_is_not_unanimous() -> None:
+    for done in JSON.rounds[0], JSON.rounds[3]:
+        asked = (is_unanimous(done), choice_probabilities(done), owner(done, MEMBERS))
+        assert asked == (None, None, None)
+        assert (record(done)["forced"], record(done)["proposers"]) == (True, [])
+        assert json.loads(json.dumps(record(done), allow_nan=False)) == record(done)
+
+
+def test_the_probabilities_of_given_texts_are_the_softmax_of_their_scores() -> None:
+    done = chosen(SCORES, 1)
+    total = sum(math.exp(-score) for score in SCORES.values())
+    expected = [math.exp(-score) / total for score in SCORES.values()]
+    assert choice_probabilities(done) == pytest.approx(expected)
+    assert record(done)["probability"] == pytest.approx(expected[1])
+    assert choice_probabilities(chosen({"a": 2000.0, "b": 900.0}, 1)) == (0.0, 1.0)
+    assert all(choice_probabilities(other) is None for other in JSON.rounds)
+
+
+def test_forced_text_is_shown_as_such() -> None:
+    shown, made = printed(JSON), page(JSON)
+    assert shown.count("– forced by the grammar") == 3  # legend and two rounds
+    for part in ("= all agree", JSON.text, "4 rounds, 2 forced", "all agreed in 1 of 2"):
+        assert part in shown
+    assert made.count("No member proposed or scored it") == 2
+    for part in ("4 rounds · 2 forced · 5 words", "ended at a length limit"):
+        assert part in made
+    free = generation(*JSON.rounds[1:3])
+    assert "forced" not in printed(free)
+    assert "forced" not in page(free).split("</style>", 2)[-1]
+
+
+def test_a_page_shows_the_probability_of_every_option() -> None:
+    made = page(generation(chosen(SCORES, 1)))
+    labels = re.findall(r"<dt>(.*?)</dt>.*?<dd>([\d.]+ %)</dd>", made, re.DOTALL)
+    assert labels == [("blue", "66.5 %"), ("green", "24.5 %"), ("red &lt;b&gt;", "9.0 %")]
+    assert "» chosen by score" in made
+    assert "= all agree" not in made
+    many = page(generation(chosen({f"t{number}": float(number) for number in range(25)}, 0)))
+    assert "5 less likely options" in many
