@@ -48,10 +48,9 @@ from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.service import Service
 from adafuse_llm.text.conversation import check_conversation
-from tests.support.forks import in_child
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
-from tests.support.waiting import background, wait_until
+from tests.support.waiting import background, in_child, wait_until
 
 PATIENCE = 10.0
 KEY = "sk-secret-of-the-client"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llama_index.core import Settings, VectorStoreIndex
+from llama_index.core import MockEmbedding, Settings, VectorStoreIndex
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM
 from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine
-from tests.support.hashing import HashingEmbedding
 from tests.support.llama_calls import prompts_read
 from tests.support.scripted import scripted_engine
 
@@ -39,7 +38,7 @@ def index():
         lines = [f"mill {number} report word{word}" for word in range(100)]
         lines[50] = f"middle{number}"
         nodes.append(TextNode(text=" ".join([f"start{number}", *lines, f"finish{number}"])))
-    return VectorStoreIndex(nodes, embed_model=HashingEmbedding())
+    return VectorStoreIndex(nodes, embed_model=MockEmbedding(8))
 
 
 @pytest.fixture(scope="module")
