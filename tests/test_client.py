@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -106,12 +107,14 @@ class Member(FakeBackend):
         return {"a": 0.9, " ": 0.1}
 
 
+@dataclass
 class Held:
     """A server with a `Member`, and its client."""
 
-    def __init__(self, url: str, engine: AdaFuseEngine, member: Member, service: Service) -> None:
-        self.url, self.engine, self.member, self.service = url, engine, member, service
-        self.remote = RemoteEngine(url)
+    engine: AdaFuseEngine
+    member: Member
+    service: Service
+    remote: RemoteEngine
 
     def ends(self, unfinished: int = 0) -> None:
         """Wait until no more than this number of requests run and wait on the server."""
@@ -124,10 +127,8 @@ def held() -> Iterator[Held]:
     member = Member()
     with AdaFuseEngine([member], runtime=RuntimeConfig(max_requests=2, max_waiting=1)) as engine:
         app = create_app(engine)
-        with served(app) as url:
-            made = Held(url, engine, member, app.state.service)
-            with made.remote:
-                yield made
+        with served(app) as url, RemoteEngine(url) as remote:
+            yield Held(engine, member, app.state.service, remote)
         member.gate.set()
 
 
