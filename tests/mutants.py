@@ -142,7 +142,7 @@ def changes(node: Any) -> list[Change]:  # noqa: C901
             return [put("value", not value)]
         case ast.Constant(value=int() | float() as value):
             return [put("value", value + 1)]
-        case ast.Constant(value=str() as value):
+        case ast.Constant(value=str() as value) if value.count(" ") < 2:  # else it is a wording
             return [put("value", value + "XX")]
         case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             return [put("value", ast.Constant(None))]

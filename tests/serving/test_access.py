@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.access import CALL, middlewares
+from adafuse_llm.serving.access import CALL, middlewares, outcome_of
 
 pytestmark = pytest.mark.quick
 
@@ -104,9 +104,25 @@ async def test_the_log_has_the_outcome_that_the_application_sets_and_no_probes(c
     caplog.set_level(logging.INFO, LOGGER)
     async with client() as http:
         await http.get("/health")
+        await http.get("/ready")
         await http.get("/late")
     (line,) = caplog.messages
     assert line.endswith("outcome=timeout")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "statuses"),
+    [
+        ("ok", (200, 399)),
+        ("refused", (400, 498)),
+        ("timeout", (408, 504)),
+        ("busy", (429,)),
+        ("cancelled", (499,)),
+        ("failed", (500, 503)),
+    ],
+)
+def test_a_status_has_an_outcome(outcome: str, statuses: tuple[int, ...]) -> None:
+    assert {*map(outcome_of, statuses)} == {outcome}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +194,8 @@ async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so
     assert not [name for name in closed.headers if name.startswith("access-control")]
     async with client(("key-1",), cors_origins="https://app.example.org") as http:
         opened = await http.options("/echo", headers=preflight)
+        read = {**preflight, "Access-Control-Request-Method": "GET"}
+        assert (await http.options("/echo", headers=read)).status_code == 200
         other = await http.options("/echo", headers={**preflight, "Origin": "https://x.example"})
         refused = await http.post("/echo", headers={"Origin": preflight["Origin"]})
     assert opened.status_code == 200

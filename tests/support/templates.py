@@ -108,25 +108,6 @@ FAMILIES: dict[str, Family] = {
         control=("<start_of_turn>", "<end_of_turn>"),
         adds_bos=True,
     ),
-    "deepseek": Family(
-        "{%- set ns = namespace(system='') %}"
-        "{%- for m in messages %}{%- if m.role == 'system' %}"
-        "{%- set ns.system = m.content %}{% endif %}{% endfor %}"
-        "{{- bos_token + ns.system }}{%- for m in messages %}"
-        "{%- if m.role == 'user' %}{{- '<｜User｜>' + m.content }}"
-        "{%- elif m.role == 'assistant' %}"
-        "{{- '<｜Assistant｜>' + m.content.split('</think>')[-1] + '<｜end▁of▁sentence｜>' }}"
-        "{%- elif m.role == 'tool' %}"
-        "{{- '<｜tool▁output▁begin｜>' + m.content + '<｜tool▁output▁end｜>' }}{% endif %}"
-        "{%- endfor %}{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{% endif %}",
-        bos="<｜begin▁of▁sentence｜>",
-        eos="<｜end▁of▁sentence｜>",
-        control=(
-            *("<｜User｜>", "<｜Assistant｜>"),
-            *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
-        ),
-        adds_bos=True,
-    ),
     "idefics": Family(
         "{{- bos_token }}{%- for m in messages %}{{- m.role.capitalize() + ': ' }}"
         "{%- for part in m.content %}{%- if part.type == 'text' %}{{- part.text }}{% endif %}"
