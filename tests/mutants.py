@@ -1,8 +1,9 @@
 """Change the package in one place at a time, and see whether the tests nearest to it fail.
 
     python -m tests.mutants adafuse_llm/text/stops.py --sample 20
+    python -m tests.mutants adafuse_llm/text/stops.py:51
 
-runs the tests of `tests/text` and `tests/test_*.py` once, and notes which of them run each line.
+The first command runs the tests of `tests/text` and `tests/test_*.py` once, and notes which of them run each line.
 Each mutant then gets a process of its own with the tests that run its statement, up to the first
 failure. Wordings, annotations, logging and assertions are not changed. A mutant that survives is a
 missing test, code that can go, or equivalent to the original.
@@ -222,7 +223,7 @@ def run_mutant(mutant: Mutant, tests: Sequence[str]) -> int:
             return compile(mutant.source, path, "exec", dont_inherit=True)
         return read(loader, name)
 
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
     return run_tests(tests)
 
 
@@ -256,16 +257,18 @@ def recorded(files: Sequence[str], tests: Sequence[str]) -> tuple[Lines, dict[st
 def main() -> None:
     """Try mutants, and print those that no test notices."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("places", nargs="*", default=PLACES, help="files and folders")
+    parser.add_argument("places", nargs="*", default=PLACES, help="files and folders, or FILE:LINE")
     parser.add_argument("--sample", type=int, help="number of mutants of each file or folder")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--tests", nargs="+", help="files and folders of tests")
     args = parser.parse_args()
     survivors: list[Mutant] = []
     for place in args.places:
-        path = Path(place)
-        files = sorted(map(str, path.rglob("*.py"))) if path.is_dir() else [place]
+        name, _, line = place.partition(":")
+        path = Path(name)
+        files = sorted(map(str, path.rglob("*.py"))) if path.is_dir() else [name]
         found = [mutant for file in files for mutant in mutants_of(file)]
+        found = [mutant for mutant in found if line in ("", str(mutant.line))]
         if args.sample is not None and args.sample < len(found):
             found = sorted(random.Random(args.seed).sample(found, args.sample))
         near = Path("tests", *path.parts[1:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_the_token_with_the_highest_average_is_committed(
 ) -> None:
     firsts = {"wren": {" ab": 0.5, " c": 0.3, " a": 0.2}, "heron": {" c": 0.55, " a": 0.45}}
     members = [
-        fake(name, lambda written, own=own: {END: 1.0} if written else own, *own)
+        fake(name, partial(lambda own, written: {END: 1.0} if written else own, own), *own)
         for name, own in firsts.items()
     ]
     with AdaFuseEngine(members, strategy=strategy) as engine:
