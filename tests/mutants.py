@@ -3,10 +3,10 @@
     python -m tests.mutants adafuse_llm/text/stops.py --sample 20
     python -m tests.mutants adafuse_llm/text/stops.py:51
 
-The first command runs the tests of `tests/text` and `tests/test_*.py` once, and notes which of them run each line.
-Each mutant then gets a process of its own with the tests that run its statement, up to the first
-failure. Wordings, annotations, logging and assertions are not changed. A mutant that survives is a
-missing test, code that can go, or equivalent to the original.
+The first command runs the tests of `tests/text` and `tests/test_*.py` once, and notes which of them
+run each line. Each mutant then gets a process of its own with the tests that run its statement, up
+to the first failure. Wordings, annotations, logging and assertions are not changed. A mutant that
+survives is a missing test, code that can go, or equivalent to the original.
 """
 
 from __future__ import annotations
