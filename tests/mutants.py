@@ -100,11 +100,12 @@ def changeable(node: ast.AST, lines: range) -> list[tuple[Any, range]]:
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or is_wording(child):
                 continue
+            own = lines
             if isinstance(child, ast.stmt):
-                lines = range(child.lineno, (child.end_lineno or child.lineno) + 1)
+                own = range(child.lineno, (child.end_lineno or child.lineno) + 1)
             if hasattr(child, "lineno"):
-                found.append((child, lines))
-            found += changeable(child, lines)
+                found.append((child, own))
+            found += changeable(child, own)
     return found
 
 
