@@ -186,16 +186,20 @@ class Recorder:
         return self.step
 
 
-def in_child(task: Callable[[], int], seconds: float) -> int | None:
-    """Run a task in a forked process group. Return its exit status, or None after `seconds`."""
+def in_child(task: Callable[[], int], seconds: float, log: str = os.devnull) -> int | None:
+    """Run a task in a forked process group, which prints to a file.
+
+    Returns:
+        Its exit status, or None after `seconds`.
+    """
     child = os.fork()
     if child == 0:
         code = 99
         try:
             os.setsid()
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
+            file = os.open(log, os.O_WRONLY | os.O_CREAT)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
             code = task()
         finally:
             os._exit(code)
@@ -244,8 +248,8 @@ def recorded(files: Sequence[str], tests: Sequence[str]) -> tuple[Lines, dict[st
             path.write_text(json.dumps([lines, recorder.seconds, modules]))
             return code
 
-        if (code := in_child(record, 3600)) != 0:
-            raise SystemExit(f"tests fail without any mutant (exit status {code})")
+        if in_child(record, 3600, str(log := Path(folder, "log"))) != 0:
+            raise SystemExit(f"tests fail without any mutant:\n{log.read_text()[-3000:]}")
         lines, seconds, modules = json.loads(path.read_text())
         if in_child(lambda: run_tests(["--collect-only", *seconds]), 600) != 0:
             raise SystemExit("some tests have other names in every run")
