@@ -262,18 +262,21 @@ def recorded(files: Sequence[str], tests: Sequence[str]) -> tuple[Lines, dict[st
 def main() -> None:
     """Try mutants, and print those that no test notices."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("places", nargs="*", default=PLACES, help="files and folders, or FILE:LINE")
+    parser.add_argument(
+        "places", nargs="*", default=PLACES, help="files and folders, or FILE:LINE,LINE"
+    )
     parser.add_argument("--sample", type=int, help="number of mutants of each file or folder")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--tests", nargs="+", help="files and folders of tests")
     args = parser.parse_args()
     survivors: list[Mutant] = []
     for place in args.places:
-        name, _, line = place.partition(":")
+        name, _, numbers = place.partition(":")
         path = Path(name)
         files = sorted(map(str, path.rglob("*.py"))) if path.is_dir() else [name]
         found = [mutant for file in files for mutant in mutants_of(file)]
-        found = [mutant for mutant in found if line in ("", str(mutant.line))]
+        if numbers:
+            found = [mutant for mutant in found if str(mutant.line) in numbers.split(",")]
         if args.sample is not None and args.sample < len(found):
             found = sorted(random.Random(args.seed).sample(found, args.sample))
         near = Path("tests", *path.parts[1:2])
