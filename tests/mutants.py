@@ -262,9 +262,7 @@ def recorded(files: Sequence[str], tests: Sequence[str]) -> tuple[Lines, dict[st
 def main() -> None:
     """Try mutants, and print those that no test notices."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument(
-        "places", nargs="*", default=PLACES, help="files and folders, or FILE:LINE,LINE"
-    )
+    parser.add_argument("places", nargs="*", default=PLACES, help="files, folders, FILE:LINE,LINE")
     parser.add_argument("--sample", type=int, help="number of mutants of each file or folder")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--tests", nargs="+", help="files and folders of tests")
