@@ -107,6 +107,16 @@ def test_what_a_template_writes_is_text_in_a_prompt_whatever_kind_of_token_it_is
             assert markers.isdisjoint(tokens), text
 
 
+@pytest.mark.quick
+def test_a_context_that_begins_inside_a_character_gives_the_text_of_what_follows() -> None:
+    codec = TokenizerCodec(tokenizer("bytelevel"))
+    puzzle, _ = codec.encode_continuation((), "\U0001f9e9")
+    light, _ = codec.encode_continuation(puzzle, " the light")
+    assert len(puzzle) > 2
+    for start in range(1, len(puzzle)):
+        assert codec.decode_continuation(puzzle[start:], light) == " the light"
+
+
 def _word_pieces() -> Any:
     """A WordPiece tokenizer in the manner of BERT: it writes text in lower case."""
     core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
