@@ -117,6 +117,13 @@ def test_a_context_that_begins_inside_a_character_gives_the_text_of_what_follows
         assert codec.decode_continuation(puzzle[start:], light) == " the light"
 
 
+@pytest.mark.quick
+def test_an_added_token_that_no_template_writes_stays_a_token_of_a_prompt() -> None:
+    known = copy.deepcopy(tokenizer("bytelevel", CHATML))
+    known.add_tokens(["<obs>"])
+    assert TokenizerCodec(known).encode_prompt("a<obs>") == known.encode("a<obs>")
+
+
 def _word_pieces() -> Any:
     """A WordPiece tokenizer in the manner of BERT: it writes text in lower case."""
     core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
