@@ -124,6 +124,28 @@ def test_an_added_token_that_no_template_writes_stays_a_token_of_a_prompt() -> N
     assert TokenizerCodec(known).encode_prompt("a<obs>") == known.encode("a<obs>")
 
 
+@pytest.mark.quick
+def test_a_control_token_that_a_response_spells_out_is_exact_text() -> None:
+    codec = TokenizerCodec(known := tokenizer("bytelevel"))
+    prompt, text = codec.encode_prompt("x"), " a <|end|> b"
+    tokens, exact = codec.encode_continuation(prompt, text)
+    assert exact
+    assert known.eos_token_id not in tokens
+    assert codec.decode_continuation(prompt, tokens) == text
+
+
+@pytest.mark.quick
+def test_settings_that_other_callers_leave_in_a_tokenizer_have_no_effect() -> None:
+    codec = TokenizerCodec(known := copy.deepcopy(tokenizer("bytelevel", CHATML)))
+    messages = [turn("user", "the light")]
+    before = codec.encode_prompt("the light"), codec.encode_messages(messages)
+    known.backend_tokenizer.enable_truncation(1)
+    known.backend_tokenizer.enable_padding(length=50)
+    known.backend_tokenizer.encode_special_tokens = False
+    assert (codec.encode_prompt("the light"), codec.encode_messages(messages)) == before
+    assert known.eos_token_id not in codec.encode_prompt("<|end|>")
+
+
 def _word_pieces() -> Any:
     """A WordPiece tokenizer in the manner of BERT: it writes text in lower case."""
     core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
