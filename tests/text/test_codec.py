@@ -125,9 +125,10 @@ def test_an_added_token_that_no_template_writes_stays_a_token_of_a_prompt() -> N
 
 
 @pytest.mark.quick
-def test_a_control_token_that_a_response_spells_out_is_exact_text() -> None:
-    codec = TokenizerCodec(known := tokenizer("bytelevel"))
-    prompt, text = codec.encode_prompt("x"), " a <|end|> b"
+@pytest.mark.parametrize("kind", ["bytelevel", "unigram"])
+def test_a_control_token_that_a_response_spells_out_is_exact_text(kind: str) -> None:
+    codec = TokenizerCodec(known := tokenizer(kind))
+    prompt, text = codec.encode_prompt("x"), f" a {known.eos_token} b"
     tokens, exact = codec.encode_continuation(prompt, text)
     assert exact
     assert known.eos_token_id not in tokens
