@@ -25,6 +25,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -214,12 +215,12 @@ def in_child(task: Callable[[], int], seconds: float, log: str = os.devnull) -> 
     return os.waitstatus_to_exitcode(done[1])
 
 
-def run_tests(tests: Sequence[str], *plugins: object) -> int:
+def run_tests(arguments: Sequence[str], *plugins: object) -> int:
     options = ("-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:randomly")
-    return int(pytest.main([*options, *tests], plugins=[*plugins]))
+    return int(pytest.main([*options, *arguments], plugins=[*plugins]))
 
 
-def run_mutant(mutant: Mutant, tests: Sequence[str]) -> int:
+def run_mutant(mutant: Mutant, arguments: Sequence[str]) -> int:
     """Run tests while a file has the source of a mutant."""
     read, path = SourceFileLoader.get_code, str(Path(mutant.file).resolve())
 
@@ -229,7 +230,7 @@ def run_mutant(mutant: Mutant, tests: Sequence[str]) -> int:
         return read(loader, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
-    return run_tests(tests)
+    return run_tests(arguments)
 
 
 def recorded(files: Sequence[str], tests: Sequence[str]) -> tuple[Lines, dict[str, float]]:
@@ -288,9 +289,10 @@ def main() -> None:
                 if not {*mutant.lines}.isdisjoint(run.get(mutant.file, ()))
             ]
             own = sorted(own, key=lambda test: seconds[test]) or tests
-            limit = 20 + 5 * sum(seconds.get(test, 1.0) for test in own)
+            limits = [10 + 5 * seconds.get(test, 10.0) for test in own]
             tried[mutant.file] += 1
-            if in_child(lambda m=mutant, t=own: run_mutant(m, t), limit) == 0:  # type: ignore[misc]
+            task = partial(run_mutant, mutant, [f"--timeout={max(limits):.0f}", *own])
+            if in_child(task, 20 + sum(limits)) == 0:
                 lived[mutant.file] += 1
                 survivors.append(mutant)
                 print(f"{mutant.file}:{mutant.line}: {mutant.what}", flush=True)
