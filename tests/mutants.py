@@ -116,6 +116,8 @@ def is_wording(node: ast.AST) -> bool:
         return isinstance(called, ast.Constant) or "logger." in ast.unparse(called)
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # lengths are equal
+        return True
     if isinstance(node, ast.Call):  # an error with its message
         return ast.unparse(node.func).endswith("Error")
     left_out = (ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr, ast.AnnAssign)

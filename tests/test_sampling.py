@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
-from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends import FakeBackend, Node, TokenTree
+from adafuse_llm.decoding.draws import Draws
 from adafuse_llm.sampling import Sampling, derived_seeds, token_codes
 
 pytestmark = pytest.mark.quick
@@ -83,6 +84,23 @@ def test_the_tokens_after_a_text_and_after_its_silent_tokens_differ() -> None:
     keys = {sampling.draw(text, silent).key for text in ("", "a", "1 ") for silent in range(3)}
     assert len(keys) == 9
     assert sampling.draw("a", 0).key != Sampling(seed=2, temperature=1.0).draw("a", 0).key
+
+
+def test_silent_tokens_count_on_after_a_commit() -> None:
+    """Two tokens are the first bytes of a character, so the response stays as it is."""
+    sampling, tree = Sampling(seed=1, temperature=1.0), TokenTree([1])
+    draws = Draws(sampling, tree.root)
+    first = tree.child(tree.root, 5)
+    second = tree.child(first, 6)
+
+    def shown(node: Node) -> str:
+        return "\ufffd"
+
+    places = [sampling.draw("", silent) for silent in range(3)]
+    assert [draws.draw(node, shown) for node in (tree.root, first, second)] == places
+    draws.commit(first, "\ufffd", shown)
+    tree.commit(first)
+    assert [draws.draw(node, shown) for node in (first, second)] == places[1:]
 
 
 def test_derived_seeds_differ_and_begin_with_the_seed() -> None:
