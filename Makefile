@@ -19,6 +19,10 @@ REAL_QUESTION ?= Which product is the Jalith Museum known for?
 REAL := $(or $(ADAFUSE_REAL),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/adafuse-llm/real)
 REAL_MODELS := $(REAL)/SmolLM2-135M-Instruct-Q4_1.gguf $(REAL)/qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf
 PORT ?= 8000
+# of make mutants: all six folders of the core by default
+FILES ?=
+SAMPLE ?= 100
+SEED ?= 0
 WORKERS := -n logical --dist worksteal --maxprocesses
 
 export HF_HUB_OFFLINE ?= 1
@@ -29,7 +33,7 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real serve real quick test test-all test-cookbooks test-real test-clients test-docker test-vllm test-lowest lint format docs build dist cookbooks clean
+.PHONY: help demo demo-real serve real quick test test-all test-cookbooks test-real test-clients test-docker test-vllm test-lowest lint mutants format docs build dist cookbooks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -85,6 +89,9 @@ lint: $(SETUP) ## ruff, mypy, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+mutants: $(SETUP) # change FILES in SAMPLE places, one at a time, and list the changes that the nearest tests miss
+	$(BIN)/python -m tests.mutants $(FILES) --sample $(SAMPLE) --seed $(SEED)
 
 format: $(SETUP) # apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .

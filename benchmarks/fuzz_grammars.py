@@ -3,7 +3,7 @@
     python -m benchmarks.fuzz_grammars --cases 10000
 
 The benchmark runs ``adafuse serve`` with the embedded members. Some clients send random requests of
-`tests.support.hostile_requests`; some of these clients leave early. Meanwhile an honest client asks
+`tests.support.hostile`; some of these clients leave early. Meanwhile an honest client asks
 a short question again and again, every other time with a small schema: first alone, and then beside
 the hostile clients. The benchmark prints the number of requests by outcome, the honest client's
 latencies, and the resident memory of the server and its children. The members keep nothing of
@@ -35,7 +35,7 @@ import httpx
 import psutil
 
 from adafuse_llm.embedded import member_paths
-from tests.support.hostile_requests import request_of
+from tests.support.hostile import request_of
 from tests.support.serving import server_process
 
 LEAVING = 0.1
@@ -165,7 +165,7 @@ def _members_file() -> Iterator[str]:
 
 def _send(url: str, seed: int, number: int) -> str:
     """Send a hostile request, and return its outcome."""
-    _, options = request_of(seed, number)
+    options = request_of(seed, number)
     dice = random.Random(f"client {seed} {number}")
     leaves = dice.random() < LEAVING
     patience = dice.uniform(0.01, 1.0) if leaves else PATIENCE

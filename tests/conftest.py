@@ -49,13 +49,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    sizes.sweeps = config.getoption("--all")
-    if not config.getoption("tx", None):  # else workers of pytest-xdist run the tests
-        set_up_libraries()
-
-
-def set_up_libraries() -> None:
     """Let torch use one thread, and hypothesis always draw the same examples."""
+    sizes.sweeps = config.getoption("--all")
+    if config.getoption("tx", None):  # workers of pytest-xdist run the tests
+        return
     import torch
     from hypothesis import HealthCheck, settings
 

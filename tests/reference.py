@@ -22,7 +22,6 @@ from tests.reference_sampling import codes, draw, key
 
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
-BEAM_TOKENS = 5
 UNSPACED_SCRIPTS = (
     *("CJK ", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO", "YI "),
     *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "TAI ", "NEW TAI", "TANGUT", "NUSHU", "KHITAN"),
@@ -545,61 +544,6 @@ def propose(  # noqa: C901
     return [proposal(span, ends=False)], margins
 
 
-Propose = Callable[..., "tuple[list[Proposal], list[float]]"]
-"""`propose`, or a function with the same arguments."""
-
-
-def propose_beams(width: int) -> Propose:
-    """What a member proposes by a beam search in every round (the paper's Appendix F)."""
-
-    def propose(
-        member: ReferenceMember,
-        ids: Sequence[int],
-        options: Options,
-        opening: Opening,
-        *_: object,
-    ) -> tuple[list[Proposal], list[float]]:
-        if member.is_full(len(ids)):
-            return [Proposal((), opening.written(member, ids, ()), ends=False)], []
-        allow = allowance(member, ids, opening, None)
-        short = replace(options, max_word_tokens=BEAM_TOKENS)
-        proposals = []
-        for beam in beams(member, ids, width, allow):
-
-            def follow(word: Sequence[int], beam: Sequence[int] = beam) -> int:
-                on = beam[len(word) :]
-                return on[0] if on else member.greedy([*ids, *word], allow(word))
-
-            ends = beam[0] in member.end_ids
-            word = [] if ends else finish_word(member, ids, beam[0], short, follow)
-            proposals.append(Proposal(tuple(word), opening.written(member, ids, word), ends))
-        return proposals, [member.margin(ids, allow(()))]
-
-    return propose
-
-
-def beams(
-    member: ReferenceMember, ids: Sequence[int], width: int, allow: Allow
-) -> list[tuple[int, ...]]:
-    """The continuations of at most five tokens that a beam search ends with, the best first."""
-    kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    for _ in range(BEAM_TOKENS):
-        found = []
-        for total, tokens in kept:
-            here = [*ids, *tokens]
-            if set(tokens) & member.end_ids or member.is_full(len(here)):
-                found.append((total, tokens))
-                continue
-            allowed = allow(tokens)
-            among = member.mass(here, allowed)
-            found += [
-                (total + float(member.logprobs(here)[token]) - among, (*tokens, token))
-                for token in member.likeliest(here, width, allowed)
-            ]
-        kept = sorted(found, key=lambda each: -each[0])[:width]
-    return [tokens for _, tokens in kept]
-
-
 @dataclass
 class ReferenceCandidate:
     """`written` is what members commit, `text` what of it belongs to the response."""
@@ -967,7 +911,6 @@ def decode(  # noqa: C901
     options: Options,
     *,
     messages: Sequence[Mapping[str, Any]] | None = None,
-    propose: Propose = propose,
     rule: MeanRule | WordMixture | None = None,
 ) -> ReferenceGeneration:
     """The whole response to a prompt or a conversation."""

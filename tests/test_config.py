@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from adafuse_llm import (
-    AdaFuseConfig,
-    InvalidOptionError,
-)
+from adafuse_llm import AdaFuseConfig, InvalidOptionError
 
 pytestmark = pytest.mark.quick
 
@@ -96,26 +93,14 @@ def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
     assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"use"})
 
 
-def nested(value: Any = "lol") -> Any:
-    """Return lists in lists whose `repr` has a hundred thousand parts."""
-    for _ in range(5):
+def test_values_in_errors_are_short() -> None:
+    value: Any = "lol"
+    for _ in range(5):  # lists in lists whose `repr` has a hundred thousand parts
         value = [value] * 10
-    return value
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_words": nested()},
-        {"stop": {"x" * 10_000: nested()}},
-        {"weights": nested()},
-        {"x" * 10_000: 1},
-    ],
-)
-def test_values_in_errors_are_short(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOptionError) as caught:
-        AdaFuseConfig(**options)
-    assert len(str(caught.value)) < 600
+    for options in ({"weights": value}, {"stop": {"x" * 10_000: value}}, {"x" * 10_000: 1}):
+        with pytest.raises(InvalidOptionError) as caught:
+            AdaFuseConfig(**options)
+        assert len(str(caught.value)) < 600
 
 
 def test_a_schema_is_a_dict_json_text_or_a_pydantic_class() -> None:

@@ -104,18 +104,6 @@ def test_a_container_serves_the_models_of_a_volume(image: str, models: Path) -> 
         docker("rm", "--force", container)
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(BUILD_SECONDS + START_SECONDS)
-def test_a_new_volume_of_the_cache_can_be_written(image: str) -> None:
-    (folder,) = re.findall(r"--volume adafuse-hub:(\S+?)`", GUIDE.read_text())
-    volume = docker("volume", "create")
-    try:
-        mount = ("--volume", f"{volume}:{folder}", "--entrypoint", "touch")
-        docker("run", "--rm", *mount, image, f"{folder}/x")
-    finally:
-        docker("volume", "rm", volume)
-
-
 def until_healthy(container: str) -> None:
     """Wait until the check of the image succeeds."""
     check = json.loads(docker("inspect", IMAGE))[0]["Config"]["Healthcheck"]["Test"]

@@ -40,15 +40,7 @@ def test_folders_are_read_in_name_order_without_hidden_and_other_files(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "word " * 500,
-        "A sentence here. " * 100,
-        "x" * 1000,
-        "line\n" * 200,
-        "a paragraph\n\n" * 100,
-        "中文" * 300,
-    ],
+    "text", ["word " * 500, "A sentence. " * 99, "x" * 1000, "a paragraph\n\n" * 100, "中文" * 300]
 )
 def test_passages_respect_the_bound_and_lose_no_text(tmp_path: Path, text: str) -> None:
     passages = read_documents([write(tmp_path, "a.txt", text)], max_chars=120)
@@ -111,16 +103,12 @@ PASSAGES = [
 ]
 
 
-def test_the_retriever_ranks_the_fitting_passage_first() -> None:
+def test_the_retriever_ranks_the_fitting_passage_first_and_scores_it() -> None:
     retriever = Retriever(PASSAGES)
-    assert retriever.search("Who founded the Halix Mill?", k=1) == PASSAGES[:1]
     assert retriever.search("When does the bakery open?", k=2)[0] == PASSAGES[1]
-
-
-def test_passages_have_scores_and_weak_ones_lack_most_words_of_the_query() -> None:
-    retriever = Retriever(PASSAGES)
     (mill,) = retriever.search("Who founded the Halix Mill?", k=1)
     (poor,) = retriever.search("Which teachers founded a chess club?", k=1)
+    assert mill == PASSAGES[0]
     assert mill.score > poor.score > 0
     assert retriever.missing("Who founded the Halix Mill?", mill) == []
     assert "chess" in retriever.missing("Which teachers founded a chess club?", poor)

@@ -1,27 +1,45 @@
-"""What an engine refuses, and whom it lets decode."""
+"""What an engine refuses, whom it lets decode, and runs, token counts and views of strategies."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import adafuse_llm
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     ContextWindowError,
+    DecodingError,
+    Generation,
     GrammarError,
     InvalidInputError,
     InvalidOptionError,
+    Request,
+    RequestCancelledError,
+    Round,
 )
 from adafuse_llm.backends import FakeBackend
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, engine
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.quick
+
+
+TURNS = [{"role": "user", "content": "Where does the ferry go?"}]
 
 
 def always(text: str) -> dict[str, float]:
     return {"<end>": 0.9, "a": 0.1}
+
+
+def letters(text: str) -> dict[str, float]:
+    return {"a": 0.6, "b": 0.3, "<end>": 0.1}
 
 
 @pytest.fixture
@@ -29,27 +47,20 @@ def pair() -> AdaFuseEngine:
     return AdaFuseEngine([FakeBackend("one", always), FakeBackend("two", always, (), 20)])
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({}, "either a prompt or messages"),
-        ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "either"),
-        ({"prompt": ""}, "empty"),
+        ({"prompt": "x", "messages": TURNS}, "either"),
         ({"prompt": "   "}, "empty"),
         ({"prompt": 5}, "int"),
-        ({"messages": []}, "empty"),
         ({"prompt": "x", "weights": [1.0]}, "weights.*2.*1"),
-        ({"prompt": "x", "weights": {"one": 1.0}}, "weights.*missing: two"),
         (
             {"prompt": "x", "weights": {"one": 0, "two": 1}, "use": "one"},
             r"members that decode \(one\) have weight 0",
         ),
         ({"prompt": "x", "use": ["one", "tow"]}, "no member 'tow'.*'two'"),
-        ({"prompt": "x", "use": []}, "use"),
         ({"prompt": "x", "weights": {"one": 1.0, "tow": 1.0}}, "tow"),
-        ({"prompt": "x", "max_words": 0}, "max_words"),
-        ({"prompt": "x", "timeout": 0}, "timeout must be a positive number"),
         ({"prompt": "x", "timeout": float("nan")}, "timeout must be a positive number"),
         ({"prompt": "x", "cancel": True}, r"threading\.Event"),
         ({"prompt": "x", "max_wrds": 1}, "Did you mean 'max_words'"),
@@ -65,20 +76,14 @@ def test_bad_requests_are_refused_before_anything_is_computed(
     assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"messages": [{"role": "user", "content": "x"}]}, r"messages=\[conversation\]"),
-        (
-            {"prompts": [{"role": "user", "content": "x"}]},
-            r"text.*messages=\[conversation, \.\.\.\]",
-        ),
-        ({"prompts": [[{"role": "user", "content": "x"}]]}, "text.*messages="),
-        ({"prompts": 5}, "list of prompts"),
+        ({"messages": TURNS}, r"messages=\[conversation\]"),
+        ({"prompts": TURNS}, r"text.*messages=\[conversation, \.\.\.\]"),
         ({"prompts": "x"}, "list of prompts"),
-        ({"messages": {"role": "user", "content": "x"}}, "list of conversations"),
-        ({"prompts": ["x"], "messages": [[{"role": "user", "content": "x"}]]}, "list of"),
+        ({"messages": TURNS[0]}, "list of conversations"),
+        ({"prompts": ["x"], "messages": [TURNS]}, "list of"),
     ],
 )
 def test_a_batch_of_the_wrong_form_is_refused_with_the_right_form(
@@ -88,7 +93,6 @@ def test_a_batch_of_the_wrong_form_is_refused_with_the_right_form(
         pair.generate_batch(**arguments)
 
 
-@pytest.mark.quick
 def test_an_engine_needs_members_with_different_names() -> None:
     with pytest.raises(InvalidInputError, match="at least one member"):
         AdaFuseEngine([])
@@ -100,7 +104,6 @@ def test_an_engine_needs_members_with_different_names() -> None:
         AdaFuseEngine([FakeBackend("one", always)], AdaFuseConfig(weights=(1.0, 1.0)))
 
 
-@pytest.mark.quick
 def test_some_members_decode_as_an_engine_of_them_would() -> None:
     recipes = (Recipe(seed=1), Recipe("gpt2", "sentencepiece", seed=2), Recipe("gpt2", seed=3))
     names = [recipe.name for recipe in recipes]
@@ -112,17 +115,15 @@ def test_some_members_decode_as_an_engine_of_them_would() -> None:
     assert as_data(some)["rounds"] == approximately(as_data(pair)["rounds"])
 
 
-@pytest.mark.quick
 def test_no_scorable_candidate_is_an_error_not_a_silence() -> None:
     def impossible(text: str) -> dict[str, float]:
         return {"a": 0.0, "b": 0.0}
 
     ensemble = AdaFuseEngine([FakeBackend("one", impossible)])
-    with ensemble, pytest.raises(adafuse_llm.DecodingError):
+    with ensemble, pytest.raises(DecodingError):
         ensemble.generate("x")
 
 
-@pytest.mark.quick
 def test_a_prompt_without_room_names_all_members_that_it_fills() -> None:
     names = {"oak": 8, "elm": 90, "ash": 9}
     members = [FakeBackend(n, always, (), window) for n, window in names.items()]
@@ -137,7 +138,6 @@ def test_a_prompt_without_room_names_all_members_that_it_fills() -> None:
             engine.generate("z" * 100)
 
 
-@pytest.mark.quick
 def test_a_vocabulary_that_cannot_be_read_is_read_once() -> None:
     pytest.importorskip("llguidance")
 
@@ -155,3 +155,120 @@ def test_a_vocabulary_that_cannot_be_read_is_read_once() -> None:
             with pytest.raises(GrammarError, match=r"'one'.*its tokens are broken"):
                 engine.generate("x", regex="a")
     assert member.tried == 1
+
+
+# Runs, token counts, views ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[AdaFuseEngine]:
+    with AdaFuseEngine.from_embedded(config=AdaFuseConfig(max_new_tokens=12)) as engine:
+        yield engine
+
+
+async def test_a_run_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> None:
+    drawn: dict[str, Any] = {"temperature": 1.0, "seed": 7, "n": 3, "max_new_tokens": 12}
+    seen: list[Round] = []
+    run = await embedded.aopen([Request(messages=TURNS, options=drawn)], seen.append)
+    events = [each async for each in run]
+    whole = embedded.generate(messages=TURNS, **drawn)
+    for number, each in enumerate((whole, *whole.alternatives)):
+        own = [event for index, event in events if index == number]
+        assert "".join(event.text for event in own) == each.text
+        generation = own[-1].generation
+        assert generation is not None
+        assert (generation.text, generation.seed) == (each.text, each.seed)
+    assert seen == [event.round for _, event in events]
+
+
+async def test_requests_are_checked_when_they_are_opened() -> None:
+    engine = AdaFuseEngine([FakeBackend("one", letters)])
+    with pytest.raises(InvalidInputError, match="either a prompt or messages"):
+        await engine.aopen([Request()])
+    with pytest.raises(InvalidInputError, match="input 1 of the batch: the prompt is empty"):
+        await engine.aopen([Request(prompt="x"), Request(prompt="")])
+    with pytest.raises(InvalidOptionError, match="a stream has one response; got 2"):
+        engine.stream("x", n=2, temperature=1)
+
+
+async def test_a_run_that_is_closed_or_forgotten_ends() -> None:
+    engine = AdaFuseEngine([FakeBackend("one", lambda text: {"a": 0.9, "b": 0.1})])
+    endless = Request(prompt="x", options={"max_new_tokens": 100_000})
+    run = await engine.aopen([endless])
+    events = aiter(run)
+    await anext(events)
+    run.close()
+    run.close()
+    with pytest.raises(RequestCancelledError, match="the run was closed"):
+        [event async for event in events]
+    forgotten = iter(engine.open([endless]))
+    next(forgotten)
+    del forgotten
+    await asyncio.to_thread(wait_until, lambda: not engine.scheduler.running)
+
+
+def test_a_cancelled_choice_is_an_error() -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(RequestCancelledError, match="before a text was chosen"):
+        AdaFuseEngine([FakeBackend("one", letters)]).choose("x", choices=["a", "b"], cancel=cancel)
+
+
+def test_the_requests_of_a_run_can_differ() -> None:
+    engine = AdaFuseEngine([FakeBackend("one", letters)])
+    run = engine.open(
+        [
+            Request(prompt="x", options={"max_new_tokens": 2}),
+            Request(prompt="x", texts=["a", "b"]),
+            Request(messages=TURNS, options={"choices": ["a", "b"]}),
+        ]
+    )
+    short, scores, chosen = run.results()
+    assert short.text == engine.generate("x", max_new_tokens=2).text
+    assert scores.texts == engine.score("x", ["a", "b"]).texts
+    assert chosen.text == engine.choose(messages=TURNS, choices=["a", "b"]).text
+
+
+def test_encoded_prompts_have_the_tokens_that_usage_counts(embedded: AdaFuseEngine) -> None:
+    for arguments in (
+        {"prompt": "The ferry goes"},
+        {"messages": TURNS},
+        {"prompt": "a", "use": "wren"},
+    ):
+        counts = embedded.generate(**arguments, max_new_tokens=1).usage.prompt_tokens
+        if "use" in arguments:
+            assert [*counts] == ["wren"]
+        encoded = embedded.encode_prompt(**arguments)
+        assert {name: len(ids) for name, ids in encoded.items()} == counts
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+    with_tool = embedded.encode_prompt(messages=TURNS, tools=[tool])
+    without = embedded.encode_prompt(messages=TURNS)
+    assert all(len(with_tool[name]) > len(ids) for name, ids in without.items())
+    assert {*embedded.encode_prompt("")} == {*embedded.members}  # an empty prompt is counted, too
+
+
+def test_a_view_shares_the_limits_and_the_end_of_its_engine() -> None:
+    config = AdaFuseConfig(max_words=2, max_new_tokens=4)
+    engine = AdaFuseEngine([FakeBackend("one", letters)], config)
+    view = engine.with_strategy("single")
+    assert view.config == AdaFuseConfig(max_new_tokens=4)  # the others are not used
+    assert view.generate("x").usage.completion_tokens == {"one": 4}
+    view.close()
+    assert engine.closed
+
+
+def test_results_are_json_without_nan() -> None:
+    """Also where a member can say nothing about a candidate."""
+
+    def only_a(text: str) -> dict[str, float]:
+        return {"a": 0.5, "b": 0.5, " ": 0.0} if text == ">" else {"<end>": 1.0}
+
+    def only_c(text: str) -> dict[str, float]:
+        return {"c": 0.6, "d": 0.4} if text == ">" else {"<end>": 1.0}
+
+    with AdaFuseEngine([FakeBackend("one", only_a), FakeBackend("two", only_c)]) as ensemble:
+        generation = ensemble.generate(">")
+    data = json.loads(generation.model_dump_json(), parse_constant=pytest.fail)
+    assert data["text"] == generation.text == str(generation)
+    assert data["rounds"][0]["candidates"][0]["nll"].keys() == {"one"}
+    assert Generation.model_validate(data) == generation

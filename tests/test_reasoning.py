@@ -86,8 +86,7 @@ def test_members_that_reason_answer_in_a_form_without_reasoning() -> None:
     engine = thinkers("deepseek", script=lambda _: "\n</think>\n\n7")
     generation = engine.generate(messages=ASKED, regex=r"\d")
     assert (generation.text, generation.reply_prefix) == ("7", "")
-    choice = engine.choose(messages=ASKED, choices=["7", "8"])
-    assert choice.text == "7"
+    assert engine.choose(messages=ASKED, choices=["7", "8"]).text == "7"
 
 
 # Continued messages -----------------------------------------------------------------------------

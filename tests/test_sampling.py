@@ -1,15 +1,14 @@
-"""Requests that draw their responses: several at a time, streams, refusals, and faults."""
+"""Requests that draw their responses: several at a time, seeds and refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError, MemberError
-from adafuse_llm.backends import Backend, FakeBackend, Query, QueryResult
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
+from adafuse_llm.backends import FakeBackend, Node, TokenTree
+from adafuse_llm.decoding.draws import Draws
 from adafuse_llm.sampling import Sampling, derived_seeds, token_codes
 
 pytestmark = pytest.mark.quick
@@ -69,45 +68,6 @@ def test_a_score_draws_nothing() -> None:
         assert made.score("Say", [" a b"]).texts == drawing.score("Say", [" a b"]).texts
 
 
-class Undrawn(FakeBackend):
-    """A backend that ignores `Node.draw`."""
-
-    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
-        return [
-            replace(result, next=tuple(replace(each, drawn=None) for each in result.next))
-            for result in super().evaluate(queries)
-        ]
-
-
-def test_a_backend_that_draws_nothing_is_named() -> None:
-    with AdaFuseEngine([Undrawn("lazy", rule, WORDS)]) as made:
-        assert made.generate("Say").text
-        with pytest.raises(MemberError, match=r"'lazy'.*drawn token must be an int"):
-            made.generate("Say", temperature=1)
-        assert made.generate("Say").text
-
-
-class Minimal(Backend):
-    """A backend that has only what every backend must have."""
-
-    def __init__(self) -> None:
-        self._fake = FakeBackend("minimal", rule, WORDS)
-        self.name, self.codec, self.end_ids = "minimal", self._fake.codec, self._fake.end_ids
-
-    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
-        return self._fake.evaluate(queries)
-
-
-def test_a_member_that_cannot_draw_is_refused_before_any_pass() -> None:
-    minimal = Minimal()
-    with AdaFuseEngine([minimal]) as made:
-        assert made.generate("Say").text
-        passes = minimal._fake.passes
-        with pytest.raises(InvalidOptionError, match=r"'temperature'.*'minimal' cannot draw"):
-            made.generate("Say", temperature=0.5)
-        assert minimal._fake.passes == passes
-
-
 # Random numbers that depend on text only
 
 
@@ -124,6 +84,23 @@ def test_the_tokens_after_a_text_and_after_its_silent_tokens_differ() -> None:
     keys = {sampling.draw(text, silent).key for text in ("", "a", "1 ") for silent in range(3)}
     assert len(keys) == 9
     assert sampling.draw("a", 0).key != Sampling(seed=2, temperature=1.0).draw("a", 0).key
+
+
+def test_silent_tokens_count_on_after_a_commit() -> None:
+    """Two tokens are the first bytes of a character, so the response stays as it is."""
+    sampling, tree = Sampling(seed=1, temperature=1.0), TokenTree([1])
+    draws = Draws(sampling, tree.root)
+    first = tree.child(tree.root, 5)
+    second = tree.child(first, 6)
+
+    def shown(node: Node) -> str:
+        return "\ufffd"
+
+    places = [sampling.draw("", silent) for silent in range(3)]
+    assert [draws.draw(node, shown) for node in (tree.root, first, second)] == places
+    draws.commit(first, "\ufffd", shown)
+    tree.commit(first)
+    assert [draws.draw(node, shown) for node in (first, second)] == places[1:]
 
 
 def test_derived_seeds_differ_and_begin_with_the_seed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from transformers import DynamicCache
 
 from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
+from adafuse_llm.backends import Backend
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.testing import BackendTests
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same
 
@@ -164,3 +166,24 @@ def check(
         assert_same(actual, expected, tolerance)
         engine.close()
     return actual
+
+
+def check_rules(
+    make: Callable[[], Backend], logits: Callable[[Sequence[int]], Any] | None, limit: float
+) -> tuple[str, ...]:
+    """Check all rules of a backend, up to a difference of log-probabilities.
+
+    Returns:
+        The names of the tests that apply.
+    """
+
+    class Rules(BackendTests):
+        tolerance = limit
+
+        def member(self) -> Backend:
+            return make()
+
+        def logits(self, ids: Sequence[int]) -> Any:
+            return None if logits is None else logits(ids)
+
+    return Rules.check_all()

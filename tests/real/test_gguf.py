@@ -16,11 +16,10 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends import Query, TokenTree
-from tests.real.reference import CachedMember, check, reference_of
+from tests.real.reference import CachedMember, check, check_rules, reference_of
 from tests.real.test_equality import FACTS, NAMES, PROMPTS, given
 from tests.real.test_grammar import check_forms, forms
 from tests.real.test_rules import check_draws
-from tests.support.rules import check_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf]
 

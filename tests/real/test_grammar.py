@@ -55,21 +55,17 @@ MOOD = {"enum": ["positive", "neutral", "negative"]}
 
 SCHEMAS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("What is 12 times 12?", WHOLE),
-    ("What is one third as a decimal number?", NUMBER),
     ("How likely is rain in London tomorrow?", {**NUMBER, "minimum": 0, "maximum": 1}),
     ("Rate this film from 1 to 5: 'A boring story.'", {**WHOLE, "minimum": 1, "maximum": 5}),
     ("What is the website of Wikipedia?", text_of("uri")),
     ("When does the meeting on 3 May 2024 at 9 o'clock begin?", text_of("date-time")),
-    ("How can I write to the support of example.com?", text_of("email")),
     ("What is the address of this computer?", text_of("ipv4")),
     ("Create an identifier.", text_of("uuid")),
     ("On which host does Wikipedia run?", text_of("hostname")),
     ("Name three primary colours.", listed(TEXT, minItems=3, maxItems=3)),
-    ("Name two fruits.", listed(TEXT)),
     ("Give the temperatures of a week in May.", listed(NUMBER, maxItems=7)),
     ("Anna is 31 years old and lives in Oslo.", record(name=TEXT, age=WHOLE, city=TEXT)),
     ("'Never again.'", record(mood=MOOD, confidence={**NUMBER, "exclusiveMinimum": 0})),
-    ("Where is Berlin?", record(latitude=NUMBER, longitude=NUMBER)),
     ("Order two coffees and one tea.", listed(record(item=TEXT, count=WHOLE))),
     ("Is 7 a prime number?", record(answer=FLAG, reason=TEXT)),
     ("Call Ann.", record(name=TEXT, phone=maybe(TEXT))),
@@ -79,7 +75,6 @@ SCHEMAS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Set a timer of 10 minutes.", record(duration=text_of("duration"))),
     ("My code is AB-123.", record(code={**TEXT, "pattern": "^[A-Z]{2}-[0-9]{3}$"})),
     ("Write a short note.", record(note={**TEXT, "maxLength": 40})),
-    ("Any data about Rome.", {"type": "object"}),
 )
 """Questions and JSON schemas of everyday kinds."""
 

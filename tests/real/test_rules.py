@@ -13,8 +13,7 @@ import torch
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.decoding.test_sampling_distribution import chi_square
-from tests.real.reference import CachedMember, reference_of
-from tests.support.rules import check_rules
+from tests.real.reference import CachedMember, check_rules, reference_of
 
 pytestmark = pytest.mark.real
 

@@ -14,8 +14,8 @@ from adafuse_llm import AdaFuseEngine, GGUFMember, ServerMember, TransformersMem
 from adafuse_llm.backends import Query, TokenTree
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
-from tests.support.llama_server import llama_server
-from tests.support.rules import check_rules
+from tests.real.reference import check_rules
+from tests.real.servers import llama_server
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf, pytest.mark.timeout(3600)]
 

@@ -29,31 +29,22 @@ DEFAULTS = {
     "qwen": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
 }
 
-PRICE = {
-    "type": "function",
-    "function": {
-        "name": "unit_price",
-        "description": "Return the unit price of an item.",
-        "parameters": {
-            "properties": {"item": {"description": "The item's name.", "type": "string"}},
-            "required": ["item"],
-            "type": "object",
-        },
-    },
-}
-MULTIPLY = {
-    "type": "function",
-    "function": {
-        "name": "multiply",
-        "description": "Multiply two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"b": {"type": "number"}, "a": {"type": "number"}},
-            "required": ["b", "a"],
-        },
-    },
-}
-TOOLS = [PRICE, MULTIPLY]
+
+def tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
+    """A tool as OpenAI's API has it. All parameters are required."""
+    schema = {
+        "properties": {key: {"type": kind} for key, kind in parameters.items()},
+        "required": [*parameters],
+        "type": "object",  # not where pydantic and others put it: the order has to stay
+    }
+    function = {"name": name, "description": description, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [
+    tool("unit_price", "Return the unit price of an item.", item="string"),
+    tool("multiply", "Multiply two numbers.", b="number", a="number"),
+]
 
 
 def call(number: int, name: str, **arguments: Any) -> dict[str, Any]:
@@ -77,18 +68,15 @@ BOTH = {
 }
 RESULTS = [RESULT, {"role": "tool", "tool_call_id": "call00002", "content": "5"}]
 
-CHATS: dict[str, list[Any]] = {
-    "one question": [ASK],
-    "an empty system message": [{"role": "system", "content": ""}, ASK],
-    "a system message and turns": [SYSTEM, ASK, SAY, THEN],
-}
-CALLS: dict[str, list[Any]] = {
-    "a call": [ASK, CALLED, RESULT],
-    "parallel calls and turns": [SYSTEM, ASK, BOTH, *RESULTS, SAY, THEN],
-}
+CHATS: list[list[Any]] = [
+    [ASK],
+    [{"role": "system", "content": ""}, ASK],
+    [SYSTEM, ASK, SAY, THEN],
+]
+CALLS: list[list[Any]] = [[ASK, CALLED, RESULT], [SYSTEM, ASK, BOTH, *RESULTS, SAY, THEN]]
 CASES = [
-    *((name, chat, []) for name in MEMBERS for chat in CHATS.values()),
-    *(("qwen", chat, TOOLS) for chat in (*CHATS.values(), *CALLS.values())),
+    *((name, chat, []) for name in MEMBERS for chat in CHATS),
+    *(("qwen", chat, TOOLS) for chat in (*CHATS, *CALLS)),
 ]
 """Members, conversations, and tools: SmolLM2's template has none."""
 
@@ -116,26 +104,22 @@ def test_prompts_equal_the_template(
 def test_prompts_of_the_frameworks_equal_the_template(
     real_engine: Engines, tokenizers: dict[str, Any]
 ) -> None:
-    engine, messages = real_engine("qwen"), CALLS["parallel calls and turns"]
+    engine, messages = real_engine("qwen"), CALLS[1]
     expected = {"qwen": own(tokenizers["qwen"], messages, tools=TOOLS)}
     given = convert_to_messages(json.loads(json.dumps(messages)))
     call = ChatAdaFuse(engine=engine)._call(given, None, {"tools": TOOLS})
     assert engine.encode_prompt(messages=call.requests[0].messages) == expected
     llm = AdaFuseLLM(engine=engine, enforce=False)
-    decode, _ = llm._chat(for_llama_index(messages), {"tools": TOOLS})
-    assert engine.encode_prompt(messages=decode._requests[0].messages) == expected
-
-
-def for_llama_index(messages: list[Any]) -> list[ChatMessage]:
-    """The same messages in the form of LlamaIndex."""
-    return [
+    asked = [
         ChatMessage(
-            role=message["role"],
-            content=message["content"],
-            additional_kwargs={k: v for k, v in message.items() if k not in ("role", "content")},
+            role=each["role"],
+            content=each["content"],
+            additional_kwargs={k: v for k, v in each.items() if k not in ("role", "content")},
         )
-        for message in messages
+        for each in messages
     ]
+    decode, _ = llm._chat(asked, {"tools": TOOLS})
+    assert engine.encode_prompt(messages=decode._requests[0].messages) == expected
 
 
 @pytest.mark.parametrize(("name", "tools"), [("smollm", []), ("qwen", []), ("qwen", TOOLS)])

@@ -20,9 +20,8 @@ from adafuse_llm import (
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
-from tests.real.reference import reference_of
-from tests.support.rules import check_rules
-from tests.support.vllm_server import vllm_server
+from tests.real.reference import check_rules, reference_of
+from tests.real.servers import vllm_server
 
 pytestmark = [pytest.mark.real, pytest.mark.vllm, pytest.mark.timeout(3600)]
 

@@ -39,12 +39,6 @@ def test_replies_of_a_base_model_end_before_an_invented_turn(
     assert "stop" in reasons
 
 
-def test_a_prompt_of_the_same_form_goes_on(real_engine: RealEngine) -> None:
-    prompt = f"User: {QUESTIONS[0]}\n\nAssistant:"
-    reply = real_engine("gemma").generate(prompt, max_new_tokens=32)
-    assert "\n\nUser:" in reply.text
-
-
 @pytest.mark.parametrize(
     ("text", "loser", "change"),
     [

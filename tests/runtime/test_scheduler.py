@@ -33,8 +33,7 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
-from tests.support.forks import in_child
-from tests.support.waiting import PATIENCE, background, wait_until
+from tests.support.waiting import PATIENCE, background, in_child, wait_until
 
 
 def counting(text: str) -> dict[str, float]:

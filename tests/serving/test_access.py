@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -20,7 +22,7 @@ from starlette.routing import Route
 
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.access import CALL, middlewares, read_body
+from adafuse_llm.serving.access import CALL, AccessLog, middlewares, outcome_of, read_body
 
 pytestmark = pytest.mark.quick
 
@@ -106,9 +108,73 @@ async def test_the_log_has_the_outcome_that_the_application_sets_and_no_probes(c
     caplog.set_level(logging.INFO, LOGGER)
     async with client() as http:
         await http.get("/health")
+        await http.get("/ready")
         await http.get("/late")
     (line,) = caplog.messages
     assert line.endswith("outcome=timeout")
+
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+PART = {"type": "http.response.body", "body": b"a", "more_body": True}
+LAST = {"type": "http.response.body", "body": b"b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "error", "outcome", "is_logged"),
+    [
+        ("/x", [START, PART, LAST], None, "ok", True),
+        ("/x", [START, PART], None, "cancelled", True),
+        ("/x", [START, PART], RuntimeError, "failed", True),
+        ("/x", [], asyncio.CancelledError, "failed", True),
+        ("/metrics", [START, LAST], None, "ok", False),
+        ("/metrics", [START, PART], None, "cancelled", True),
+    ],
+)
+async def test_the_log_and_the_metrics_have_the_outcome_of_a_response(
+    path: str, sent: list[Any], error: Any, outcome: str, is_logged: bool, caplog
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in sent:
+            await send(message)
+        if error:
+            raise error
+
+    async def send(message: Any) -> None:
+        pass
+
+    caplog.set_level(logging.INFO, LOGGER)
+    counted: list[Any] = []
+    log = AccessLog(app, "", lambda *call: counted.append(call[:2]), {path})
+    scope = {"type": "http", "path": path, "method": "GET", "headers": []}
+    with pytest.raises(error) if error else nullcontext():
+        await log(scope, send, send)  # type: ignore[arg-type]
+    assert counted == [(path, outcome)]
+    assert [m.rpartition("=")[2] for m in caplog.messages if "ms=" in m] == [outcome] * is_logged
+
+
+async def test_what_is_no_request_is_passed_on() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    await AccessLog(app, "", print, ())({"type": "lifespan"}, app, app)  # type: ignore[arg-type]
+    assert seen == ["lifespan"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "statuses"),
+    [
+        ("ok", (200, 399)),
+        ("refused", (400, 498)),
+        ("timeout", (408, 504)),
+        ("busy", (429,)),
+        ("cancelled", (499,)),
+        ("failed", (500, 503)),
+    ],
+)
+def test_a_status_has_an_outcome(outcome: str, statuses: tuple[int, ...]) -> None:
+    assert {*map(outcome_of, statuses)} == {outcome}
 
 
 @pytest.mark.parametrize(
@@ -174,6 +240,8 @@ async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so
     assert not [name for name in closed.headers if name.startswith("access-control")]
     async with client(("key-1",), cors_origins="https://app.example.org") as http:
         opened = await http.options("/echo", headers=preflight)
+        read = {**preflight, "Access-Control-Request-Method": "GET"}
+        assert (await http.options("/echo", headers=read)).status_code == 200
         other = await http.options("/echo", headers={**preflight, "Origin": "https://x.example"})
         refused = await http.post("/echo", headers={"Origin": preflight["Origin"]})
     assert opened.status_code == 200

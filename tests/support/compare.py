@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import Generation, Round
-from tests.reference import Options, ReferenceGeneration, ReferenceRound, decode
+from adafuse_llm import Generation
+from tests.reference import Options, ReferenceGeneration, decode
 from tests.support.models import SINGLE_PRECISION, Recipe, engine, reference
 
 TOLERANCE = 1e-6
@@ -37,7 +37,7 @@ def check(
 
 
 def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: float) -> None:
-    """Same spans, winners, texts and finish reason; scores and margins within `tolerance`."""
+    """Same spans, winners, tokens by text, and finish reason; numbers within `tolerance`."""
     for number, (got, want) in enumerate(zip(actual.rounds, expected.rounds, strict=False)):
         where = f"round {number}"
         assert got.index == number
@@ -57,28 +57,21 @@ def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: fl
                 assert mine.score == pytest.approx(theirs.score, abs=tolerance, rel=0), where
         assert got.winner == want.winner, where
         assert got.text == want.text, where
-        assert_same_logprobs(got, want, tolerance)
+        assert set(got.logprobs) == set(want.logprobs), where
+        for name, tokens in want.logprobs.items():
+            for token, other in zip(got.logprobs[name], tokens, strict=True):
+                assert token.text == other.text, where
+                assert token.logprob == pytest.approx(other.logprob, abs=tolerance, rel=0), where
+                assert [each.text for each in token.top] == [text for text, _ in other.top], where
+                assert [each.logprob for each in token.top] == pytest.approx(
+                    [logprob for _, logprob in other.top], abs=tolerance, rel=0
+                ), where
     assert len(actual.rounds) == len(expected.rounds)
     assert actual.text == expected.text
     assert actual.finish_reason == expected.finish_reason
     assert actual.seed == expected.seed
     assert actual.usage.prompt_tokens == expected.prompt_tokens
     assert actual.usage.completion_tokens == expected.completion_tokens
-
-
-def assert_same_logprobs(got: Round, want: ReferenceRound, tolerance: float) -> None:
-    """Same tokens by text, and the same likeliest tokens; log-probabilities within `tolerance`."""
-    where = f"round {got.index}"
-    assert set(got.logprobs) == set(want.logprobs), where
-    for name, tokens in want.logprobs.items():
-        mine = got.logprobs[name]
-        assert [token.text for token in mine] == [token.text for token in tokens], where
-        for token, expected in zip(mine, tokens, strict=True):
-            assert token.logprob == pytest.approx(expected.logprob, abs=tolerance, rel=0), where
-            assert [each.text for each in token.top] == [text for text, _ in expected.top], where
-            assert [each.logprob for each in token.top] == pytest.approx(
-                [logprob for _, logprob in expected.top], abs=tolerance, rel=0
-            ), where
 
 
 def as_data(generation: Generation) -> dict[str, Any]:

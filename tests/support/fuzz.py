@@ -1,8 +1,7 @@
 """Random decodes and what must hold for each of them, for tests and for ``benchmarks.fuzz``.
 
-A case is made from a seed and a number alone, so that a violation can be repeated. Most cases use
-members without a model, whose distributions depend on the last characters of the text. A share uses
-tiny random models with real tokenizers.
+A case is made from a seed and a number alone, so that a violation can be repeated. Its members have
+no model: their distributions depend on the last characters of the text.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import random
 import string
 import threading
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -24,16 +22,13 @@ from adafuse_llm import AdaFuseEngine, Generation, MemberError, RuntimeConfig
 from adafuse_llm.backends.fake import END, FakeCodec, Rule
 from adafuse_llm.strategies.registry import find_strategy
 from tests.support.compare import as_data
-from tests.support.models import CHATML, Recipe
 from tests.support.recorded import (
     RecordedFake,
-    RecordedModel,
     check_prompt_is_exact,
     check_reply_is_exact,
     check_scores,
     counted_tokens,
     forget,
-    recorded,
     trailing_spaces,
     used,
 )
@@ -80,67 +75,7 @@ KINDS: Mapping[str, int] = {
 ``faults``   a faulty member is named in a `MemberError`; the next request is right
 """
 
-MODEL_SHARE = 0.005
-"""Share of the cases that use models."""
-
-MODEL_KINDS = ("bytelevel", "sentencepiece", "unigram", "gemma", "legacy")
-
-
 # Members --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Habits:
-    """What a member without a model writes.
-
-    Attributes:
-        own: seed of its own preferences.
-        common: seed of the preferences that it shares with the other members.
-        sharpness: ratio of the probabilities of two neighboring preferences; 1 gives ties.
-        end: how likely the end of the response is among the preferences.
-        vocabulary: its tokens of several characters.
-        is_complete: whether the member tells the texts of all its tokens, so that it can write the
-            spaces at the end of a prompt itself.
-    """
-
-    own: int
-    common: int
-    sharpness: float
-    end: float
-    vocabulary: tuple[str, ...]
-    is_complete: bool
-
-
-def writes(habits: Habits) -> Rule:
-    """A rule that depends on the last characters of the text."""
-    known = {piece for piece in habits.vocabulary if piece} | {p for p in PIECES if len(p) == 1}
-
-    @functools.lru_cache(4096)
-    def distribution(tail: str) -> Mapping[str, float]:
-        common = random.Random(zlib.crc32(f"{habits.common} {tail}".encode()))
-        own = random.Random(zlib.crc32(f"{habits.own} {tail}".encode()))
-        texts = [*common.choices(PIECES, k=3), own.choice(PIECES), *common.choices(PIECES, k=2)]
-        first = [text if text in known else text[0] for text in texts]
-        if common.random() < habits.end:
-            first.insert(common.randrange(3), END)
-        weights = {text: habits.sharpness**-at for at, text in reversed([*enumerate(first)])}
-        if habits.is_complete:  # some token always continues the spaces of a prompt
-            weights |= {text: 1e-4 for text in sorted(known - {*weights}) if text[0] == " "}
-        total = math.fsum(weights.values())
-        return {text: weight / total for text, weight in weights.items()}
-
-    return lambda text: distribution(text[-5:])
-
-
-def habits_of(chance: random.Random, common: int, *, end: float | None = None) -> Habits:
-    return Habits(
-        own=chance.randrange(2**30),
-        common=common,
-        sharpness=chance.choice([1.0, 1.5, 3.0, 10.0]),
-        end=chance.choice([0.05, 0.2, 0.4]) if end is None else end,
-        vocabulary=tuple(p for p in PIECES if len(p) > 1 and chance.random() < 0.6),
-        is_complete=chance.random() < 0.5,
-    )
 
 
 def fake_member(
@@ -152,23 +87,47 @@ def fake_member(
     rule: Rule | None = None,
     vocabulary: Sequence[str] | None = None,
 ) -> RecordedFake:
-    """A random member without a model, which records its requests."""
-    habits = habits_of(chance, common, end=end)
-    pieces = habits.vocabulary if vocabulary is None else vocabulary
-    return new_fake(name, rule or writes(habits), pieces, is_complete=habits.is_complete)
+    """A random member without a model, which records its requests.
+
+    Args:
+        chance: source of its preferences.
+        name: its name.
+        common: seed of the preferences that it shares with other members.
+        end: how likely the end of the response is among the preferences.
+        rule: what it writes instead of its preferences.
+        vocabulary: its tokens of several characters.
+    """
+    own = chance.randrange(2**30)
+    sharpness = chance.choice([1.0, 1.5, 3.0, 10.0])  # of two neighboring preferences; 1 gives ties
+    end = chance.choice([0.05, 0.2, 0.4]) if end is None else end
+    pieces = [p for p in PIECES if len(p) > 1 and chance.random() < 0.6]
+    # a member that tells the texts of all its tokens can write the spaces of a prompt itself
+    is_complete = chance.random() < 0.5
+    known = {*pieces, *(p for p in PIECES if len(p) == 1)}
+
+    @functools.lru_cache(4096)
+    def distribution(tail: str) -> Mapping[str, float]:
+        shared = random.Random(zlib.crc32(f"{common} {tail}".encode()))
+        single = random.Random(zlib.crc32(f"{own} {tail}".encode()))
+        texts = [*shared.choices(PIECES, k=3), single.choice(PIECES), *shared.choices(PIECES, k=2)]
+        first = [text if text in known else text[0] for text in texts]
+        if shared.random() < end:
+            first.insert(shared.randrange(3), END)
+        weights = {text: sharpness**-at for at, text in reversed([*enumerate(first)])}
+        if is_complete:  # some token always continues the spaces of a prompt
+            weights |= {text: 1e-4 for text in sorted(known - {*weights}) if text[0] == " "}
+        total = math.fsum(weights.values())
+        return {text: weight / total for text, weight in weights.items()}
+
+    made = RecordedFake(name, rule or (lambda text: distribution(text[-5:])))
+    # Ties go to the lower id, so ids must not depend on the order in which texts turn up.
+    texts = [*(pieces if vocabulary is None else vocabulary), *CHARACTERS]
+    made.codec = FakeCodec(texts, is_complete=is_complete)
+    return made
 
 
 FAULTS = ("evaluate", "encode_continuation", "decode_continuation")
 """Methods of a member, or of its codec, that may fail."""
-
-
-def new_fake(
-    name: str, rule: Rule, vocabulary: Sequence[str] = (), *, is_complete: bool = False
-) -> RecordedFake:
-    made = RecordedFake(name, rule)
-    # Ties go to the lower id, so ids must not depend on the order in which texts turn up.
-    made.codec = FakeCodec([*vocabulary, *CHARACTERS], is_complete=is_complete)
-    return made
 
 
 # Cases ----------------------------------------------------------------------------------------
@@ -179,91 +138,56 @@ class Case:
     """One random decode, or several.
 
     Attributes:
-        seed: seed of the run.
-        number: number within the run. Both numbers determine everything else.
         kind: what is checked.
         strategy: name of the strategy.
-        members: the members, with or without a model.
+        common: seed of the preferences that members share.
+        members: seeds of the members.
         rooms: for each member, how many tokens its context window has for a response; None for a
             member without a window.
-        prompts: prompts, at least one.
+        prompts: prompts, at least two.
         options: options of every call.
         chance: source of the choices that a check makes.
     """
 
-    seed: int
-    number: int
     kind: str
     strategy: str
-    members: tuple[Habits | Recipe, ...]
+    common: int
+    members: tuple[int, ...]
     rooms: tuple[int | None, ...]
     prompts: tuple[str, ...]
     options: Mapping[str, Any]
     chance: random.Random = field(repr=False, compare=False)
 
-    def backends(self) -> list[RecordedFake | RecordedModel]:
-        """The members; those without a model are new."""
-        made: list[RecordedFake | RecordedModel] = []
-        for number, (member, room) in enumerate(zip(self.members, self.rooms, strict=True)):
-            if isinstance(member, Recipe):
-                made.append(recorded(member))
-                continue
-            fake = new_fake(
-                f"m{number}", writes(member), member.vocabulary, is_complete=member.is_complete
-            )
+    def engine(self, **runtime: Any) -> AdaFuseEngine:
+        """An engine of new members."""
+        made: list[RecordedFake] = []
+        for number, (seed, room) in enumerate(zip(self.members, self.rooms, strict=True)):
+            fake = fake_member(random.Random(seed), f"m{number}", self.common)
             if room is not None:
                 longest = max(len(fake.codec.encode_prompt(text)) for text in self.prompts)
                 if self.kind == "reply":
                     longest = max(len(fake.codec.encode_messages(self.messages)), longest)
                 fake.context_window = longest + room
             made.append(fake)
-        return made
+        return AdaFuseEngine(made, strategy=self.strategy, runtime=RuntimeConfig(**runtime))
 
     @property
     def messages(self) -> list[dict[str, str]]:
         """A conversation with the first prompt."""
         return [{"role": "user", "content": self.prompts[0] + "?"}]
 
-    def engine(self, **runtime: Any) -> AdaFuseEngine:
-        return AdaFuseEngine(
-            self.backends(), strategy=self.strategy, runtime=RuntimeConfig(**runtime)
-        )
 
-
-def make_case(
-    seed: int,
-    number: int,
-    *,
-    kinds: Iterable[str] = KINDS,
-    model_share: float = MODEL_SHARE,
-) -> Case:
+def make_case(seed: int, number: int, kinds: Sequence[str] = tuple(KINDS)) -> Case:
     """The case with this number; equal arguments give equal cases."""
     chance = random.Random(f"{seed}/{number}")
-    names = list(kinds)
-    (kind,) = chance.choices(names, [KINDS[name] for name in names])
-    with_models = kind != "faults" and chance.random() < model_share
+    (kind,) = chance.choices(kinds, [KINDS[name] for name in kinds])
     strategy = "adafuse" if chance.random() < 0.6 else chance.choice(STRATEGIES[1:])
     count = 1 if strategy == "single" else chance.choice([1, 2, 2, 2, 3])
-    members: tuple[Habits | Recipe, ...]
-    if with_models:
-        tokenizers = chance.sample(MODEL_KINDS, count)
-        template = CHATML if kind == "reply" else None
-        members = tuple(
-            Recipe(
-                *("llama", each, 71 + chance.randrange(2)),
-                end_bias=0.0,
-                template=template,
-                layers=1,
-            )
-            for each in tokenizers
-        )
-    else:
-        common = chance.randrange(2**30)
-        members = tuple(habits_of(chance, common) for _ in range(count))
+    common, *members = (chance.randrange(2**30) for _ in range(1 + count))
     prompts = tuple(_prompt(chance) for _ in range(chance.randint(2, 4)))
     rooms = tuple(chance.randint(1, 25) if chance.random() < 0.1 else None for _ in members)
     options = _options(chance, strategy, count)
-    return Case(seed, number, kind, strategy, members, rooms, prompts, options, chance)
+    return Case(kind, strategy, common, tuple(members), rooms, prompts, options, chance)
 
 
 def _prompt(chance: random.Random) -> str:
@@ -297,15 +221,6 @@ def _options(chance: random.Random, strategy: str, members: int) -> dict[str, An
 
 ABOUT = 1e-9
 """Largest difference of numbers that are computed in batches of another size."""
-
-
-def check(case: Case) -> None:
-    """Fail if the case violates what must hold for its kind.
-
-    Raises:
-        Exception: the violation, as an `AssertionError` or as an error of the engine.
-    """
-    _CHECKS[case.kind](case)
 
 
 def same(left: Generation, right: Generation) -> None:
@@ -384,10 +299,7 @@ def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> G
     for member in used(engine.backends):
         written = counted_tokens(member, trailing_spaces(prompt)) if member.is_lossless else 0
         assert written <= cap, f"{member.name} wrote {written} tokens of at most {cap}"
-    no_windows = all(
-        isinstance(each, RecordedModel) or not each.context_window for each in engine.backends
-    )
-    if no_windows:
+    if not any(each.context_window for each in engine.backends):
         assert full.text.startswith(cut.text), f"{cut.text!r} is no beginning of {full.text!r}"
         if cut.text != full.text:
             assert cut.finish_reason == "length", f"{_short(cut)} is {_short(full)}, cut"
@@ -509,50 +421,12 @@ _CHECKS: Mapping[str, Callable[[Case], None]] = {
 }
 
 
-@dataclass(frozen=True)
-class Violation:
-    """A case that violates what must hold.
-
-    Attributes:
-        seed: seed of the run.
-        number: number of the case.
-        kind: kind of the case.
-        what: the error in one line.
-    """
-
-    seed: int
-    number: int
-    kind: str
-    what: str
-
-    @property
-    def command(self) -> str:
-        """The command that repeats the case."""
-        return f"python -m benchmarks.fuzz --seed {self.seed} --case {self.number}"
-
-
-@dataclass
-class Tally:
-    """How many cases were checked, by kind, and which of them violate what must hold."""
-
-    cases: Counter[str] = field(default_factory=Counter)
-    violations: list[Violation] = field(default_factory=list)
-
-    def add(self, other: Tally) -> None:
-        self.cases.update(other.cases)
-        self.violations += other.violations
-
-
-def run(seed: int, numbers: Iterable[int], **choice: Any) -> Tally:
-    """Check the cases with these numbers. ``choice`` are options of `make_case`."""
-    tally = Tally()
-    for number in numbers:
-        case = make_case(seed, number, **choice)
-        tally.cases[case.kind] += 1
-        try:
-            check(case)
-        except Exception as error:  # an error of the engine is a violation, too
-            lines = f"{type(error).__name__}: {error}".splitlines()
-            what = " ".join(line.strip() for line in lines)[:400]
-            tally.violations.append(Violation(seed, number, case.kind, what))
-    return tally
+def violation(seed: int, number: int, kinds: Sequence[str] = tuple(KINDS)) -> tuple[str, str]:
+    """Check a case. Return its kind, and what it violates; nothing if all holds."""
+    case = make_case(seed, number, kinds)
+    try:
+        _CHECKS[case.kind](case)
+    except Exception as error:  # an error of the engine is a violation, too
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        return case.kind, " ".join(line.strip() for line in lines)[:400]
+    return case.kind, ""

@@ -13,7 +13,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -72,14 +71,13 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32") -> Path:
     of `FILE_TYPES`; vectors, such as the weights of norms, stay f32.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture = ARCHITECTURES[config["architectures"][0]]
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture.id])
+    architecture, prepare = ARCHITECTURES[config["architectures"][0]]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_type("model")
     writer.add_name(folder.name)
     writer.add_file_type(FILE_TYPES[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_shape(writer, config)
-    architecture.add_settings(writer, config)
     if any(folder.glob("tokenizer.*")):
         known = AutoTokenizer.from_pretrained(folder)
         add_vocabulary(writer, known, "qwen2", known.chat_template)
@@ -87,8 +85,8 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32") -> Path:
             writer.add_eot_token_id(end)  # the format has room for one more end
     else:
         writer.add_tokenizer_model("no_vocab")
-    tensors = architecture.prepare(load_file(folder / "model.safetensors"), config)
-    for name, tensor in _renamed(tensors, architecture.id, config["num_hidden_layers"]):
+    tensors = prepare(load_file(folder / "model.safetensors"))
+    for name, tensor in _renamed(tensors, architecture, config["num_hidden_layers"]):
         _add_tensor(writer, name, tensor, kind)
     return finish(writer, path)
 
@@ -171,35 +169,27 @@ def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config["vocab_size"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+        writer.add_parallel_residual(config["use_parallel_residual"])
 
 
 def _head_dim(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _add_rms_norm(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-
-
-def _add_layer_norm(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
-    writer.add_parallel_residual(config["use_parallel_residual"])
-
-
-def _unchanged(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    return tensors
-
-
-def _with_output(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+def _with_output(tensors: Tensors) -> Tensors:
     """Llama.cpp does not share these architectures' embeddings with their output layer."""
     return {"lm_head.weight": tensors["model.embed_tokens.weight"], **tensors}
 
 
-def _with_stacked_norms(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+def _with_stacked_norms(tensors: Tensors) -> Tensors:
     """Stack StableLM's norms of single heads into one tensor for each layer."""
     heads: dict[str, dict[int, Array]] = {}
     kept: Tensors = {}
-    for name, tensor in _with_output(tensors, config).items():
+    for name, tensor in _with_output(tensors).items():
         layer, found, head = name.partition(".norms.")
         if found:
             heads.setdefault(f"{layer}.weight", {})[int(head.split(".")[0])] = tensor
@@ -210,22 +200,12 @@ def _with_stacked_norms(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return kept
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """How a class of transformers is written."""
-
-    id: gguf.MODEL_ARCH
-    add_settings: Callable[[gguf.GGUFWriter, Mapping[str, Any]], None]
-    prepare: Callable[[Tensors, Mapping[str, Any]], Tensors]
-
-
-ARCHITECTURES = {
-    "Qwen3ForCausalLM": Architecture(gguf.MODEL_ARCH.QWEN3, _add_rms_norm, _unchanged),
-    "Olmo2ForCausalLM": Architecture(gguf.MODEL_ARCH.OLMO2, _add_rms_norm, _with_output),
-    "StableLmForCausalLM": Architecture(
-        gguf.MODEL_ARCH.STABLELM, _add_layer_norm, _with_stacked_norms
-    ),
+ARCHITECTURES: dict[str, tuple[gguf.MODEL_ARCH, Callable[[Tensors], Tensors]]] = {
+    "Qwen3ForCausalLM": (gguf.MODEL_ARCH.QWEN3, dict),
+    "Olmo2ForCausalLM": (gguf.MODEL_ARCH.OLMO2, _with_output),
+    "StableLmForCausalLM": (gguf.MODEL_ARCH.STABLELM, _with_stacked_norms),
 }
+"""How a class of transformers is written."""
 
 
 def _renamed(

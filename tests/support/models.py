@@ -184,70 +184,43 @@ ROOM = {"max_position_embeddings": 1024}
 TINY = {**WIDE, **HEADS, **ROOM}
 FULL_AND_SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+GEMMA = {**TINY, **FULL_AND_SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8}
+FALCON = {"alibi": True, "new_decoder_architecture": False, "multi_query": True}
+STATES = {"hidden_size": 32, "num_hidden_layers": 2}
+MAMBA2 = {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16}
+JAMBA = {
+    "num_experts": 2,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 4,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "mamba_dt_rank": 4,
+    "use_mamba_kernels": False,
+    "pad_token_id": 0,
+}
+
 ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("Llama", TINY),
     "mistral": ("Mistral", {**TINY, "sliding_window": 8}),
     "qwen2": ("Qwen2", TINY),
     "qwen3": ("Qwen3", {**TINY, "head_dim": 8}),
-    "gemma2": (
-        "Gemma2",
-        {**TINY, **FULL_AND_SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8},
-    ),
-    "gemma3": (
-        "Gemma3",
-        {**TINY, **FULL_AND_SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8},
-    ),
+    "gemma2": ("Gemma2", GEMMA),
+    "gemma3": ("Gemma3", GEMMA),
     "phi3": ("Phi3", {**TINY, "pad_token_id": 0}),
-    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}),
+    "gpt2": ("GPT2", GPT),
     "gpt_neox": ("GPTNeoX", {**WIDE, **ROOM, "num_attention_heads": 4}),
-    "gptj": (
-        "GPTJ",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024, "rotary_dim": 4},
-    ),
+    "gptj": ("GPTJ", {**GPT, "rotary_dim": 4}),
     "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "falcon": (
-        "Falcon",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "alibi": True,
-            "new_decoder_architecture": False,
-            "multi_query": True,
-        },
-    ),
+    "falcon": ("Falcon", {**STATES, **FALCON, "num_attention_heads": 4}),
     "mpt": ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 1024}),
     "olmo2": ("Olmo2", TINY),
     "granite": ("Granite", TINY),
     "smollm3": ("SmolLM3", {**TINY, "pad_token_id": 0}),
-    "mamba": ("Mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
-    "mamba2": (
-        "Mamba2",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "state_size": 8,
-            "num_heads": 8,
-            "head_dim": 8,
-            "n_groups": 1,
-            "chunk_size": 16,
-        },
-    ),
-    "jamba": (
-        "Jamba",
-        {
-            **TINY,
-            "num_experts": 2,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "mamba_d_state": 4,
-            "mamba_dt_rank": 4,
-            "use_mamba_kernels": False,
-            "pad_token_id": 0,
-        },
-    ),
+    "mamba": ("Mamba", {**STATES, "state_size": 4}),
+    "mamba2": ("Mamba2", {**STATES, **MAMBA2}),
+    "jamba": ("Jamba", {**TINY, **JAMBA}),
     "lfm2": ("Lfm2", {**TINY, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
 }
 """Name to (class prefix in transformers, configuration)."""

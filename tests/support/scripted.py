@@ -14,7 +14,7 @@ to be a pure function. Where the prompt ends and the reply begins is read off th
 - in a plain prompt without any of these, at its end; the reply then begins on a new line.
 
 The model keeps its tokens' ids as the keys of its one layer, so that it runs with and without a
-cache, in tree and path form, alone and in padded batches.
+cache, alone and in padded batches.
 """
 
 from __future__ import annotations
@@ -58,24 +58,12 @@ class ScriptedConfig(PreTrainedConfig):
     """Names a script and a tokenizer of this process."""
 
     model_type = "scripted"
-
-    def __init__(
-        self,
-        script: str = "",
-        kind: str = "bytelevel",
-        template: str | None = None,
-        vocab_size: int = 1,
-        max_position_embeddings: int = WINDOW,
-        num_hidden_layers: int = 1,
-        **kwargs: Any,
-    ) -> None:
-        self.script = script
-        self.kind = kind
-        self.template = template
-        self.vocab_size = vocab_size
-        self.max_position_embeddings = max_position_embeddings
-        self.num_hidden_layers = num_hidden_layers
-        super().__init__(**kwargs)
+    script = ""
+    kind = "bytelevel"
+    template: str | None = None
+    vocab_size = 1
+    max_position_embeddings = WINDOW
+    num_hidden_layers = 1
 
 
 class ScriptedForCausalLM(PreTrainedModel, GenerationMixin):
@@ -137,13 +125,8 @@ def _seen(
     ids: torch.Tensor, mask: torch.Tensor | None, number: int, query: int, size: int
 ) -> tuple[int, ...]:
     """The tokens that a new token sees, itself included: of `ids`, [r], the last `size` are new."""
-    if mask is not None and mask.ndim == 4:
-        row = mask[min(number, len(mask) - 1), 0, query, : len(ids)]
-        return tuple(ids[row if row.dtype == torch.bool else row == 0].tolist())
-    end = len(ids) - size + query + 1
-    if mask is not None:
-        return tuple(ids[:end][mask[number, :end].bool()].tolist())
-    return tuple(ids[:end].tolist())
+    ids = ids[: len(ids) - size + query + 1]
+    return tuple((ids if mask is None else ids[mask[number, : len(ids)].bool()]).tolist())
 
 
 class _Writer:
@@ -284,29 +267,26 @@ def scripted(
     *,
     name: str = "scripted",
     template: str | None = CHATML,
-    form: str = "auto",
     window: int = WINDOW,
 ) -> HuggingFaceBackend:
     """A member that writes the replies of `script`."""
     made = scripted_model(script, kind, template, window=window)
-    return HuggingFaceBackend(*made, name, form=form)
+    return HuggingFaceBackend(*made, name)
 
 
 def scripted_engine(
     script: Script,
     other: Script | None = None,
     *,
-    form: str = "auto",
     window: int = WINDOW,
     **config: Any,
 ) -> AdaFuseEngine:
     """Two members, ``ink`` (byte-level, ChatML) and ``quill`` (SentencePiece, strictly alternating
     turns without a system role), that write the same, or `other` for the second.
     """
-    how: dict[str, Any] = {"form": form, "window": window}
     members = [
-        scripted(script, "bytelevel", name="ink", template=CHATML, **how),
-        scripted(other or script, "sentencepiece", name="quill", template=STRICT, **how),
+        scripted(script, "bytelevel", name="ink", template=CHATML, window=window),
+        scripted(other or script, "sentencepiece", name="quill", template=STRICT, window=window),
     ]
     return AdaFuseEngine(members, AdaFuseConfig(**config))
 

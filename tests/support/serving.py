@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -90,24 +90,6 @@ def server_process(*flags: str) -> Iterator[tuple[str, psutil.Process]]:
             process.communicate(timeout=60)
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait until an inference server that a process runs is ready."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and process.poll() is None:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        time.sleep(0.2)
-    raise RuntimeError(f"the server did not start (exit status {process.poll()})")
-
-
 def _address(process: subprocess.Popen[str]) -> str:
     """Wait until the server is ready, and return its address."""
     assert process.stderr is not None, "the pipe is open"
@@ -115,15 +97,10 @@ def _address(process: subprocess.Popen[str]) -> str:
     for line in process.stderr:
         seen.append(line)
         if (found := ADDRESS.search(line)) is not None:
-            _wait_until_ready(found[0])
             threading.Thread(target=process.stderr.read, daemon=True).start()
+            end = time.monotonic() + START_SECONDS
+            while httpx.get(f"{found[0]}/ready").status_code != 200:
+                assert time.monotonic() < end, "the server was not ready in time"
+                time.sleep(0.05)
             return found[0]
     raise RuntimeError(f"the server ended: {''.join(seen)}")
-
-
-def _wait_until_ready(address: str) -> None:
-    end = time.monotonic() + START_SECONDS
-    while httpx.get(f"{address}/ready").status_code != 200:
-        if time.monotonic() > end:
-            raise RuntimeError(f"the server was not ready after {START_SECONDS} seconds")
-        time.sleep(0.05)

@@ -71,16 +71,6 @@ FAMILIES: dict[str, Family] = {
         eos="<|im_end|>",
         control=("<|im_start|>", "<|endoftext|>"),
     ),
-    "llama2": Family(
-        LEADING_SYSTEM + "{%- for m in turns %}" + ALTERNATING + "{%- if m.role == 'user' %}"
-        "{%- set opening = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' if loop.first and system"
-        " else '' %}"
-        "{{- bos_token + '[INST] ' + opening + m.content.strip() + ' [/INST]' }}"
-        "{%- else %}{{- ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
-        bos="<s>",
-        eos="</s>",
-        adds_bos=True,
-    ),
     "llama3": Family(
         "{{- bos_token }}{%- for m in messages %}"
         "{%- set role = 'ipython' if m.role == 'tool' else m.role %}"
@@ -117,46 +107,6 @@ FAMILIES: dict[str, Family] = {
         eos="<eos>",
         control=("<start_of_turn>", "<end_of_turn>"),
         adds_bos=True,
-    ),
-    "phi3": Family(
-        "{%- for m in messages %}"
-        "{%- if m.role == 'system' and m.content %}"
-        "{{- '<|system|>\n' + m.content + '<|end|>\n' }}"
-        "{%- elif m.role == 'user' %}{{- '<|user|>\n' + m.content + '<|end|>\n' }}"
-        "{%- elif m.role == 'assistant' %}{{- '<|assistant|>\n' + m.content + '<|end|>\n' }}"
-        "{%- endif %}{% endfor %}"
-        "{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}"
-        "{%- else %}{{- eos_token }}{% endif %}",
-        bos="<s>",
-        eos="<|endoftext|>",
-        control=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
-    ),
-    "deepseek": Family(
-        "{%- set ns = namespace(system='') %}"
-        "{%- for m in messages %}{%- if m.role == 'system' %}"
-        "{%- set ns.system = m.content %}{% endif %}{% endfor %}"
-        "{{- bos_token + ns.system }}{%- for m in messages %}"
-        "{%- if m.role == 'user' %}{{- '<｜User｜>' + m.content }}"
-        "{%- elif m.role == 'assistant' %}"
-        "{{- '<｜Assistant｜>' + m.content.split('</think>')[-1] + '<｜end▁of▁sentence｜>' }}"
-        "{%- elif m.role == 'tool' %}"
-        "{{- '<｜tool▁output▁begin｜>' + m.content + '<｜tool▁output▁end｜>' }}{% endif %}"
-        "{%- endfor %}{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{% endif %}",
-        bos="<｜begin▁of▁sentence｜>",
-        eos="<｜end▁of▁sentence｜>",
-        control=(
-            *("<｜User｜>", "<｜Assistant｜>"),
-            *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
-        ),
-        adds_bos=True,
-    ),
-    "falcon": Family(
-        "{%- for m in messages %}{%- set text = m.content.strip().replace('\n\n', '\n') %}"
-        "{%- if m.role == 'system' %}{%- if loop.first %}{{- text }}{% endif %}"
-        "{%- elif m.role == 'user' %}{{- '\n\nUser: ' + text }}"
-        "{%- elif m.role == 'assistant' %}{{- '\n\nAssistant: ' + text }}{% endif %}"
-        "{%- endfor %}{%- if add_generation_prompt %}{{- '\n\nAssistant:' }}{% endif %}",
-        eos="<|endoftext|>",
     ),
     "idefics": Family(
         "{{- bos_token }}{%- for m in messages %}{{- m.role.capitalize() + ': ' }}"

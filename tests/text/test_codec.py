@@ -88,6 +88,46 @@ def test_what_a_template_writes_is_text_in_a_prompt_whatever_kind_of_token_it_is
             assert markers.isdisjoint(tokens), text
 
 
+@pytest.mark.quick
+def test_a_context_that_begins_inside_a_character_gives_the_text_of_what_follows() -> None:
+    codec = TokenizerCodec(tokenizer("bytelevel"))
+    puzzle, _ = codec.encode_continuation((), "\U0001f9e9")
+    light, _ = codec.encode_continuation(puzzle, " the light")
+    assert len(puzzle) > 2
+    for start in range(1, len(puzzle)):
+        assert codec.decode_continuation(puzzle[start:], light) == " the light"
+
+
+@pytest.mark.quick
+def test_an_added_token_that_no_template_writes_stays_a_token_of_a_prompt() -> None:
+    known = copy.deepcopy(tokenizer("bytelevel", CHATML))
+    known.add_tokens(["<obs>"])
+    assert TokenizerCodec(known).encode_prompt("a<obs>") == known.encode("a<obs>")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", ["bytelevel", "unigram"])
+def test_a_control_token_that_a_response_spells_out_is_exact_text(kind: str) -> None:
+    codec = TokenizerCodec(known := tokenizer(kind))
+    prompt, text = codec.encode_prompt("x"), f" a {known.eos_token} b"
+    tokens, exact = codec.encode_continuation(prompt, text)
+    assert exact
+    assert known.eos_token_id not in tokens
+    assert codec.decode_continuation(prompt, tokens) == text
+
+
+@pytest.mark.quick
+def test_settings_that_other_callers_leave_in_a_tokenizer_have_no_effect() -> None:
+    codec = TokenizerCodec(known := copy.deepcopy(tokenizer("bytelevel", CHATML)))
+    messages = [turn("user", "the light")]
+    before = codec.encode_prompt("the light"), codec.encode_messages(messages)
+    known.backend_tokenizer.enable_truncation(1)
+    known.backend_tokenizer.enable_padding(length=50)
+    known.backend_tokenizer.encode_special_tokens = False
+    assert (codec.encode_prompt("the light"), codec.encode_messages(messages)) == before
+    assert known.eos_token_id not in codec.encode_prompt("<|end|>")
+
+
 def _word_pieces() -> Any:
     """A WordPiece tokenizer in the manner of BERT: it writes text in lower case."""
     core = Tokenizer(models.WordPiece(unk_token="[UNK]"))

@@ -37,6 +37,26 @@ def test_a_next_turn_ends_the_response_without_the_whitespace_before_it(gap: str
     assert transcript.flush() == ""
 
 
+@pytest.mark.parametrize(
+    ("stops", "text", "reason"),
+    [([], "Paris.", "stop"), (["\nAssistant:"], "Paris. ", "stop_sequence")],
+)
+def test_a_stop_sequence_that_is_a_turn_cuts_nothing_before_it(
+    stops: list[str], text: str, reason: str
+) -> None:
+    transcript = Transcript(stops, turns=TURNS)
+    transcript.push("Paris. \nAssistant:")
+    assert (transcript.text, transcript.stopped) == (text, reason)
+
+
+def test_a_stop_sequence_has_no_effect_before_a_response_is_complete() -> None:
+    transcript = Transcript(["1"], can_end=lambda text: text.endswith("}"))
+    assert transcript.push('{"a": 1') == '{"a": 1'
+    assert transcript.push("}1") == "}"
+    assert (transcript.text, transcript.stopped) == ('{"a": 1}', "stop_sequence")
+    assert [Transcript(["END"]).push(text) for text in ("E", "END x")] == ["", ""]
+
+
 def test_a_response_that_mentions_a_turn_goes_on() -> None:
     transcript = Transcript(turns=TURNS)
     spans = ["Ask the User:", "\nUsers", " know.\n", "Assistants", ": yes"]

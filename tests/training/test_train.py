@@ -36,6 +36,7 @@ def trainer(folder: Path, name: str = "wren", **options: Any) -> Trainer:
     return Trainer(RECIPES[name], folder, seed=5, tokens_per_step=512, **steps)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole, first = trainer(tmp_path / "whole"), trainer(tmp_path / "parts")
     assert not first.resume()
@@ -50,6 +51,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path) -> None:
         trainer(tmp_path / "parts", steps=22).resume()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_branch_of_a_pack_is_like_a_prompt_of_its_own(tmp_path: Path, name: str) -> None:
     run = trainer(tmp_path, name)
@@ -71,6 +73,7 @@ def test_a_branch_of_a_pack_is_like_a_prompt_of_its_own(tmp_path: Path, name: st
                 assert batch.labels[0, first:last].tolist() == branch.ids[-branch.n_answer :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_turn_of_an_agent_in_a_pack_is_like_a_prompt_of_its_own(
     tmp_path: Path, name: str

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from llama_index.llms import adafuse as li
+from llama_index.llms.adafuse.base import LLMOptions
 
+import langchain_adafuse as lc
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.adapters.options import ALIASES
 from adafuse_llm.config import DecodeOptions
+from langchain_adafuse._model import IGNORED, ModelFields
 
 
 @pytest.mark.quick
-def test_the_typed_options_are_the_options() -> None:
+def test_typed_options_and_keywords_are_the_options_and_fields() -> None:
     assert {*DecodeOptions.__annotations__} == {*AdaFuseConfig.model_fields}
-
-
-@pytest.mark.quick
-def test_the_typed_keywords_of_langchains_models_are_their_fields() -> None:
-    from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
-    from langchain_adafuse._model import IGNORED, ModelFields
-
-    fields = {*AdaFuseLLM.model_fields, *ChatAdaFuse.model_fields}
+    fields = {*lc.AdaFuseLLM.model_fields, *lc.ChatAdaFuse.model_fields}
     assert {*ModelFields.__annotations__} == {*fields, *ALIASES, *IGNORED, "model"}
-
-
-@pytest.mark.quick
-def test_the_typed_keywords_of_the_llama_index_llm_are_its_fields() -> None:
-    from llama_index.llms.adafuse import AdaFuseLLM
-    from llama_index.llms.adafuse.base import LLMOptions
-
-    named = {"members", "engine"}  # parameters of their own
-    fields = {*AdaFuseLLM.model_fields, *ALIASES}
-    assert {*LLMOptions.__annotations__} == fields - named
+    own = {"members", "engine"}  # parameters of the class itself
+    assert {*LLMOptions.__annotations__} == {*li.AdaFuseLLM.model_fields, *ALIASES} - own

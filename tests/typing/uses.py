@@ -21,7 +21,6 @@ from adafuse_llm import (
     AdaFuseEngine,
     Generation,
     MemberSpec,
-    RuntimeConfig,
     ScoredText,
     StreamEvent,
     TransformersMember,
@@ -36,23 +35,17 @@ def options() -> None:
     AdaFuseConfig(stop=["x"], weights={"a": 1}, use=["a", "b"])  # ok
     AdaFuseConfig(max_wrods=3)  # type: ignore[call-arg]
     AdaFuseConfig(max_words="three")  # type: ignore[arg-type]
-    AdaFuseConfig(stop=5)  # type: ignore[arg-type]
-    AdaFuseConfig().override({"max_words": 2})  # ok
-    RuntimeConfig(max_request=1)  # type: ignore[call-arg]
     TransformersMember(path="Qwen/Qwen3-8B", name="qwen", weight=2)  # ok
     TransformersMember(path="Qwen/Qwen3-8B", wieght=2)  # type: ignore[call-arg]
 
 
-def engines(path: Path, spec: MemberSpec, config: AdaFuseConfig) -> None:
-    AdaFuseEngine.from_pretrained(PATHS, config=config, strategy="mixture")  # ok
-    AdaFuseEngine.from_pretrained([*PATHS, spec], dtype="bfloat16")  # ok
+def engines(spec: MemberSpec, config: AdaFuseConfig) -> None:
+    AdaFuseEngine.from_pretrained([*PATHS, spec], config=config, strategy="mixture")  # ok
     AdaFuseEngine(PATHS)  # type: ignore[arg-type]
 
 
 def calls(engine: AdaFuseEngine) -> None:
-    turns = [{"role": "user", "content": "x"}]
     one: Generation = engine.generate("x")  # ok
-    engine.generate(messages=turns, max_words=1, stop=["x"], weights={"a": 1}, use="a")  # ok
     shared: DecodeOptions = {"max_words": 1, "stop": "x"}  # ok
     engine.generate("x", **shared)  # ok
     misspelled: DecodeOptions = {"max_wrods": 1}  # type: ignore[typeddict-unknown-key]
@@ -72,10 +65,7 @@ async def asynchronous_calls(engine: AdaFuseEngine) -> None:
 
 
 def langchain(engine: AdaFuseEngine, path: Path) -> None:
-    lc.ChatAdaFuse(members=PATHS)  # ok
-    lc.ChatAdaFuse(
-        members=[*PATHS, TransformersMember(path="a"), {"path": "b"}], dtype="bfloat16"
-    )  # ok
+    lc.ChatAdaFuse(members=[*PATHS, TransformersMember(path="a"), {"path": "b"}])  # ok
     lc.ChatAdaFuse(engine=engine, model="wren+heron", max_tokens=50, timeout=3.5)  # ok
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # type: ignore[arg-type]
@@ -95,9 +85,7 @@ async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
 
 
 def llama_index(engine: AdaFuseEngine, path: Path) -> None:
-    li.AdaFuseLLM(
-        members=[*PATHS, TransformersMember(path="a"), {"path": "b"}], dtype="bfloat16"
-    )  # ok
+    li.AdaFuseLLM(members=[*PATHS, TransformersMember(path="a"), {"path": "b"}])  # ok
     li.AdaFuseLLM(engine=engine, use="a", max_tokens=5, stop=("x",), weights={"a": 1})  # ok
     li.AdaFuseLLM(engine=engine, max_wrods=3)  # type: ignore[call-arg]
     li.AdaFuseLLM(engine)  # type: ignore[arg-type]

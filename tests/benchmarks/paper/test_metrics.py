@@ -20,7 +20,6 @@ from benchmarks.paper.metrics import (
     [
         ("The Beatles", ["beatles!"], 1),
         ("World War", ["World War I"], 2 * 2 / 5),
-        ("war war", ["war"], 2 / 3),
         ("Paris", ["London", "Rome"], 0),
     ],
 )
@@ -31,14 +30,12 @@ def test_by_hand(prediction, accepted, overlap):
 @pytest.mark.parametrize(
     ("prediction", "accepted", "matches"),
     [
-        ("war", ["World War I"], True),
         ("the war of the worlds", ["World War I"], False),
         ("World War I and more", ["World War I"], True),  # one word longer
         ("World War I and much more", ["World War I"], False),  # two
         ("Stone, in the year 1874", ["1874"], True),  # fewer than three words: any length
         ("of the", ["World War I"], False),
         ("the who", ["The Who"], True),  # only function words, so all words count
-        ("Paris", ["London", "in Paris"], True),
     ],
 )
 def test_the_lenient_match_accepts_some_of_the_words(prediction, accepted, matches):
@@ -74,7 +71,6 @@ def test_chrf_of_sums_equals_the_corpus_score_of_sacrebleu():
         ("It opened in 1870. It charges 4.35.", ["It opened in 1870", "It charges 4.35"]),
         ("- one\n- two\n\n", ["- one", "- two"]),
         ("Who? Me!", ["Who?", "Me!"]),
-        (" . ", []),
     ],
 )
 def test_sentences_end_before_whitespace(text, expected):
@@ -86,11 +82,8 @@ def test_sentences_end_before_whitespace(text, expected):
     ("answer", "recall", "f1"),
     [
         ("A is B. It has C.", 1, 1),
-        ("It has C. A is B", 1, 1),
         ("A is B.", 1 / 2, 2 / 3),
         ("A is B. A is B. It has D.", 1 / 2, 2 / 5),
-        ("A is B. It has C. It has D.", 1, 4 / 5),
-        ("a is b.", 0, 0),
         ("", 0, 0),
     ],
 )

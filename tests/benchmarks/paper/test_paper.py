@@ -25,6 +25,7 @@ def suite(tmp_path):
     return ["--suite", str(path), "--output", str(tmp_path / "out")]
 
 
+@pytest.mark.slow
 def test_the_tables_have_the_scores_and_a_resumed_run_decodes_only_what_was_lost(
     suite, tmp_path, monkeypatch, capsys
 ):

@@ -1,4 +1,4 @@
-"""PairRanker: a tiny model of the published one's architecture, and answers ranked by it."""
+"""PairRanker: a tiny model of the published one's architecture."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import torch
 from transformers import AutoTokenizer, DebertaV2Config, DebertaV2Model, DebertaV2Tokenizer
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrainedModel
 
-from adafuse_llm import AdaFuseEngine
-from benchmarks.peers import PairRanker, Rerank
-from tests.support.models import PAIR, backend
+from benchmarks.peers import PairRanker
 
 MARKERS = ("<|source|>", "<|candidate1|>", "<|candidate2|>")
 
@@ -77,28 +75,16 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def published(folder):
-    model, tokenizer = Published.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    return lambda *texts: model.eval().logit(tokenizer, *texts)
-
-
-def test_logits_are_those_of_one_pair_at_a_time(folder, published):
+def test_logits_are_those_of_one_pair_at_a_time(folder):
+    model, tokenizer = (
+        Published.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
     answers = ["no", "the mill is red", "nothing. nothing at all"]
     matrix = PairRanker(folder).compare("who is the miller?", answers)
     for i, first in enumerate(answers):
         for j, second in enumerate(answers):
-            expected = 0 if i == j else published("who is the miller?", first, second)
+            expected = 0 if i == j else model.logit(tokenizer, "who is the miller?", first, second)
             assert matrix[i][j] == pytest.approx(expected, abs=1e-5)
     assert len({round(logit, 4) for row in matrix for logit in row}) == 7
     assert PairRanker(folder).compare("x", ["no"]) == [[0.0]]
-
-
-def test_models_are_ranked_by_the_model(folder, published):
-    members = [backend(recipe) for recipe in PAIR]
-    with AdaFuseEngine(members, strategy=Rerank(PairRanker(folder))) as engine:
-        (only,) = engine.generate("The ferry:", max_new_tokens=8).rounds
-    best, other = (c.text.strip() for c in only.candidates)
-    logits = published("The ferry:", best, other), published("The ferry:", other, best)
-    assert only.candidates[0].score == pytest.approx((logits[1] - logits[0]) / 2, abs=1e-5)
-    assert (only.candidates[0].score or 0) < 0

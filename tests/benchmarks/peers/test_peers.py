@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
@@ -14,13 +16,11 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import FixedWords, Strategy, find_strategy
 from benchmarks import peers
 from benchmarks.peers import BeamSearch, DeePEn, GaC, MajorityVote, Rerank, SweetSpan, UniTE
-from tests import reference_tokens
-from tests.reference import Options, decode, mean_nll, propose_beams
-from tests.support.compare import TOLERANCE, as_data, assert_same
-from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, backend, reference
+from tests.reference import mean_nll
+from tests.support.compare import as_data
+from tests.support.models import PAIR, TRIPLE, Recipe, backend, reference
 
 PROMPT = "Question: who keeps the light?\nAnswer:"
-MESSAGES = [{"role": "user", "content": "Who keeps the light?"}]
 
 
 def run(
@@ -56,38 +56,57 @@ def test_peers_have_their_names_once_they_are_registered() -> None:
 # Tokens ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.quick
 @pytest.mark.parametrize(
-    ("strategy", "choose"),
+    ("strategy", "text", "average"),
     [
-        (UniTE(), reference_tokens.unite()),
-        (GaC(), reference_tokens.gac()),
-        (GaC(threshold=0.15), reference_tokens.gac(0.15)),
-        (DeePEn(rate=0.3), reference_tokens.deepen(rate=0.3)),
+        (UniTE(), " ab", (0.5 / 1.0 + 0.45 / 1.45) / 2),  # each relative to what is offered
+        (GaC(), " c", (0.3 + 0.55) / 2),  # " ab" is no token of heron's
+        (GaC(threshold=0.4), " ab", 0.5),  # wren alone
     ],
-    ids=lambda each: getattr(each, "name", ""),
+    ids=["unite", "gac", "gac-gated"],
 )
-def test_tokens_are_those_of_a_computation_without_caches(
-    strategy: Strategy, choose: reference_tokens.Choose
+def test_the_token_with_the_highest_average_is_committed(
+    strategy: Strategy, text: str, average: float
 ) -> None:
-    cases: list[tuple[Sequence[Recipe], dict[str, Any], tuple[float, ...] | None]] = [
-        (PAIR, {"prompt": PROMPT}, (0.25, 1.5)),
-        (TRIPLE, {"prompt": "Caf\u00e9 \U0001f600 Orrin"}, None),
-        (CHATTING, {"prompt": None, "messages": MESSAGES}, None),
-        (PAIR[::-1], {"prompt": "def f():\n     "}, None),
+    firsts = {"wren": {" ab": 0.5, " c": 0.3, " a": 0.2}, "heron": {" c": 0.55, " a": 0.45}}
+    members = [
+        fake(name, partial(lambda own, written: {END: 1.0} if written else own, own), *own)
+        for name, own in firsts.items()
     ]
-    for recipes, given, weights in cases:
-        members = [reference(recipe) for recipe in recipes]
-        expected = reference_tokens.decode(
-            members, choose=choose, max_new_tokens=12, weights=weights, **given
-        )
-        got = run(strategy, recipes, max_new_tokens=12, weights=weights, **given)
-        assert [each.text for each in got.rounds] == [text for text, _ in expected.rounds]
-        for each, (_, average) in zip(got.rounds, expected.rounds, strict=True):
-            score = each.candidates[each.winner].score
-            assert score == pytest.approx(-math.log(average), abs=1e-6)
-        assert (got.text, got.finish_reason) == (expected.text, expected.finish_reason)
-        assert got.usage.completion_tokens == expected.completion_tokens
+    with AdaFuseEngine(members, strategy=strategy) as engine:
+        generation = engine.generate("Say:")
+    first, last = generation.rounds
+    assert (generation.text, last.candidates[last.winner].ends) == (text, True)
+    assert first.candidates[first.winner].score == pytest.approx(-math.log(average))
+
+
+def test_deepen_moves_the_first_member_toward_the_average_over_anchors() -> None:
+    recipes = [Recipe(seed=31, end_bias=-9.0), Recipe("qwen2", seed=35)]
+    (first, *_) = run(DeePEn(rate=0.3), recipes, max_new_tokens=1, weights=(0.25, 1.5)).rounds
+    spaces, chances = [], []
+    for member in map(reference, recipes):
+        weight = member.model.get_input_embeddings().weight.detach().double()
+        unit = torch.nn.functional.normalize(weight)
+        known = sorted({*member.tokenizer.get_vocab().values()})  # one tokenizer: all are anchors
+        cosines = torch.nn.functional.normalize(unit @ unit[known].T)
+        spaces.append((100 * cosines).softmax(-1))
+        row = member.logprobs(member.codec.encode_prompt(PROMPT))
+        chances.append(torch.tensor(row).exp() @ spaces[-1])
+    target = (0.25 * chances[0] + 1.5 * chances[1]) / 1.75
+    main = reference(recipes[0])
+    moved = torch.tensor(main.logprobs(main.codec.encode_prompt(PROMPT)), requires_grad=True)
+    steps = torch.optim.AdamW([moved], lr=0.3)
+    for step in range(5):
+        steps.param_groups[0]["lr"] = 0.075 + 0.225 * (1 + math.cos(math.pi * step / 10)) / 2
+        steps.zero_grad()
+        loss = -(target * (moved.softmax(-1) @ spaces[0]).log()).sum() / len(target)
+        loss.backward()
+        steps.step()
+    best = moved.detach().log_softmax(-1).max(-1)
+    assert first.text == main.text(main.codec.encode_prompt(PROMPT), [int(best.indices)])
+    score = first.candidates[first.winner].score
+    assert score == pytest.approx(-float(best.values), abs=1e-6)
 
 
 # Words ----------------------------------------------------------------------------------------
@@ -115,19 +134,14 @@ def test_sweetspan_leaves_out_ratings_out_of_proportion(recipes: Sequence[Recipe
     assert left_out
 
 
-def test_beams_are_those_of_a_search_without_any_cache() -> None:
-    cases: list[tuple[Sequence[Recipe], dict[str, Any]]] = [
-        (TRIPLE, {"prompt": PROMPT, "stop": ("e",), "weights": (1.5, 0.25, 1.0)}),
-        (PAIR, {"prompt": "Caf\u00e9 \U0001f600 Orrin"}),
-        (CHATTING, {"prompt": None, "messages": MESSAGES}),
-    ]
-    for recipes, given in cases:
-        options = {name: given.pop(name) for name in ("stop", "weights") if name in given}
-        members = [reference(recipe) for recipe in recipes]
-        settings = Options(max_new_tokens=12, **options)
-        expected = decode(members, options=settings, propose=propose_beams(3), **given)
-        got = run(BeamSearch(3), recipes, max_new_tokens=12, **options, **given)
-        assert_same(got, expected, TOLERANCE)
+@pytest.mark.quick
+def test_beams_are_words_whose_five_tokens_are_likely_together() -> None:
+    after = {"": {" x": 0.6, " y": 0.4}, " x": {"a": 0.4, "b": 0.3, "c": 0.3}, " y": {"d": 1.0}}
+    member = fake("oak", lambda text: after.get(text, {" z": 1.0}), " x", " y", " z")
+    with AdaFuseEngine([member], strategy=BeamSearch(3)) as engine:
+        (first,) = engine.generate("Say:", max_new_tokens=2).rounds
+    assert [c.text for c in first.candidates] == [" yd", " xa", " xb"]
+    assert first.text == " yd"
 
 
 # Whole answers --------------------------------------------------------------------------------
