@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # type checkers cannot read fields that are derived
 
 else:
     _TYPES = {**get_type_hints(DecodeOptions), "json_schema": dict[str, Any]}
+    _TYPES["calibration"] = dict[str, Any]
     OptionFields = create_model(
         "OptionFields",
         __doc__="A mixin with one field for each option of `AdaFuseConfig`.",
