@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.errors import InvalidInputError
 
-__all__ = ["Comparison", "Score", "compare", "mcnemar"]
+__all__ = ["Comparison", "Score", "compare", "mcnemar", "share"]
 
 SIGNIFICANT = 0.05
 """The significance level: a difference is significant if its p-value is below this."""
@@ -137,6 +137,29 @@ def mcnemar(wins: int, losses: int) -> float:
 def unseen(answers: int) -> float:
     """Return the largest share of which none is seen in `answers` answers in 2.5 % of all cases."""
     return float(1 - 0.025 ** (1 / answers))
+
+
+def share(hits: int, total: int) -> Score:
+    """Return a share in percent with its exact 95 % interval (Clopper and Pearson)."""
+    low, high = _lowest_share(hits, total), 1 - _lowest_share(total - hits, total)
+    return Score(value=100 * hits / total, low=100 * low, high=100 * high)
+
+
+def _lowest_share(hits: int, total: int) -> float:
+    """Return the share of which `hits` or more are seen in 2.5 % of all cases, by bisection."""
+    counts = range(hits, total + 1)
+    ways = [
+        math.lgamma(total + 1) - math.lgamma(n + 1) - math.lgamma(total - n + 1) for n in counts
+    ]
+    low, high = 0.0, 1.0 if hits else 0.0
+    while high - low > 1e-9:
+        p = (low + high) / 2
+        logs = [
+            way + n * math.log(p) + (total - n) * math.log1p(-p)
+            for n, way in zip(counts, ways, strict=True)
+        ]
+        low, high = (low, p) if math.fsum(map(math.exp, logs)) > 0.025 else (p, high)
+    return low
 
 
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
