@@ -164,8 +164,10 @@ def _area(sure: Array, right: NDArray[np.bool_]) -> Score:
     difference = sure[right][:, None] - sure[~right][None, :]
     wins = (difference > 0) + 0.5 * (difference == 0)
     area, sizes = float(wins.mean()), wins.shape
-    parts = [wins.mean(axis=axis).var(ddof=1) / sizes[1 - axis] for axis in (0, 1)]
-    reach = 1.96 * math.sqrt(sum(parts))
+    reach = 1.0
+    if min(sizes) > 1:
+        parts = [wins.mean(axis=axis).var(ddof=1) / sizes[1 - axis] for axis in (0, 1)]
+        reach = 1.96 * math.sqrt(sum(parts))
     edge = unseen(min(sizes))  # where all pairs are in order, the variance is 0
     low, high = min(area - reach, 1 - edge), max(area + reach, edge)
     return Score(value=100 * area, low=100 * max(0.0, low), high=100 * min(1.0, high))
