@@ -44,7 +44,16 @@ from adafuse_llm.strategies.base import Strategy
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]
+__all__ = [
+    "Answer",
+    "Calibrated",
+    "Question",
+    "Trial",
+    "Tuning",
+    "embedded_questions",
+    "read_questions",
+    "tune",
+]
 
 logger = logging.getLogger(__name__)
 
