@@ -77,8 +77,8 @@ class ResponseReader:
         rest = "".join(each.text for each in self._rounds)[len(self._text) :]
         usage = {name: dict.fromkeys(members, 0) for name in Usage.model_fields}
         end = {"finish_reason": "cancelled", "strategy": strategy, "usage": usage}
-        end["logprob"] = total_logprob(self._rounds)
-        return self._event({"text": rest, "reply_prefix": self._prefix, **end})
+        known = {"logprob": total_logprob(self._rounds)}
+        return self._event({"text": rest, "reply_prefix": self._prefix, **end, **known})
 
     def _event(self, fields: Mapping[str, Any]) -> StreamEvent:
         self._text, self._prefix = self._text + fields["text"], fields["reply_prefix"]

@@ -16,8 +16,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, InvalidInputError, RuntimeConfig
 from adafuse_llm.cli.terminal import cancel_on_interrupt
@@ -134,7 +136,7 @@ def _measure(
 
 def _split(
     records: Sequence[Record], size: int, work: Work
-) -> tuple[Array, np.typing.NDArray[np.bool_], np.typing.NDArray[np.bool_]]:
+) -> tuple[Array, NDArray[np.bool_], NDArray[np.bool_]]:
     """Return the features, what is right, and which records are not fitted on."""
     answered = [n for n, each in enumerate(records) if each.features is not None]
     right = [records[n].statistics(work.metrics[0])[0] > 0 for n in answered]
@@ -159,11 +161,11 @@ def _line(
     return f"| {' | '.join(cells)} |", sure
 
 
-def _difference(ours: Array, theirs: Array, right: Array) -> Score:
+def _difference(ours: Array, theirs: Array, right: NDArray[np.bool_]) -> Score:
     """Return the difference of two areas on the same answers, with a bootstrap interval."""
     rng, drawn = np.random.default_rng(1), []
 
-    def area(sure: Array, chosen: Array) -> float:
+    def area(sure: Array, chosen: NDArray[Any]) -> float:
         hit, miss = sure[chosen][right[chosen]], sure[chosen][~right[chosen]]
         above = hit[:, None] - miss[None, :]
         return 100 * float(np.mean((above > 0) + 0.5 * (above == 0)))

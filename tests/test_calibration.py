@@ -59,6 +59,8 @@ def test_the_confidence_is_the_logistic_function_of_what_is_known(engine: AdaFus
     done = engine.generate("Q:")
     one, two = (done.member_logprobs[name] for name in ("one", "two"))
     assert done.text == "ab cd"
+    assert done.logprob is not None
+    assert done.confidence is not None
     assert one == pytest.approx(6 * math.log(0.9))
     assert two == pytest.approx(2 * math.log(0.9) + 4 * math.log(0.6))
     assert done.logprob == pytest.approx((one + two) / 2)

@@ -143,7 +143,7 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
     penalty = np.diag([0.0, *[RIDGE] * table.shape[1]])
     found = np.zeros(known.shape[1])
     for _ in range(STEPS):
-        chance = 1 / (1 + np.exp(-(known @ found)))
+        chance = _logistic(known @ found)
         slope = known.T @ (right - chance) - penalty @ found
         curvature = (known.T * (chance * (1 - chance))) @ known + penalty
         step = np.linalg.solve(curvature, slope)
@@ -156,7 +156,12 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
 
 def predicted(table: Array, coefficients: Array) -> Array:
     """Return the confidences of answers with these features, [answers]."""
-    return 1 / (1 + np.exp(-(coefficients[0] + table @ coefficients[1:])))
+    return _logistic(coefficients[0] + table @ coefficients[1:])
+
+
+def _logistic(values: Array) -> Array:
+    found: Array = 0.5 + 0.5 * np.tanh(0.5 * values)
+    return found
 
 
 def _area(sure: Array, right: NDArray[np.bool_]) -> Score:

@@ -41,6 +41,7 @@ def test_noise_gives_a_confidence_without_worth_and_more_questions_are_wanted():
     rng.shuffle(rights)
     _, worth = calibrate("mixture", ["one", "two"], rows, rights)
     assert worth.area.low < 50 < worth.area.high
+    assert worth.wanted is not None
     assert worth.wanted > 60
 
 
@@ -69,10 +70,7 @@ def test_worth_by_hand():
 )
 def test_the_exact_interval_of_a_share(hits, total, low, high):
     found = share(hits, total)
-    assert (found.low, found.high) == (
-        pytest.approx(low, abs=0.01),
-        pytest.approx(high, abs=0.01),
-    )
+    assert [found.low, found.high] == pytest.approx([low, high], abs=0.01)
 
 
 @pytest.mark.slow
