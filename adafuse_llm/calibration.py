@@ -27,7 +27,6 @@ class Calibration(BaseModel):
         agreement: coefficient of the share of rounds with one candidate only.
         length: coefficient of the mean number of tokens.
         intercept: value before all others are added.
-        questions: number of questions that it was fitted on.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,25 +37,6 @@ class Calibration(BaseModel):
     agreement: FiniteFloat
     length: FiniteFloat
     intercept: FiniteFloat
-    questions: int
-
-    @classmethod
-    def of(
-        cls, strategy: str, members: Sequence[str], coefficients: Sequence[float], questions: int
-    ) -> Calibration:
-        """Create a calibration. The coefficients are the intercept and those of `features`."""
-        intercept, logprob, *of_members, agreement, length = (
-            float(f"{c:.6g}") for c in coefficients
-        )
-        return cls(
-            strategy=strategy,
-            members=dict(zip(members, of_members, strict=True)),
-            logprob=logprob,
-            agreement=agreement,
-            length=length,
-            intercept=intercept,
-            questions=questions,
-        )
 
     def check(self, strategy: str, members: Collection[str]) -> None:
         """Check that the calibration is one of this strategy and of these members.
@@ -64,15 +44,10 @@ class Calibration(BaseModel):
         Raises:
             InvalidOptionError: it is not.
         """
-        problems = []
-        if strategy != self.strategy:
-            problems.append(f"strategy {self.strategy!r}, and {strategy!r} decodes")
-        if {*members} != {*self.members}:
-            fitted, given = ", ".join(self.members), ", ".join(members)
-            problems.append(f"the members {fitted}, and {given} decode")
-        if problems:
+        if strategy != self.strategy or {*members} != {*self.members}:
             raise InvalidOptionError(
-                f"option 'calibration': it was fitted on answers of {'; and of '.join(problems)}. "
+                f"option 'calibration': it was fitted on answers of {', '.join(self.members)} with "
+                f"strategy {self.strategy!r}, and {', '.join(members)} decode with {strategy!r}. "
                 "Leave it out, or run adafuse tune again."
             )
 

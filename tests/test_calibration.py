@@ -30,7 +30,6 @@ KNOWN: dict[str, Any] = {
     "agreement": 0.25,
     "length": -0.125,
     "intercept": 0.75,
-    "questions": 60,
 }
 TURNS = [{"role": "user", "content": "Hi"}]
 
@@ -80,8 +79,12 @@ def test_the_confidence_is_the_logistic_function_of_what_is_known(engine: AdaFus
     ("change", "options", "named"),
     [
         ({"strategy": "mixture"}, {}, "mixture.*'adafuse'"),
-        ({"members": {"one": 1.0, "three": 1.0}}, {}, "one, three.*one, two"),
-        ({}, {"use": "one"}, "members one, two, and one decode"),
+        (
+            {"members": {"one": 1.0, "three": 1.0}},
+            {},
+            "one, three with strategy 'adafuse', and one, two",
+        ),
+        ({}, {"use": "one"}, "of one, two with .* and one decode"),
         ({"slope": 1.0}, {}, "calibration"),
         ({"intercept": math.nan}, {}, "calibration"),
     ],

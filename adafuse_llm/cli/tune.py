@@ -30,11 +30,11 @@ from adafuse_llm.cli.terminal import (
 from adafuse_llm.config import SAMPLING
 from adafuse_llm.documents import question_messages
 from adafuse_llm.evaluation import tuning
+from adafuse_llm.evaluation.confidence import Reliability
 from adafuse_llm.evaluation.files import Results, naming, prompt_form
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.tuning import (
     Answer,
-    Calibrated,
     Question,
     Trial,
     Tuning,
@@ -204,7 +204,8 @@ def _file_options(setup: Setup, found: Tuning, options: dict[str, Any]) -> dict[
             weights = file.config.member_weights(names)
             written["weights"] = [weights[name] for name in chosen]
         written |= {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
-    if isinstance(known := found.confidence_of(options), Calibrated):
+    known = found.confidence_of(options)
+    if not isinstance(known, str) and known.calibration is not None:
         written["calibration"] = known.calibration.model_dump()
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in written.items()}
     return {k: v for k, v in plain.items() if v is not None}
@@ -254,11 +255,10 @@ def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
     )
 
 
-def _confidence(written: str, known: Calibrated | str) -> list[RenderableType]:
+def _confidence(written: str, found: Reliability | str) -> list[RenderableType]:
     """Return the table of accuracy against coverage, or why there is none."""
-    if isinstance(known, str):
-        return [Text(printable(f"No confidence: {known}."))]
-    found = known.reliability
+    if isinstance(found, str):
+        return [Text(printable(f"No confidence: {found}."))]
     title = Text(f"Confidence of {written}", "bold")
     title.append(f"; cross-validated on {found.questions} questions", "not bold dim")
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -147,19 +147,19 @@ def share(hits: int, total: int) -> Score:
 
 def _lowest_share(hits: int, total: int) -> float:
     """Return the share of which `hits` or more are seen in 2.5 % of all cases, by bisection."""
-    counts = range(hits, total + 1)
-    ways = [
-        math.lgamma(total + 1) - math.lgamma(n + 1) - math.lgamma(total - n + 1) for n in counts
-    ]
+    counts = np.arange(hits, total + 1)
+    ways = np.array([_log_ways(total, n) for n in range(hits, total + 1)])
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:
         p = (low + high) / 2
-        logs = [
-            way + n * math.log(p) + (total - n) * math.log1p(-p)
-            for n, way in zip(counts, ways, strict=True)
-        ]
-        low, high = (low, p) if math.fsum(map(math.exp, logs)) > 0.025 else (p, high)
+        seen = np.exp(ways + counts * math.log(p) + (total - counts) * math.log1p(-p)).sum()
+        low, high = (low, p) if seen > 0.025 else (p, high)
     return low
+
+
+def _log_ways(total: int, count: int) -> float:
+    """Return the logarithm of the number of ways to choose `count` of `total`."""
+    return math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
 
 
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
@@ -193,5 +193,5 @@ def _sizes(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """
     reach = 4 * math.sqrt(count) + 1
     sizes = np.arange(max(0, math.floor(count / 2 - reach)), min(count, count / 2 + reach) + 1)
-    logs = [math.lgamma(count + 1) - math.lgamma(n + 1) - math.lgamma(count - n + 1) for n in sizes]
+    logs = [_log_ways(count, n) for n in sizes]
     return sizes.astype(np.int64), np.exp(np.array(logs) - count * math.log(2))

@@ -53,6 +53,7 @@ class Reliability(BaseModel):
     """What a confidence is worth, measured on answers that it was not fitted on.
 
     Attributes:
+        calibration: what gives the confidence, fitted on all answers. None if it is not known.
         questions: number of answers.
         area: area under the ROC curve, in percent: how often a right answer has a higher confidence
             than a wrong one. The interval is DeLong's.
@@ -63,6 +64,7 @@ class Reliability(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    calibration: Calibration | None = None
     questions: int
     area: Score
     error: float
@@ -77,7 +79,7 @@ class Reliability(BaseModel):
 
 def calibrate(
     strategy: str, members: Sequence[str], rows: Sequence[Sequence[float]], rights: Sequence[bool]
-) -> tuple[Calibration, Reliability]:
+) -> Reliability:
     """Fit a calibration, and cross-validate it in `FOLDS` folds.
 
     Args:
@@ -107,8 +109,17 @@ def calibrate(
     for number in range(FOLDS):
         coefficients = fit(table[fold != number], right[fold != number])
         confidences[fold == number] = predicted(table[fold == number], coefficients)
-    calibration = Calibration.of(strategy, members, fit(table, right).tolist(), len(rows))
-    return calibration, reliability(confidences.tolist(), rights)
+    intercept, logprob, *sums, agreement, length = (float(f"{c:.6g}") for c in fit(table, right))
+    calibration = Calibration(
+        strategy=strategy,
+        members=dict(zip(members, sums, strict=True)),
+        logprob=logprob,
+        agreement=agreement,
+        length=length,
+        intercept=intercept,
+    )
+    found = reliability(confidences.tolist(), rights)
+    return found.model_copy(update={"calibration": calibration})
 
 
 def reliability(confidences: Sequence[float], rights: Sequence[bool]) -> Reliability:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from adafuse_llm.calibration import Calibration, features
+from adafuse_llm.calibration import features
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import heldout_questions
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
-    "Calibrated",
     "Question",
     "Trial",
     "Tuning",
@@ -178,15 +177,6 @@ class Trial(BaseModel):
     lost: int = 0
 
 
-class Calibrated(BaseModel):
-    """A calibration, and what its confidence is worth in a cross-validation."""
-
-    model_config = ConfigDict(frozen=True)
-
-    calibration: Calibration
-    reliability: Reliability
-
-
 class Tuning(BaseModel):
     """The result of a search. It can be written as JSON.
 
@@ -221,7 +211,7 @@ class Tuning(BaseModel):
     tested: dict[str, Trial]
     comparison: Comparison
     out_of_reach: Score
-    confidence: dict[str, Calibrated | str]
+    confidence: dict[str, Reliability | str]
 
     @property
     def pays(self) -> bool:
@@ -238,7 +228,7 @@ class Tuning(BaseModel):
         """The recommended options: those of the ensemble if it pays, else the best member alone."""
         return self.ensemble if self.pays else {"use": [self.best_member]}
 
-    def confidence_of(self, options: Mapping[str, Any]) -> Calibrated | str:
+    def confidence_of(self, options: Mapping[str, Any]) -> Reliability | str:
         """The calibration of one of the two settings in `tested`."""
         return self.confidence[
             "ensemble" if options == self.ensemble else f"{self.best_member} alone"
@@ -477,7 +467,7 @@ class _Answers:
 
     def calibrated(
         self, parts: Sequence[Sequence[Question]], options: dict[str, Any]
-    ) -> Calibrated | str:
+    ) -> Reliability | str:
         """Return the calibration of a setting, or why there is none."""
         given = [answer for part in parts for answer in self.of(part, options)]
         known = [(row, each.is_right) for each in given if (row := each.features) is not None]
@@ -485,10 +475,9 @@ class _Answers:
         strategy = (self._single if len(names) == 1 else self._engine).strategy.name
         try:
             rows, rights = zip(*known, strict=True) if known else ((), ())
-            calibration, reliability = calibrate(strategy, names, rows, rights)
+            return calibrate(strategy, names, rows, rights)
         except InvalidInputError as error:
             return str(error)
-        return Calibrated(calibration=calibration, reliability=reliability)
 
     def _decode(
         self, questions: Sequence[Question], options: Mapping[str, Any]

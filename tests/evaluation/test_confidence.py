@@ -8,7 +8,7 @@ import pytest
 from adafuse_llm import AdaFuseEngine, InvalidInputError
 from adafuse_llm.evaluation.comparison import share
 from adafuse_llm.evaluation.confidence import calibrate, reliability
-from adafuse_llm.evaluation.tuning import Calibrated, embedded_questions, tune
+from adafuse_llm.evaluation.tuning import embedded_questions, tune
 
 
 def answers(count, seed=1):
@@ -22,7 +22,9 @@ def answers(count, seed=1):
 
 def test_a_known_curve_is_recovered():
     rows, rights, chance = answers(4000)
-    found, worth = calibrate("mixture", ["one", "two"], rows, rights)
+    worth = calibrate("mixture", ["one", "two"], rows, rights)
+    found = worth.calibration
+    assert found is not None
     assert found.members["one"] + found.logprob / 2 == pytest.approx(0.8, abs=0.1)
     assert found.members["two"] + found.logprob / 2 == pytest.approx(0.0, abs=0.1)
     assert found.length == pytest.approx(-0.2, abs=0.05)
@@ -39,7 +41,7 @@ def test_noise_gives_a_confidence_without_worth_and_more_questions_are_wanted():
     rows, rights, _ = answers(60)
     rng = np.random.default_rng(2)
     rng.shuffle(rights)
-    _, worth = calibrate("mixture", ["one", "two"], rows, rights)
+    worth = calibrate("mixture", ["one", "two"], rows, rights)
     assert worth.area.low < 50 < worth.area.high
     assert worth.wanted is not None
     assert worth.wanted > 60
@@ -86,7 +88,8 @@ def test_embedded_members_are_calibrated_on_their_own_questions():
         assert found.searched == 25
         assert found.out_of_reach.value < 100 - max(each.score for each in found.alone.values()) + 1
         known = found.confidence_of(found.ensemble)
-        assert isinstance(known, Calibrated)
+        assert not isinstance(known, str)
+        assert known.calibration is not None
         assert (known.calibration.strategy, [*known.calibration.members]) == (
             "adafuse",
             ["heron", "finch"],
