@@ -44,15 +44,7 @@ from adafuse_llm.strategies.base import Strategy
 if TYPE_CHECKING:
     import optuna
 
-__all__ = [
-    "Answer",
-    "Question",
-    "Trial",
-    "Tuning",
-    "embedded_questions",
-    "read_questions",
-    "tune",
-]
+__all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]
 
 logger = logging.getLogger(__name__)
 
@@ -229,10 +221,9 @@ class Tuning(BaseModel):
         return self.ensemble if self.pays else {"use": [self.best_member]}
 
     def confidence_of(self, options: Mapping[str, Any]) -> Reliability | str:
-        """The calibration of one of the two settings in `tested`."""
-        return self.confidence[
-            "ensemble" if options == self.ensemble else f"{self.best_member} alone"
-        ]
+        """Return the confidence of one of the two settings in `tested`."""
+        name = "ensemble" if options == self.ensemble else f"{self.best_member} alone"
+        return self.confidence[name]
 
     @property
     def verdict(self) -> str:
