@@ -116,7 +116,7 @@ def _measure(
         Row(name="ensemble", strategy=engine.strategy.name, options=options),
     )
     alone, ensemble = (runner.records(row, work, len(chosen)) for row in rows)
-    lines = [_line(f"{larger} alone", alone, [0, 2], size, work)]
+    lines = [_line(f"{larger} alone", alone, [0, -1], size, work)]
     place = {"logprob": 0, "agreement": -2, "length": -1}
     place["larger"] = 1 + engine.members.index(larger)
     others = [1 + n for n, name in enumerate(engine.members) if name != larger]
