@@ -157,7 +157,7 @@ def _lowest_share(hits: int, total: int) -> float:
     return low
 
 
-def _log_ways(total: int, count: int) -> float:
+def _log_ways(total: int, count: float) -> float:
     """Return the logarithm of the number of ways to choose `count` of `total`."""
     return math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
 
