@@ -150,11 +150,12 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
     """
     center, scale = table.mean(axis=0), table.std(axis=0)
     scale[scale == 0] = 1.0
-    known = np.column_stack((np.ones(len(table)), (table - center) / scale))
+    standard = (table - center) / scale
+    known = np.column_stack((np.ones(len(table)), standard))
     penalty = np.diag([0.0, *[RIDGE] * table.shape[1]])
     found = np.zeros(known.shape[1])
     for _ in range(STEPS):
-        chance = _logistic(known @ found)
+        chance = predicted(standard, found)
         slope = known.T @ (right - chance) - penalty @ found
         curvature = (known.T * (chance * (1 - chance))) @ known + penalty
         step = np.linalg.solve(curvature, slope)
@@ -167,12 +168,8 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
 
 def predicted(table: Array, coefficients: Array) -> Array:
     """Return the confidences of answers with these features, [answers]."""
-    return _logistic(coefficients[0] + table @ coefficients[1:])
-
-
-def _logistic(values: Array) -> Array:
-    found: Array = 0.5 + 0.5 * np.tanh(0.5 * values)
-    return found
+    confidences: Array = 0.5 + 0.5 * np.tanh(0.5 * (coefficients[0] + table @ coefficients[1:]))
+    return confidences
 
 
 def _area(sure: Array, right: NDArray[np.bool_]) -> Score:
