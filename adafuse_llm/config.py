@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.errors import PydanticUserError
 from typing_extensions import Unpack
 
+from adafuse_llm.calibration import Calibration
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 from adafuse_llm.sampling import derived_seeds
 
@@ -187,6 +188,7 @@ class DecodeOptions(TypedDict, total=False):
     top_logprobs: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool
+    calibration: Calibration | Mapping[str, Any] | None
 
 
 class AdaFuseConfig(Options):
@@ -285,6 +287,10 @@ class AdaFuseConfig(Options):
     member, a dict of variables for this member only."""
     continue_final_message: bool = False
     """Whether the response continues the last message, which must be an assistant's."""
+    calibration: Calibration | None = None
+    """What turns a response into its `confidence`, the probability that it is right, as
+    ``adafuse tune`` writes it into a configuration file. It must be of the members and the strategy
+    that decode. If a call lets other members decode, its responses have no confidence."""
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         own = AdaFuseConfig.model_fields

@@ -124,6 +124,9 @@ class AdaFuseEngine(Engine):
         self.strategy = self._find(strategy)
         refuse_unused_options(self.strategy, self.config)
         active = self._active_backends(self.config)
+        if self.config.calibration is not None:
+            names = [backend.name for backend, _ in active]
+            self.config.calibration.check(self.strategy.name, names)
         self._encoder = Encoder(self.members)
         self.runtime = runtime or RuntimeConfig()
         self._owned: tuple[Backend, ...] = ()
@@ -330,6 +333,8 @@ class AdaFuseEngine(Engine):
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
+        if config.calibration is not None and "calibration" in request.options:
+            config.calibration.check(self.strategy.name, [backend.name for backend, _ in active])
         self.strategy.check([backend for backend, _ in active])
         config.check_n()
         seeds: Sequence[int | None] = (None,)
@@ -365,7 +370,7 @@ class AdaFuseEngine(Engine):
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
-        response = Response(members, self.strategy.name, transcript)
+        response = Response(members, self.strategy.name, transcript, config.calibration)
         return Job(
             members,
             needs,

@@ -6,6 +6,7 @@ score a candidate is absent from the candidate's ``nll``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -40,6 +41,8 @@ class Candidate(_Result):
         nll: mean negative log-likelihood per token by member, in nats (equation 4).
         score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member could
             score the candidate; such a candidate cannot win.
+        logprob: log-probability of the span, in nats (`Generation.logprob`). None if it has no
+            score, or if the strategy's scores say nothing about probabilities.
     """
 
     text: str
@@ -47,6 +50,7 @@ class Candidate(_Result):
     proposers: tuple[str, ...]
     nll: dict[str, float]
     score: float | None
+    logprob: float | None = None
 
 
 class TopToken(_Result):
@@ -172,6 +176,21 @@ class Generation(_Result):
         usage: the cost.
         strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``. It
             says what the scores mean. Empty if the strategy is not known.
+        logprob: log-probability of the response under the strategy's rule, in nats: the sum over
+            the rounds of `Candidate.logprob` of the winner. With ``adafuse``, ``fixed-N`` and
+            ``single``, this is the weighted mean of the members' log-likelihoods of the span, that
+            is, equation 5 without the division by the number of tokens, over the members that can
+            score it. With ``mixture``, it is the logarithm of the pooled probability of the word
+            and its end, in which the probability of a member that was not asked counts as 0. With
+            ``choices``, it is the weighted mean of the log-likelihoods of the chosen text and its
+            end. Under a grammar, probabilities are relative to what it permits, so a forced round
+            adds 0. A span counts as a whole, also if a limit of tokens or a stop sequence cut its
+            end off. None if the strategy gives no probabilities.
+        member_logprobs: log-likelihood by member, in nats: the sum over the spans that it scored
+            (`Candidate.nll`), without the ends of words that ``mixture`` adds.
+        confidence: probability that the response is right, after a calibration (the option
+            `calibration`). None without one, if the response was cancelled, or if the request lets
+            other members decode.
         seed: the seed that gives the same response again. None if nothing was drawn
             (``temperature=0``).
         alternatives: the other responses, with the option ``n``.
@@ -184,6 +203,9 @@ class Generation(_Result):
     finish_reason: FinishReason
     usage: Usage
     strategy: str = ""
+    logprob: float | None = None
+    member_logprobs: dict[str, float] = {}
+    confidence: float | None = None
     seed: int | None = None
     alternatives: tuple[Generation, ...] = ()
     reply_prefix: str = ""
@@ -233,6 +255,13 @@ class Generation(_Result):
         from adafuse_llm.report.terminal import shown
 
         yield from shown(self, console)
+
+
+def total_logprob(rounds: Iterable[Round]) -> float | None:
+    """Return the log-probability of a response with these rounds (`Generation.logprob`)."""
+    logprobs = [each.candidates[each.winner].logprob for each in rounds]
+    known = [each for each in logprobs if each is not None]
+    return math.fsum(known) if len(known) == len(logprobs) else None
 
 
 class ScoredText(_Result):

@@ -10,12 +10,12 @@ from typing import Any
 
 from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, MemberError
-from adafuse_llm.results import Generation, Round, StreamEvent, Usage
+from adafuse_llm.results import Generation, Round, StreamEvent, Usage, total_logprob
 
 EXTENSION = "adafuse"
 """Name of the field with what OpenAI's API does not have, in requests and in answers."""
 
-ENDING = {"finish_reason", "seed", "strategy"}
+ENDING = {"finish_reason", "seed", "strategy", "logprob", "confidence"}
 """What every client gets of the end of a response."""
 
 KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}
@@ -46,7 +46,7 @@ def chunk(
     if rounds and event is not None:
         fields |= {"text": event.text, "reply_prefix": event.reply_prefix}
     if event is not None and event.generation is not None:
-        end = ENDING | {"usage", "reply_prefix"} if rounds else ENDING
+        end = ENDING | {"usage", "reply_prefix", "member_logprobs"} if rounds else ENDING
         fields |= event.generation.model_dump(mode="json", include=end)
         fields |= {"warnings": [*warnings]} if warnings else {}
     return fields
@@ -77,7 +77,8 @@ class ResponseReader:
         rest = "".join(each.text for each in self._rounds)[len(self._text) :]
         usage = {name: dict.fromkeys(members, 0) for name in Usage.model_fields}
         end = {"finish_reason": "cancelled", "strategy": strategy, "usage": usage}
-        return self._event({"text": rest, "reply_prefix": self._prefix, **end})
+        known = {"logprob": total_logprob(self._rounds)}
+        return self._event({"text": rest, "reply_prefix": self._prefix, **end, **known})
 
     def _event(self, fields: Mapping[str, Any]) -> StreamEvent:
         self._text, self._prefix = self._text + fields["text"], fields["reply_prefix"]

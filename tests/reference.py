@@ -546,7 +546,10 @@ def propose(  # noqa: C901
 
 @dataclass
 class ReferenceCandidate:
-    """`written` is what members commit, `text` what of it belongs to the response."""
+    """`written` is what members commit, `text` what of it belongs to the response.
+
+    `logprob` is its log-probability under the rule, and `sums` are the members' log-likelihoods.
+    """
 
     written: str
     text: str
@@ -556,6 +559,8 @@ class ReferenceCandidate:
     unscorable: set[str]
     nll: dict[str, float] = field(default_factory=dict)
     score: float | None = None
+    logprob: float | None = None
+    sums: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -585,6 +590,20 @@ class ReferenceGeneration:
     prompt_tokens: dict[str, int]
     completion_tokens: dict[str, int]
     seed: int | None = None
+
+    @property
+    def logprob(self) -> float:
+        """The sum over the rounds of the winners' log-probabilities."""
+        return sum(each.candidates[each.winner].logprob or 0.0 for each in self.rounds)
+
+    @property
+    def member_logprobs(self) -> dict[str, float]:
+        """The sum over the rounds of the winners' log-likelihoods, by member."""
+        total: dict[str, float] = {}
+        for each in self.rounds:
+            for name, logprob in each.candidates[each.winner].sums.items():
+                total[name] = total.get(name, 0.0) + logprob
+        return total
 
 
 def token_logprobs(
@@ -690,15 +709,15 @@ def terms_of(
     return terms
 
 
-def mean_nll(
+def terms_within(
     member: ReferenceMember,
     ids: Sequence[int],
     tokens: Sequence[int],
     *,
     ends: bool,
     form: Form | None = None,
-) -> float:
-    """Mean negative log-likelihood of a span, in nats per term.
+) -> list[float]:
+    """Negative log-likelihoods of a span's tokens and of its end, in nats.
 
     Under a grammar the first term is relative to all that the grammar allows there, and a term
     counts nothing where the grammar leaves one alternative.
@@ -711,6 +730,14 @@ def mean_nll(
                 terms[0] += member.mass(ids, allowed)
             if single:
                 terms[at] = 0.0
+    return terms
+
+
+def mean_nll(
+    member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int], *, ends: bool
+) -> float:
+    """Mean negative log-likelihood of a span, in nats per term (equation 4)."""
+    terms = terms_within(member, ids, tokens, ends=ends)
     return sum(terms) / len(terms) if terms else math.nan
 
 
@@ -723,17 +750,20 @@ def score(
 ) -> None:
     """Fill in the candidates' scores (equation 5)."""
     for candidate in candidates:
-        total = share = 0.0
+        total = share = likelihood = 0.0
         for member, weight in zip(members, weights, strict=True):
             if member.name in candidate.unscorable:
                 continue
             tokens = candidate.tokens[member.name]
-            nll = mean_nll(member, ids[member.name], tokens, ends=candidate.ends, form=form)
-            if math.isfinite(nll):
-                candidate.nll[member.name] = nll
+            terms = terms_within(member, ids[member.name], tokens, ends=candidate.ends, form=form)
+            if terms and math.isfinite(sum(terms)):
+                nll = candidate.nll[member.name] = sum(terms) / len(terms)
+                candidate.sums[member.name] = -sum(terms)
                 total += weight * nll
+                likelihood -= weight * sum(terms)
                 share += weight
-        candidate.score = total / share if share > 0 else None
+        if share > 0:
+            candidate.score, candidate.logprob = total / share, likelihood / share
 
 
 class MeanRule:
@@ -780,7 +810,9 @@ class WordMixture:
                 if math.isfinite(nll):
                     candidate.nll[member.name] = nll
                     total += share * math.exp(-nll)
-            candidate.score = -math.log(total / sum(weights)) if total > 0 else None
+            if total > 0:
+                candidate.logprob = math.log(total / sum(weights))
+                candidate.score = -candidate.logprob
 
     def majority(
         self,
@@ -811,7 +843,8 @@ class WordMixture:
                 candidate.nll[member.name] = nll
             sure += weights[place] * math.exp(-nll)
             if sure > 0.5 * sum(weights):
-                candidate.score = -math.log(sure / sum(weights))
+                candidate.logprob = math.log(sure / sum(weights))
+                candidate.score = -candidate.logprob
                 return [members[each].name for each in order[:read]], candidate
         return None
 
@@ -827,9 +860,9 @@ class WordMixture:
         if member.name in candidate.unscorable:
             return math.inf
         tokens = candidate.tokens[member.name]
-        count = len(tokens) + candidate.ends
-        mean = mean_nll(member, ids, tokens, ends=candidate.ends, form=form)
-        nll = mean * count if count else 0.0
+        nll = sum(terms_within(member, ids, tokens, ends=candidate.ends, form=form))
+        if math.isfinite(nll):
+            candidate.sums[member.name] = -nll
         text = candidate.written
         if (
             candidate.ends
@@ -1141,7 +1174,7 @@ class Response:
             for member in self.members
         }
         written = " " * self.opening.spaces + text
-        return ReferenceCandidate(written, text, ends, [], tokens, set(), {}, 0.0)
+        return ReferenceCandidate(written, text, ends, [], tokens, set(), {}, 0.0, 0.0)
 
     def stop_at(self, stops: Sequence[str]) -> int | None:
         """Where the first stop sequence begins before which the response may end."""
@@ -1266,6 +1299,8 @@ def choose(
         candidate.nll = {name: own[at] for name, own in sums.items()}
         total = sum(shares[name] * nll for name, nll in candidate.nll.items())
         candidate.score = total / sum(shares.values())
+        candidate.logprob = -candidate.score
+        candidate.sums = {name: -nll for name, nll in candidate.nll.items()}
     scores = [candidate.score for candidate in candidates if candidate.score is not None]
     winner = candidates[scores.index(min(scores))]
     completion, prompt_tokens = {}, {}

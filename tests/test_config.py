@@ -90,7 +90,7 @@ def test_options_are_frozen_and_changed_by_copy() -> None:
 def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
     from tests.reference import Options
 
-    assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"use"})
+    assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"use", "calibration"})
 
 
 def test_values_in_errors_are_short() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
+from adafuse_llm.calibration import Calibration
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions, advice
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.loading.specs import SETTINGS
@@ -57,7 +58,11 @@ if TYPE_CHECKING:  # type checkers cannot read fields that are derived
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    _TYPES = {**get_type_hints(DecodeOptions), "json_schema": dict[str, Any]}
+    _TYPES = {
+        **get_type_hints(DecodeOptions),
+        "json_schema": dict[str, Any],
+        "calibration": Calibration,
+    }
     OptionFields = create_model(
         "OptionFields",
         __doc__="A mixin with one field for each option of `AdaFuseConfig`.",

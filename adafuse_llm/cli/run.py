@@ -185,7 +185,10 @@ def _fields(generation: Generation, rounds: bool) -> dict[str, Any]:
         "pred": generation.answer.strip(),
         "finish_reason": generation.finish_reason,
         "strategy": generation.strategy,
+        "logprob": generation.logprob,
     }
+    if generation.confidence is not None:
+        fields["confidence"] = generation.confidence
     if generation.reasoning:
         fields["reasoning"] = generation.reasoning
     if generation.seed is not None:

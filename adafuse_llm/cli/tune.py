@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +30,7 @@ from adafuse_llm.cli.terminal import (
 from adafuse_llm.config import SAMPLING
 from adafuse_llm.documents import question_messages
 from adafuse_llm.evaluation import tuning
+from adafuse_llm.evaluation.confidence import Reliability
 from adafuse_llm.evaluation.files import Results, naming, prompt_form
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.tuning import (
@@ -44,7 +45,7 @@ from adafuse_llm.evaluation.tuning import (
     read_questions,
 )
 from adafuse_llm.loading.config_file import write_config
-from adafuse_llm.loading.specs import member_names
+from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
@@ -79,6 +80,9 @@ def tune(setup: Setup, flags: Namespace) -> int:
     compared with the best single member on the other, held-out part. If the ensemble scores higher
     at p < 0.05, OUTPUT describes the ensemble, otherwise the best member alone. To use the file
     with another command, pass --config OUTPUT. Options that you set are not searched.
+
+    With 50 questions or more, OUTPUT also calibrates the confidence of every answer, and a table
+    shows how many of the surest answers are right.
 
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
     again.
@@ -141,9 +145,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
             return INTERRUPTED
     options = found.ensemble if flags.keep_ensemble else found.options
     with naming(output):
-        write_config(
-            output, _file_options(setup, options, engine.strategy.name), comment=_comment(found)
-        )
+        write_config(output, _file_options(setup, found, options), comment=_comment(found))
     if flags.json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})
@@ -182,37 +184,41 @@ def _questions(setup: Setup, flags: Namespace) -> list[Question]:
     ]
 
 
-def _file_options(setup: Setup, options: dict[str, Any], strategy: str) -> dict[str, Any]:
+def _file_options(setup: Setup, found: Tuning, options: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of the configuration file.
 
     The file lists only the models that decode. One model answers greedily, so the file then has
     no option of the search and no weights.
     """
-    dropped = {*tuning.CHOICES, "weights"} if len(options["use"]) == 1 else {}
+    alone = len(options["use"]) == 1
+    dropped = {*tuning.CHOICES, "weights"} if alone else {}
     typed = {name: value for name, value in setup.file.options.items() if name not in dropped}
-    found = {"strategy": strategy, **typed, **options}
+    written = {"strategy": "single" if alone else found.strategy, **typed, **options}
     file = setup.file
     if file.models:
         names = member_names(file.members)
-        chosen = found.pop("use")
+        chosen = written.pop("use")
         models = dict(zip(names, file.models, strict=True))
-        found["models"] = [_from_anywhere(models[name]) for name in chosen]
-        if found.get("weights") is not None:
+        written["models"] = [_from_anywhere(models[name], name) for name in chosen]
+        if written.get("weights") is not None:
             weights = file.config.member_weights(names)
-            found["weights"] = [weights[name] for name in chosen]
-        found |= {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
-    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+            written["weights"] = [weights[name] for name in chosen]
+        written |= {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
+    known = found.confidence_of(options)
+    if not isinstance(known, str) and known.calibration is not None:
+        written["calibration"] = known.calibration.model_dump()
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in written.items()}
     return {k: v for k, v in plain.items() if v is not None}
 
 
-def _from_anywhere(model: str | Mapping[str, Any]) -> str | dict[str, Any]:
-    """Return a model with an absolute path, if the path is that of a local folder or file."""
-    if not isinstance(model, str) and "path" not in model:  # it is on a server
-        return dict(model)
-    path = model if isinstance(model, str) else model["path"]
-    if Path(path).exists():
-        path = str(Path(path).absolute())
-    return path if isinstance(model, str) else {**model, "path": path}
+def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str, Any]:
+    """Return a model with the name of its member, in any folder and beside any other models."""
+    setting = model if isinstance(model, str) else model.get("path", "")
+    path = str(Path(setting).absolute()) if setting and Path(setting).exists() else setting
+    if isinstance(model, str):
+        (alone,) = member_names([as_spec(path)])
+        return path if alone == name else {"path": path, "name": name}
+    return {**model, **({"path": path} if path else {}), "name": name}
 
 
 def _comment(found: Tuning) -> str:
@@ -232,6 +238,10 @@ def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
     searched += [("ensemble", trial) for trial in ranked]
     alone = len(options["use"]) == 1
     written = f"{options['use'][0]} alone" if alone else "the ensemble"
+    reach = (
+        f"Every member alone is wrong on {found.out_of_reach.shown()} % of the "
+        f"{found.searched} questions; no choice among their answers can be right there."
+    )
     return Group(
         title,
         _table(found.metric, searched),
@@ -239,8 +249,30 @@ def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
         Text(f"{found.held_out} held-out questions", "bold"),
         _table(found.metric, [*found.tested.items()]),
         "",
-        Text(printable(f"{found.verdict}\n{output} describes {written}.")),
+        *_confidence(written, found.confidence_of(options)),
+        "",
+        Text(printable(f"{reach}\n{found.verdict}\n{output} describes {written}.")),
     )
+
+
+def _confidence(written: str, found: Reliability | str) -> list[RenderableType]:
+    """Return the table of accuracy against coverage, or why there is none."""
+    if isinstance(found, str):
+        return [Text(printable(f"No confidence: {found}."))]
+    title = Text(f"Confidence of {written}", "bold")
+    title.append(f"; cross-validated on {found.questions} questions", "not bold dim")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("surest answers, %", "confidence from", "right among them, %"):
+        table.add_column(column, justify="right", overflow="fold")
+    for each in found.curve:
+        table.add_row(str(each.answered), f"{each.confidence:.2f}", each.right.shown())
+    figures = (
+        f"A right answer has a higher confidence than a wrong one in {found.area.shown()} % of all "
+        f"pairs (area under the ROC curve). Calibration error: {found.error:.1f} points."
+    )
+    if found.wanted is not None:
+        figures += f" The interval is wide: about {found.wanted} questions would make it useful."
+    return [title, table, Text(figures)]
 
 
 def _table(metric: str, rows: Sequence[tuple[str, Trial]]) -> Table:
@@ -276,6 +308,7 @@ COMMAND = Command(
             "adafuse tune writes",
         ),
         **dict.fromkeys(("logprobs", "top_logprobs"), "the search records no log-probabilities"),
+        "calibration": "the search fits a new one; leave it out of the file",
         "continue_final_message": "the messages of the search end with the question",
     },
 )

@@ -10,6 +10,7 @@ from itertools import count
 from math import inf, isfinite
 
 from adafuse_llm import results
+from adafuse_llm.calibration import Calibration
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Ask, Member, Steps, in_lockstep
@@ -33,6 +34,7 @@ from adafuse_llm.results import (
     StreamEvent,
     TokenLogprob,
     Usage,
+    total_logprob,
 )
 from adafuse_llm.text.stops import Transcript
 
@@ -168,7 +170,7 @@ def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | N
         pool.encode(member, candidate)
     if not closes and not pool.fits(candidate):
         return forced_round(members, closes=True)
-    scored = (to_result(candidate, members, [inf] * len(members), 0.0),)
+    scored = (to_result(candidate, members, [inf] * len(members), 0.0, 0.0),)
     return RoundOutcome((candidate,), scored, 0, {}, candidate, forced=True, closes=closes)
 
 
@@ -180,13 +182,26 @@ class Response:
         members: all members, each with its prompt.
         strategy: name of the strategy.
         transcript: the text so far.
+        calibration: what turns the finished response into its confidence, if anything does.
         rounds: the rounds so far.
+        member_logprobs: log-likelihoods of the spans so far, by member.
     """
 
     members: Sequence[Member]
     strategy: str
     transcript: Transcript
+    calibration: Calibration | None = None
     rounds: list[Round] = field(default_factory=list)
+    member_logprobs: dict[str, float] = field(default_factory=dict)
+
+    def count(self, outcome: RoundOutcome) -> None:
+        """Add the members' log-likelihoods of the winner of a round, before it is committed."""
+        winner, scored = outcome.pool[outcome.winner], outcome.scored[outcome.winner]
+        if scored.logprob is not None:
+            for member in self.members:
+                if member.name in scored.nll:
+                    so_far = self.member_logprobs.get(member.name, 0.0)
+                    self.member_logprobs[member.name] = so_far + winner.logprob(member)
 
     def event(self, shown: str, finish: FinishReason | None = None) -> StreamEvent:
         """Return an event with the last round. With `finish`, it is the response's last event."""
@@ -199,9 +214,14 @@ class Response:
                 finish_reason=finish,
                 usage=usage(self.members),
                 strategy=self.strategy,
+                logprob=total_logprob(self.rounds),
+                member_logprobs=self.member_logprobs,
                 seed=first.sampling.seed if first.sampling else None,
                 reply_prefix=first.reply_prefix,
             )
+            if self.calibration is not None:
+                confidence = self.calibration.confidence(generation)
+                generation = generation.model_copy(update={"confidence": confidence})
         return StreamEvent(
             text=shown,
             round=None if finish == "cancelled" else self.rounds[-1],
@@ -228,6 +248,7 @@ def decode(
         outcome = None if grammar is None else forced_round(members, closes=closes)
         if outcome is None:
             outcome = yield from _checked(play(), response.strategy)
+        response.count(outcome)
         logprobs = yield from _commit(outcome.committed, top_logprobs, forced=outcome.forced)
         elapsed = time.perf_counter() - started
         text = outcome.committed.shown
@@ -294,20 +315,16 @@ def pool_texts(members: Sequence[Member], texts: Sequence[str], *, ends: bool) -
 def score_texts(members: Sequence[Member], pool: Pool) -> Generator[Ask | Scores, None, None]:
     """Score the texts of `pool_texts` with one pass per member. Yield the scores at the end."""
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
-    weights = [member.weight for member in members]
     scored = []
     for candidate in pool.candidates:
-        terms = {member.name: candidate.terms(member) for member in members}
         result = score(candidate, members)
-        sums = [result.nll.get(name, inf) * max(1, count) for name, count in terms.items()]
-        total = fuse(sums, weights)
         scored.append(
             ScoredText(
                 text=candidate.shown,
                 nll=result.nll,
-                tokens={name: terms[name] for name in result.nll},
+                tokens={m.name: candidate.terms(m) for m in members if m.name in result.nll},
                 score=result.score,
-                loglikelihood=None if total is None else 0.0 - total,
+                loglikelihood=result.logprob,
                 missing={
                     m.name: pool.why_missing(m, candidate)
                     for m in members
@@ -337,13 +354,14 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
     for text in choices:
         pool.suggest(opening.begin(text), ends=True)
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
-    sums = [[c.nll(member) * c.terms(member) for c in pool.candidates] for member in members]
+    sums = [[-c.logprob(member) for c in pool.candidates] for member in members]
     sums = [row if all(map(isfinite, row)) else [inf] * len(row) for row in sums]
     weights = [member.weight for member in members]
-    scored = [
-        to_result(candidate, members, nll, fuse(nll, weights))
-        for candidate, *nll in zip(pool.candidates, *sums, strict=True)
-    ]
+    scored = []
+    for candidate, *nll in zip(pool.candidates, *sums, strict=True):
+        total = fuse(nll, weights)
+        logprob = None if total is None else -total
+        scored.append(to_result(candidate, members, nll, total, logprob))
     return choose_best(pool, scored, {member.name: () for member in members})
 
 

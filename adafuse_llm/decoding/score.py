@@ -49,11 +49,18 @@ class PoolCandidate:
     def nll(self, member: Member) -> float:
         """Return the mean negative log-likelihood per token in nats (equation 4).
 
-        A candidate that stops has one more term: -log of the total probability of the
-        end-of-sequence tokens. The mean is infinite if the member cannot score the candidate.
+        The mean is infinite if the member cannot score the candidate.
+        """
+        return 0.0 - self.logprob(member) / max(1, self.terms(member))
+
+    def logprob(self, member: Member) -> float:
+        """Return the log-likelihood of the candidate in nats.
+
+        A candidate that stops has one more term: the logarithm of the total probability of the
+        end-of-sequence tokens. The sum is -infinity if the member cannot score the candidate.
         """
         if member not in self.exact:
-            return math.inf
+            return -math.inf
         terms = [node.logprob for node in self.path(member)]
         if self.ends:
             terms.append(member.next(self.nodes[member]).end_logprob)
@@ -61,10 +68,10 @@ class PoolCandidate:
         assert len(known) == len(terms), "the candidate is not evaluated"
         if member.grammar is not None:
             known = self._under_grammar(member, known)
-        return 0.0 - math.fsum(known) / len(known) if known else math.inf
+        return math.fsum(known) if known else -math.inf
 
     def _under_grammar(self, member: Member, terms: Sequence[float]) -> list[float]:
-        """Return the terms of `nll` for a response with a grammar.
+        """Return the terms of `logprob` for a response with a grammar.
 
         A term is 0 if the grammar leaves one alternative. The first term is divided by the
         probability that the grammar permits there. This probability is the same for all candidates.
@@ -236,17 +243,20 @@ Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
 
 
 def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
-    """Return a candidate with every member's NLL and the fused score."""
-    nll = [candidate.nll(member) for member in members]
-    return to_result(candidate, members, nll, fuse(nll, [member.weight for member in members]))
+    """Return a candidate with every member's NLL, the fused score, and the log-probability."""
+    weights = [member.weight for member in members]
+    logprobs = [candidate.logprob(member) for member in members]
+    terms = [max(1, candidate.terms(member)) for member in members]
+    nll = [0.0 - each / count for each, count in zip(logprobs, terms, strict=True)]
+    return to_result(candidate, members, nll, fuse(nll, weights), fuse(logprobs, weights))
 
 
-def fuse(nll: Sequence[float], weights: Sequence[float]) -> float | None:
-    """Return the fused score F (equation 5): the weighted mean of the finite NLLs.
+def fuse(values: Sequence[float], weights: Sequence[float]) -> float | None:
+    """Return the weighted mean of the finite values: of NLLs, this is the score F (equation 5).
 
-    Return None if no member with a finite NLL has a weight above 0.
+    Return None if no member with a finite value has a weight above 0.
     """
-    scored = [(w, value) for w, value in zip(weights, nll, strict=True) if math.isfinite(value)]
+    scored = [(w, value) for w, value in zip(weights, values, strict=True) if math.isfinite(value)]
     total = math.fsum(w for w, _ in scored)
     return math.fsum(w * value for w, value in scored) / total if total > 0 else None
 
@@ -256,14 +266,19 @@ def to_result(
     members: Sequence[Member],
     nll: Sequence[float],
     score: float | None,
+    logprob: float | None = None,
 ) -> results.Candidate:
-    """Return a candidate as a result model. Infinite NLLs are left out."""
+    """Return a candidate as a result model. Infinite NLLs are left out.
+
+    With a `logprob`, all members with a finite NLL must have evaluated the candidate.
+    """
     return results.Candidate(
         text=candidate.shown,
         ends=candidate.ends,
         proposers=tuple(member.name for member in candidate.proposers),
         nll={m.name: value for m, value in zip(members, nll, strict=True) if math.isfinite(value)},
         score=score,
+        logprob=logprob,
     )
 
 

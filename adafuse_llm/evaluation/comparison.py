@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.errors import InvalidInputError
 
-__all__ = ["Comparison", "Score", "compare", "mcnemar"]
+__all__ = ["Comparison", "Score", "compare", "mcnemar", "share"]
 
 SIGNIFICANT = 0.05
 """The significance level: a difference is significant if its p-value is below this."""
@@ -139,6 +139,29 @@ def unseen(answers: int) -> float:
     return float(1 - 0.025 ** (1 / answers))
 
 
+def share(hits: int, total: int) -> Score:
+    """Return a share in percent with its exact 95 % interval (Clopper and Pearson)."""
+    low, high = _lowest_share(hits, total), 1 - _lowest_share(total - hits, total)
+    return Score(value=100 * hits / total, low=100 * low, high=100 * high)
+
+
+def _lowest_share(hits: int, total: int) -> float:
+    """Return the share of which `hits` or more are seen in 2.5 % of all cases, by bisection."""
+    counts = np.arange(hits, total + 1)
+    ways = np.array([_log_ways(total, n) for n in range(hits, total + 1)])
+    low, high = 0.0, 1.0 if hits else 0.0
+    while high - low > 1e-9:
+        p = (low + high) / 2
+        seen = np.exp(ways + counts * math.log(p) + (total - counts) * math.log1p(-p)).sum()
+        low, high = (low, p) if seen > 0.025 else (p, high)
+    return low
+
+
+def _log_ways(total: int, count: float) -> float:
+    """Return the logarithm of the number of ways to choose `count` of `total`."""
+    return math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
+
+
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
     """Return the bounds of the differences on random subsets, without 2.5 % at either end.
 
@@ -170,5 +193,5 @@ def _sizes(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """
     reach = 4 * math.sqrt(count) + 1
     sizes = np.arange(max(0, math.floor(count / 2 - reach)), min(count, count / 2 + reach) + 1)
-    logs = [math.lgamma(count + 1) - math.lgamma(n + 1) - math.lgamma(count - n + 1) for n in sizes]
+    logs = [_log_ways(count, n) for n in sizes]
     return sizes.astype(np.int64), np.exp(np.array(logs) - count * math.log(2))

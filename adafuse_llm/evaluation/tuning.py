@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from adafuse_llm.calibration import features
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import heldout_questions
@@ -32,7 +33,8 @@ from adafuse_llm.errors import (
     install_command,
     short_repr,
 )
-from adafuse_llm.evaluation.comparison import Comparison, compare
+from adafuse_llm.evaluation.comparison import Comparison, Score, compare, share
+from adafuse_llm.evaluation.confidence import Reliability, calibrate
 from adafuse_llm.evaluation.files import is_lost, put, read_lines
 from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.evaluation.parallel import in_order
@@ -134,6 +136,7 @@ class Answer(BaseModel):
         error: type and message of the error if the request failed.
         tokens: tokens that all members processed or had kept of earlier requests with the same
             beginning. None if the request failed.
+        features: what a calibration reads (`adafuse_llm.calibration.features`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -143,6 +146,7 @@ class Answer(BaseModel):
     is_right: bool = False
     error: str | None = None
     tokens: int | None = None
+    features: tuple[float, ...] | None = None
 
 
 class Trial(BaseModel):
@@ -179,6 +183,10 @@ class Tuning(BaseModel):
         ensemble: the options of the best setting on the search part.
         tested: results of the ensemble and the best member on the held-out part.
         comparison: paired comparison of these two results.
+        out_of_reach: share of the questions of the search part that every member alone answers
+            wrong. No choice among the answers of these members is right on them.
+        confidence: for each result in `tested`, what calibrates its confidence, and what the
+            confidence is worth. All questions count. A text says why there is no calibration.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -194,6 +202,8 @@ class Tuning(BaseModel):
     ensemble: dict[str, Any]
     tested: dict[str, Trial]
     comparison: Comparison
+    out_of_reach: Score
+    confidence: dict[str, Reliability | str]
 
     @property
     def pays(self) -> bool:
@@ -209,6 +219,11 @@ class Tuning(BaseModel):
     def options(self) -> dict[str, Any]:
         """The recommended options: those of the ensemble if it pays, else the best member alone."""
         return self.ensemble if self.pays else {"use": [self.best_member]}
+
+    def confidence_of(self, options: Mapping[str, Any]) -> Reliability | str:
+        """Return the confidence of one of the two settings in `tested`."""
+        name = "ensemble" if options == self.ensemble else f"{self.best_member} alone"
+        return self.confidence[name]
 
     @property
     def verdict(self) -> str:
@@ -316,6 +331,8 @@ def tune(
     settings = {"ensemble": best.options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
     tested = {name: answers.trial(test, each) for name, each in settings.items()}
     rights = [[a.is_right for a in answers.of(test, each)] for each in settings.values()]
+    singles = [answers.of(search, {"use": [member]}) for member in members]
+    missed = sum(not any(each.is_right for each in row) for row in zip(*singles, strict=True))
     return Tuning(
         metric=metric,
         seed=seed,
@@ -328,6 +345,10 @@ def tune(
         ensemble=settings["ensemble"],
         tested=tested,
         comparison=compare(metric, *rights),
+        out_of_reach=share(missed, len(search)),
+        confidence={
+            name: answers.calibrated([search, test], each) for name, each in settings.items()
+        },
     )
 
 
@@ -435,6 +456,20 @@ class _Answers:
                 self._log({"line": self._logged, "key": key, "answers": data})
         return self._done[key]
 
+    def calibrated(
+        self, parts: Sequence[Sequence[Question]], options: dict[str, Any]
+    ) -> Reliability | str:
+        """Return the calibration of a setting, or why there is none."""
+        given = [answer for part in parts for answer in self.of(part, options)]
+        known = [(row, each.is_right) for each in given if (row := each.features) is not None]
+        names = options["use"]
+        strategy = (self._single if len(names) == 1 else self._engine).strategy.name
+        try:
+            rows, rights = zip(*known, strict=True) if known else ((), ())
+            return calibrate(strategy, names, rows, rights)
+        except InvalidInputError as error:
+            return str(error)
+
     def _decode(
         self, questions: Sequence[Question], options: Mapping[str, Any]
     ) -> Iterator[Answer]:
@@ -456,6 +491,7 @@ class _Answers:
                 text=text,
                 is_right=self._metric.is_right(text, question.accepted),
                 tokens=sum(usage.tokens_processed.values()) + sum(usage.cached_tokens.values()),
+                features=features(done, options["use"]),
             )
 
         try:

@@ -98,12 +98,21 @@ def heading(place: int, generation: Generation) -> str:
         generation: the generation with all responses.
     """
     every = responses(generation)
-    return " · ".join([f"Response {place + 1} of {len(every)}", *drawn(every[place])])
+    drawn = every[place].seed
+    seed = [] if drawn is None else [f"seed {drawn}"]
+    return " · ".join([f"Response {place + 1} of {len(every)}", *seed])
 
 
-def drawn(generation: Generation) -> list[str]:
-    """Return a part of the summary that tells the seed; empty if nothing was drawn."""
-    return [] if generation.seed is None else [f"seed {generation.seed}"]
+def facts(generation: Generation) -> list[str]:
+    """Return the end of the summary: what wrote the response, how sure it is, and how it ended."""
+    known = {
+        "strategy": generation.strategy or None,
+        "log-probability": None if generation.logprob is None else f"{generation.logprob:.1f}",
+        "confidence": None if generation.confidence is None else percent(generation.confidence),
+        "seed": generation.seed,
+    }
+    shown = [f"{name} {value}" for name, value in known.items() if value is not None]
+    return [*shown, ending(generation)]
 
 
 def not_asked(decided: Round, members: Sequence[str]) -> list[str]:

@@ -217,9 +217,7 @@ class Display:
             *([f"all agreed in {sum(agreed)} of {joint}"] if agreed else []),
             f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}",
             f"{seconds:.1f} s",
-            *([f"strategy {generation.strategy}"] if generation.strategy else []),
-            *styles.drawn(generation),
-            styles.ending(generation),
+            *styles.facts(generation),
         ]
         return Text(printable(" · ".join(parts)), "dim")
 

@@ -62,7 +62,7 @@ such as false or an empty list ask for nothing."""
 
 OWN = frozenset(
     ("margin_threshold", "max_words", "branching_factor", "max_word_tokens", "max_word_letters")
-) | {"weights", "use"}
+) | {"weights", "use", "calibration"}
 """Options that only an ensemble has. They count in the extension only, because a field of OpenAI's
 API could have such a name tomorrow."""
 

@@ -118,6 +118,7 @@ ALWAYS_USED = frozenset(
         "top_logprobs",
         "chat_template_kwargs",
         "continue_final_message",
+        "calibration",
         *ADJUSTMENTS,
     }
 )

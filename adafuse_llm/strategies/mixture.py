@@ -133,7 +133,8 @@ class _Rounds:
             pool.encode(member, candidate)
         asked = members[: len(logprobs)]
         nll = [0.0 - each for each in logprobs]
-        scored = to_result(candidate, asked, nll, -math.log(pooled))
+        logprob = math.log(pooled)
+        scored = to_result(candidate, asked, nll, -logprob, logprob)
         margins = {each.name: proposal.margins if each is lead else () for each in asked}
         return choose_best(pool, [scored], margins)
 
@@ -142,11 +143,12 @@ class _Rounds:
         logprobs = [self._logprob(candidate, member) for member in members]
         weights = [member.weight for member in members]
         nll = [0.0 - each for each in logprobs]
-        return to_result(candidate, members, nll, _pooled(weights, logprobs))
+        pooled = _pooled(weights, logprobs)
+        return to_result(candidate, members, nll, pooled, None if pooled is None else -pooled)
 
     def _logprob(self, candidate: PoolCandidate, member: Member) -> float:
         """Return the log-probability of a word and its end."""
-        word = -candidate.nll(member) * max(1, candidate.terms(member))
+        word = candidate.logprob(member)
         if word == -math.inf or candidate.ends or not has_end(candidate.text):
             return word
         end = candidate.nodes[member]

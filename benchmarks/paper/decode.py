@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from adafuse_llm.calibration import features
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidInputError
@@ -49,6 +50,7 @@ class Record(BaseModel):
         prompt_tokens: tokens of the prompt among them.
         passes: forward passes of all members.
         rounds: number of rounds.
+        features: what a calibration reads (`adafuse_llm.calibration.features`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +67,7 @@ class Record(BaseModel):
     prompt_tokens: int | None = None
     passes: int | None = None
     rounds: int | None = None
+    features: tuple[float, ...] | None = None
 
     def statistics(self, metric: Metric) -> Statistics:
         """Return the statistics of the answer for a metric."""
@@ -267,5 +270,6 @@ class Runner:
                 "prompt_tokens": sum(usage.prompt_tokens.values()),
                 "passes": sum(usage.forward_passes.values()),
                 "rounds": len(done.rounds),
+                "features": features(done, [*usage.prompt_tokens]),
             }
         )

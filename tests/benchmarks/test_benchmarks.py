@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from adafuse_llm.embedded.tools import TOOLS
-from benchmarks import embedded, gpu, soak
+from benchmarks import confidence, embedded, gpu, soak
 from benchmarks.speed.__main__ import main as speed
 from benchmarks.speed.comparisons import COMPARISONS
 from benchmarks.speed.measure import Cost, Counts, Line, table
@@ -44,6 +44,17 @@ def test_costs_are_per_byte_and_lines_are_medians() -> None:
 def test_the_gpu_benchmark_runs_with_toy_members(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main(["--tiny", "--prompts", "1", "--response", "6", "--repeats", "1"]) == 0
     assert "least time to read the weights" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_confidence_fits_on_other_questions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert confidence.main(["--fit", "60", "--limit", "60", "--output", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "fitted on 60, measured on 60" in shown
+    assert "| wren alone | 81.7 [" in shown
+    assert shown.count("| ensemble: ") == 3
 
 
 class Scripted:

@@ -56,7 +56,7 @@ def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path
     assert result.exit_code == 0, result.output
     said = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
     assert said == {
-        "strategy": "adafuse",
+        "strategy": "single",
         "models": [str(tmp_path / "wren")],
         "dtype": "float64",
     }
@@ -71,6 +71,29 @@ def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
     assert found.models == ("org/wren", "org/heron")
     assert found.config.weights == (1.0, 2.0)
     assert found.config.use is None
+
+
+def test_enough_questions_calibrate_the_confidence(adafuse, job, questions, tmp_path):
+    assert "No confidence: a calibration needs 50" in adafuse(*job).stdout
+    data = questions(
+        *(
+            {"question": f"Who founded mill {n}?", "answer": "no" if n % 5 else "Ada Brook did"}
+            for n in range(60)
+        )
+    )
+    result = adafuse("tune", data, *job[2:], "--overwrite", "--keep-ensemble")
+    assert result.exit_code == 0, result.output
+    assert "cross-validated on 60 questions" in result.stdout
+    assert "Every member alone is wrong on" in result.stdout
+    written = read_config(tmp_path / "tuned.yaml").config
+    assert {*written.calibration.members} == {*written.use}
+    record = tmp_path / "answers.jsonl"
+    run = ["run", "--test-set", data, "--output", record, "--config", tmp_path / "tuned.yaml"]
+    assert adafuse(*run).exit_code == 0
+    told = json.loads(record.read_text().splitlines()[0])["confidence"]
+    assert told == pytest.approx(0.2, abs=0.02)
+    refused = adafuse(*run, "--overwrite", "--use", "wren")
+    assert (refused.exit_code, "'calibration'" in refused.stderr) == (2, True)
 
 
 def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, fakes, monkeypatch):

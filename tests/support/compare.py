@@ -55,6 +55,9 @@ def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: fl
             assert (mine.score is None) == (theirs.score is None), where
             if theirs.score is not None:
                 assert mine.score == pytest.approx(theirs.score, abs=tolerance, rel=0), where
+                assert mine.logprob == pytest.approx(
+                    theirs.logprob, rel=tolerance, abs=tolerance
+                ), where
         assert got.winner == want.winner, where
         assert got.text == want.text, where
         assert set(got.logprobs) == set(want.logprobs), where
@@ -70,6 +73,10 @@ def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: fl
     assert actual.text == expected.text
     assert actual.finish_reason == expected.finish_reason
     assert actual.seed == expected.seed
+    assert actual.logprob == pytest.approx(expected.logprob, rel=tolerance, abs=tolerance)
+    assert actual.member_logprobs == pytest.approx(
+        expected.member_logprobs, rel=tolerance, abs=tolerance
+    )
     assert actual.usage.prompt_tokens == expected.prompt_tokens
     assert actual.usage.completion_tokens == expected.completion_tokens
 

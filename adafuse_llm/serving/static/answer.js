@@ -51,6 +51,7 @@ function take(view, chunk) {
     if (choice.finish_reason) {
       turn.ending = extra.finish_reason ?? choice.finish_reason;
       turn.seed = extra.seed ?? null;
+      turn.confidence = extra.confidence ?? null;
       turn.strategy = extra.strategy ?? turn.strategy;
     }
   }
@@ -216,6 +217,7 @@ function factsOf(turn) {
   const seconds = turn.rounds.reduce((sum, round) => sum + round.elapsed, 0);
   const facts = [...(turn.strategy ? [`strategy ${turn.strategy}`] : []), `${seconds.toFixed(2)} s`];
   if (turn.tokens) facts.push(count(turn.tokens, "token"));
+  if (turn.confidence != null) facts.push(`confidence ${(100 * turn.confidence).toFixed(1)} %`);
   if (turn.seed !== null) facts.push(`seed ${turn.seed}`);
   facts.push(turn.status === "stopped" ? "stopped" : LOOKS.endings[turn.ending] ?? turn.ending ?? "");
   return [make("span", {}, `${turn.asked}: ${count(turn.rounds.length, "round")}`), ...countMarks(turn).map(showCount), make("span", {}, facts.filter(Boolean).join(" · "))];

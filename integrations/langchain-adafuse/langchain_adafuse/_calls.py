@@ -122,6 +122,7 @@ class Reply(ABC, Generic[C]):
             "eval_duration": round(sum(seconds[1:]) * 1e9),
         }
         optional: dict[str, Any] = {"adafuse_closing": whole.closing or None, "seed": whole.seed}
+        optional |= {"logprob": whole.logprob, "confidence": whole.confidence}
         if call.config.counted_logprobs is not None:
             member = call.config.reported_member(call.model._ensemble.names)
             optional["logprobs"] = openai_logprobs(whole.rounds, member)

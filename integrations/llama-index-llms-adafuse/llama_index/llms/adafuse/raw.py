@@ -41,8 +41,8 @@ class AdaFuseRaw(BaseModel):
     Attributes:
         rounds: all rounds of a whole response, or the round of a chunk. With the option
             `logprobs`, they have the log-probabilities of all members.
-        finish_reason, usage, summary, strategy, seed, closing: values of the whole response, as in
-            `Generation`. In a stream, only the last chunk has them.
+        finish_reason, usage, summary, strategy, logprob, confidence, seed, closing: values of the
+            whole response, as in `Generation`. In a stream, only the last chunk has them.
         alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
             and usage.
     """
@@ -54,6 +54,8 @@ class AdaFuseRaw(BaseModel):
     usage: TokenUsage | None = None
     summary: Summary | None = None
     strategy: str | None = None
+    logprob: float | None = None
+    confidence: float | None = None
     seed: int | None = None
     closing: str = ""
     alternatives: tuple[Generation, ...] = ()
@@ -79,6 +81,8 @@ class AdaFuseRaw(BaseModel):
             usage=TokenUsage.of(generation.usage),
             summary=Summary.of(generation.rounds),
             strategy=generation.strategy,
+            logprob=generation.logprob,
+            confidence=generation.confidence,
             seed=generation.seed,
             closing=generation.closing,
             alternatives=generation.alternatives,

@@ -1,0 +1,186 @@
+"""Fit a calibration on labeled answers, and measure on other answers what it is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from adafuse_llm.calibration import Calibration
+from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.evaluation.comparison import Score, share, unseen
+
+__all__ = ["Coverage", "Reliability", "calibrate", "fit", "predicted", "reliability"]
+
+Array = NDArray[np.float64]
+
+FEWEST, FEWEST_OF_A_KIND = 50, 5
+"""Minimum number of answers, and of right and of wrong ones."""
+
+RIDGE = 1.0
+"""Penalty of the squared coefficients, for features with a standard deviation of 1."""
+
+STEPS = 50
+"""Maximum number of Newton steps. They stop once none changes a coefficient."""
+
+FOLDS, GROUPS = 10, 5
+"""Number of folds of the cross-validation, and of groups for the calibration error."""
+
+WIDE = 20.0
+"""Width of the interval of the area, in points, above which more questions are wanted."""
+
+
+class Coverage(BaseModel):
+    """How many of the surest answers are right.
+
+    Attributes:
+        answered: share of the questions that are answered, in percent.
+        confidence: the lowest confidence among these answers.
+        right: share of right answers among them.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    answered: int
+    confidence: float
+    right: Score
+
+
+class Reliability(BaseModel):
+    """What a confidence is worth, measured on answers that it was not fitted on.
+
+    Attributes:
+        calibration: what gives the confidence, fitted on all answers. None if it is not known.
+        questions: number of answers.
+        area: area under the ROC curve, in percent: how often a right answer has a higher confidence
+            than a wrong one. The interval is DeLong's.
+        error: mean difference between the confidence and the share of right answers, in points, in
+            groups of the same size, ordered by confidence.
+        curve: accuracy against coverage, from the surest tenth to all answers.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    calibration: Calibration | None = None
+    questions: int
+    area: Score
+    error: float
+    curve: tuple[Coverage, ...]
+
+    @property
+    def wanted(self) -> int | None:
+        """About how many questions would make the area's interval narrower than `WIDE`, if any."""
+        width = self.area.high - self.area.low
+        return math.ceil(self.questions * (width / WIDE) ** 2) if width > WIDE else None
+
+
+def calibrate(
+    strategy: str, members: Sequence[str], rows: Sequence[Sequence[float]], rights: Sequence[bool]
+) -> Reliability:
+    """Fit a calibration, and cross-validate it in `FOLDS` folds.
+
+    Args:
+        strategy: name of the strategy that answered.
+        members: names of the members that answered.
+        rows: `adafuse_llm.calibration.features` of each answer.
+        rights: whether each answer is right.
+
+    Raises:
+        InvalidInputError: there are too few answers.
+    """
+    if len(rows) < FEWEST:
+        raise InvalidInputError(
+            f"a calibration needs {FEWEST} answered questions or more; got {len(rows)}"
+        )
+    table, right = np.array(rows, dtype=np.float64), np.array(rights, dtype=bool)
+    hits = int(right.sum())
+    if min(hits, len(rows) - hits) < FEWEST_OF_A_KIND:
+        raise InvalidInputError(
+            f"a calibration needs {FEWEST_OF_A_KIND} right answers and {FEWEST_OF_A_KIND} wrong "
+            f"ones or more; got {hits} and {len(rows) - hits}"
+        )
+    fold = np.empty(len(rows), dtype=np.int64)  # each has its share of right answers
+    order = np.lexsort((np.random.default_rng(1).random(len(rows)), right))
+    fold[order] = np.arange(len(rows)) % FOLDS
+    confidences = np.empty(len(rows))
+    for number in range(FOLDS):
+        coefficients = fit(table[fold != number], right[fold != number])
+        confidences[fold == number] = predicted(table[fold == number], coefficients)
+    intercept, logprob, *sums, agreement, length = (float(f"{c:.6g}") for c in fit(table, right))
+    calibration = Calibration(
+        strategy=strategy,
+        members=dict(zip(members, sums, strict=True)),
+        logprob=logprob,
+        agreement=agreement,
+        length=length,
+        intercept=intercept,
+    )
+    found = reliability(confidences.tolist(), rights)
+    return found.model_copy(update={"calibration": calibration})
+
+
+def reliability(confidences: Sequence[float], rights: Sequence[bool]) -> Reliability:
+    """Measure what confidences are worth. There must be right and wrong answers."""
+    sure, right = np.array(confidences, dtype=np.float64), np.array(rights, dtype=bool)
+    order = np.argsort(-sure, kind="stable")
+    groups = np.array_split(order, GROUPS)
+    error = sum(len(each) * abs(sure[each].mean() - right[each].mean()) for each in groups)
+    curve = []
+    for answered in range(10, 101, 10):
+        chosen = order[: math.ceil(len(order) * answered / 100)]
+        surest = share(int(right[chosen].sum()), len(chosen))
+        lowest = float(sure[chosen[-1]])
+        curve.append(Coverage(answered=answered, confidence=lowest, right=surest))
+    return Reliability(
+        questions=len(order),
+        area=_area(sure, right),
+        error=100 * float(error) / len(order),
+        curve=tuple(curve),
+    )
+
+
+def fit(table: Array, right: NDArray[np.bool_]) -> Array:
+    """Return the intercept and the coefficients of a logistic regression, [1 + features].
+
+    Newton's method maximizes the log-likelihood minus half of `RIDGE` times the squared
+    coefficients of the standardized features.
+    """
+    center, scale = table.mean(axis=0), table.std(axis=0)
+    scale[scale == 0] = 1.0
+    standard = (table - center) / scale
+    known = np.column_stack((np.ones(len(table)), standard))
+    penalty = np.diag([0.0, *[RIDGE] * table.shape[1]])
+    found = np.zeros(known.shape[1])
+    for _ in range(STEPS):
+        chance = predicted(standard, found)
+        slope = known.T @ (right - chance) - penalty @ found
+        curvature = (known.T * (chance * (1 - chance))) @ known + penalty
+        step = np.linalg.solve(curvature, slope)
+        found += step
+        if np.abs(step).max() < 1e-9:
+            break
+    coefficients = found[1:] / scale
+    return np.array([found[0] - coefficients @ center, *coefficients])
+
+
+def predicted(table: Array, coefficients: Array) -> Array:
+    """Return the confidences of answers with these features, [answers]."""
+    confidences: Array = 0.5 + 0.5 * np.tanh(0.5 * (coefficients[0] + table @ coefficients[1:]))
+    return confidences
+
+
+def _area(sure: Array, right: NDArray[np.bool_]) -> Score:
+    """Return the area under the ROC curve with its 95 % interval (DeLong et al., 1988)."""
+    difference = sure[right][:, None] - sure[~right][None, :]
+    wins = (difference > 0) + 0.5 * (difference == 0)
+    area, sizes = float(wins.mean()), wins.shape
+    reach = 1.0
+    if min(sizes) > 1:
+        parts = [wins.mean(axis=axis).var(ddof=1) / sizes[1 - axis] for axis in (0, 1)]
+        reach = 1.96 * math.sqrt(sum(parts))
+    edge = unseen(min(sizes))  # where all pairs are in order, the variance is 0
+    low, high = min(area - reach, 1 - edge), max(area + reach, edge)
+    return Score(value=100 * area, low=100 * max(0.0, low), high=100 * min(1.0, high))
