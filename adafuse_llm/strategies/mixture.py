@@ -12,7 +12,7 @@ from typing_extensions import override
 from adafuse_llm import results
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.draft import Drafting
+from adafuse_llm.decoding.draft import MAX_DRAFT, Drafting
 from adafuse_llm.decoding.member import Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
@@ -89,12 +89,12 @@ class Mixture(Strategy):
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        return branch_tokens(members, _one_word(config))
+        return branch_tokens(members, _one_word(config)) + MAX_DRAFT
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
         rounds = _DrawnRounds if context.config.temperature else _Rounds
-        return rounds(context.members, _one_word(context.config)).play
+        return rounds(context, _one_word(context.config)).play
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
@@ -105,11 +105,11 @@ def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
 class _Rounds:
     """The rounds of one request."""
 
-    def __init__(self, members: Sequence[Member], config: AdaFuseConfig) -> None:
-        self._members = members
+    def __init__(self, context: StrategyContext, config: AdaFuseConfig) -> None:
+        self._members = members = context.members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
-        self._drafts = Drafting()
+        self._drafting = context.drafting
         for member in members:
             member.word_ends = True
 
@@ -120,13 +120,13 @@ class _Rounds:
             outcome = yield from self._majority()
             if outcome is not None:
                 return outcome
-        return (yield from play_round(self._members, self._config, self._drafts, self._score))
+        return (yield from play_round(self._members, self._config, Drafting(), self._score))
 
     def _majority(self) -> Steps[RoundOutcome | None]:
         """Return the word of the member with the highest weight if it has more than one half."""
         members = self._by_weight
         lead = members[0]
-        proposal = yield from propose(lead, self._config)
+        proposal = yield from self._drafting.ahead(lead, propose(lead, self._config))
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)
         total = math.fsum(member.weight for member in members)
@@ -180,11 +180,11 @@ class _Rounds:
 class _DrawnRounds(_Rounds):
     """The rounds of one request that draws its words."""
 
-    def __init__(self, members: Sequence[Member], config: AdaFuseConfig) -> None:
-        super().__init__(members, config)
+    def __init__(self, context: StrategyContext, config: AdaFuseConfig) -> None:
+        super().__init__(context, config)
         self._random = Random(f"members {config.seed}")  # noqa: S311  a seed gives one text
         self._ended: dict[Member, Node] = {}  # where the last round's word ended, if it had an end
-        for number, member in enumerate(members):
+        for number, member in enumerate(context.members):
             member.draw_apart(f"member {number}")
 
     @override
