@@ -874,7 +874,7 @@ class WordMixture:
         self,
         members: Sequence[ReferenceMember],
         ids: Mapping[str, Sequence[int]],
-        proposals: Mapping[str, Sequence[Proposal]],
+        proposals: dict[str, list[Proposal]],
         weights: Sequence[float],
         options: Options,
         opening: Opening,
