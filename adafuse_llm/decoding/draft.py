@@ -18,9 +18,10 @@ and never if further tokens of a pass are expensive (`Backend.token_cost`).
 `Drafts.around` adds the drafts to the queries of a request, between the algorithm and the driver.
 The algorithm and its members know nothing of them.
 
-A strategy in which one member writes most words has another kind of drafts: `Drafts.ahead` lets a
-smaller member write a few tokens, which the larger one reads in its next pass (speculative
-decoding, Leviathan et al., arXiv 2211.17192).
+A strategy in which one member writes most words has other drafts: `Drafts.ahead` lets a smaller
+member write a few tokens, which the larger one reads in its next pass (speculative decoding,
+Leviathan et al., arXiv 2211.17192). Where the larger one is so unsure that it will have to read the
+words of the others, its next pass reads these, too.
 """
 
 from __future__ import annotations
@@ -35,13 +36,12 @@ from typing_extensions import override
 from adafuse_llm.backends.base import Query
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Ask, Member, Steps, in_lockstep
-from adafuse_llm.decoding.propose import Proposal
+from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
 E = TypeVar("E")
-T = TypeVar("T")
 Events: TypeAlias = Generator[Ask | E, None, None]
 Proposals: TypeAlias = Mapping[Member, Steps[Proposal]]
 
@@ -62,6 +62,9 @@ MAX_DRAFT = 6
 START_RATE, RATE_STEP, RETRY_STEP = 0.7, 0.15, 0.01
 """Expected share of drafted tokens that are right, the weight of each new observation, and how fast
 the expectation returns to its start while nothing is drafted."""
+
+MAX_SIZE = 0.5
+"""Largest size of a member that drafts, relative to the one for which it drafts."""
 
 WORTH_IT = 0.9
 """Highest expected cost of a token, relative to no drafts, at which a member drafts."""
@@ -117,12 +120,16 @@ class Drafter:
     Args:
         member: the member.
         reader: the larger member.
+
+    Attributes:
+        cost: cost of its tokens relative to those of `reader`; infinite if it cannot draft.
     """
 
     def __init__(self, member: Member, reader: Member) -> None:
-        self._member, self._reader = member, reader
+        self.member, self._reader = member, reader
         own, other = member.backend.parameters, reader.backend.parameters
-        self._cost = own / other if own and other else math.inf
+        is_here = not (member.backend.is_remote or reader.backend.is_remote)
+        self.cost = own / other if own and other and is_here else math.inf
         self._rate = START_RATE
 
     def plan(self) -> tuple[float, int]:
@@ -132,19 +139,18 @@ class Drafter:
         drafted tokens, of which each is right with probability r if those before it are, a pass
         yields 1 + r + ... + r^n tokens.
         """
-        each = self._cost + self._reader.backend.token_cost
+        each = self.cost + self._reader.backend.token_cost
         costs = [
             ((1 + count * each) / math.fsum(self._rate**n for n in range(count + 1)), count)
             for count in range(1, MAX_DRAFT + 1)
         ]
-        if min(costs)[0] <= WORTH_IT:
-            return min(costs)
-        self._rate += RETRY_STEP * (START_RATE - self._rate)
-        return 1.0, 0
+        return min(costs) if min(costs)[0] <= WORTH_IT else (1.0, 0)
 
     def draft(self, start: Node, count: int) -> Steps[list[Node]]:
         """Return up to `count` nodes that may follow `start`, a node of the larger member."""
-        member, reader = self._member, self._reader
+        if count < 1:
+            return []
+        member, reader = self.member, self._reader
         text = reader.text(start)
         found = member.encode(text)
         if found is None or not found[1]:
@@ -165,7 +171,12 @@ class Drafter:
         return [each for each in nodes if each.length <= limit]
 
     def learn(self, start: Node, drafts: Sequence[Node]) -> None:
-        """Learn from how many `drafts` after `start` the larger member would have written."""
+        """Learn from how many `drafts` after `start` the larger member would have written.
+
+        Without any, expect more of the next ones.
+        """
+        if not drafts:
+            self._rate += RETRY_STEP * (START_RATE - self._rate)
         for draft in drafts:
             if start.next is None:
                 return
@@ -190,9 +201,9 @@ class Drafting:
         """Run the computations of a round's proposals. Return the proposals in the same order."""
         return in_lockstep(list(proposals.values()))
 
-    def ahead(self, member: Member, steps: Steps[T]) -> Steps[T]:  # noqa: ARG002
-        """Run a computation that only asks `member`, while smaller members draft for its passes."""
-        return steps
+    def ahead(self, member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
+        """Return the proposal of a member while others, if they are smaller, draft for it."""
+        return propose(member, config)
 
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:  # noqa: ARG002
         """Return whether `member` should evaluate a candidate's last node before the round ends.
@@ -274,28 +285,31 @@ class Drafts(Drafting):
             self._likeliest.add(self._pool.add(member, self._proposals[member]))
 
     @override
-    def ahead(self, member: Member, steps: Steps[T]) -> Steps[T]:
+    def ahead(self, member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
         if member not in self._drafters:
-            local = [each for each in self._members if not each.backend.is_remote]
-            others = [each for each in local if each is not member and member in local]
-            self._drafters[member] = [Drafter(each, member) for each in others]
+            drafters = [Drafter(each, member) for each in self._members if each is not member]
+            self._drafters[member] = [each for each in drafters if each.cost <= MAX_SIZE]
+        drafters = self._drafters[member]
+        steps = propose(member, config)
         while True:
             try:
                 ask = next(steps)
             except StopIteration as done:
-                value: T = done.value
-                return value
+                proposal: Proposal = done.value
+                return proposal
             ((_, query),) = ask.queries
-            plans = [(*each.plan(), each) for each in self._drafters[member]]
-            _, count, drafter = min(plans, key=lambda plan: plan[:2], default=(0.0, 0, None))
-            count = min(count, member.room(query.evaluate[-1])) if query.evaluate else 0
-            if drafter is None or count < 1 or not self._can_read(member, query):
+            if not drafters or not self._can_read(member, query):
                 yield ask
                 continue
             (start,) = query.evaluate
-            nodes = yield from drafter.draft(start, count)
-            yield Ask(((member, member.with_drafts(query, nodes)),))
-            drafter.learn(start, nodes)
+            best = min(drafters, key=lambda each: each.plan())
+            drafts = yield from best.draft(start, min(best.plan()[1], member.room(start)))
+            nodes = dict.fromkeys(drafts)
+            if start is not member.tree.root and self._is_open(member):
+                nodes |= dict.fromkeys((yield from self._proposed(member, config)))
+                nodes.pop(start, None)
+            yield Ask(((member, member.with_drafts(query, list(nodes))),))
+            best.learn(start, drafts)
 
     def _can_read(self, member: Member, query: Query) -> bool:
         """Return whether a pass of `member` may read drafts of another member."""
@@ -303,6 +317,29 @@ class Drafts(Drafting):
             return False
         is_first = not member.passes  # the pass that reads the prompt
         return not is_first and _limit(member) > member.tree.root.length and not self._crowded()
+
+    def _is_open(self, member: Member) -> bool:
+        """Return whether `member` is so unsure of its word that others will probably propose.
+
+        Under a grammar, which they may be unable to follow, they are not asked. Nor are they if
+        further tokens of a pass are expensive.
+        """
+        if member.grammar is not None or member.backend.token_cost > EXPENSIVE:
+            return False
+        start = member.next(member.tree.root)
+        share = member.weight / math.fsum(each.weight for each in self._members)
+        return share * math.exp(start.logprobs[0]) <= 0.5
+
+    def _proposed(self, member: Member, config: AdaFuseConfig) -> Steps[list[Node]]:
+        """Return the nodes of the words that the drafting members would propose."""
+        others = [each.member for each in self._drafters[member]]
+        proposals = yield from in_lockstep([propose(each, config) for each in others])
+        nodes: list[Node] = []
+        for other, proposal in zip(others, proposals, strict=True):
+            for span in proposal.spans:
+                if (found := member.encode(other.text(span.node))) is not None:
+                    nodes += member.tree.path(found[0])
+        return [node for node in nodes if node.next is None and node.length <= _limit(member)]
 
     @override
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:

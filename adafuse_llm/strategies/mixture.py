@@ -126,7 +126,7 @@ class _Rounds:
         """Return the word of the member with the highest weight if it has more than one half."""
         members = self._by_weight
         lead = members[0]
-        proposal = yield from self._drafting.ahead(lead, propose(lead, self._config))
+        proposal = yield from self._drafting.ahead(lead, self._config)
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)
         total = math.fsum(member.weight for member in members)

@@ -95,3 +95,24 @@ def test_members_do_not_draft_where_little_can_be_saved() -> None:
     slow = Counted("large", 100)
     slow.token_cost = 0.8
     assert passes(slow, Counted("small", 10))[1] == 0
+
+
+@pytest.mark.quick
+def test_words_that_the_large_member_must_read_anyway_cost_it_no_pass() -> None:
+    """It gives its words too little for a majority, so the small member proposes others."""
+
+    def rule(first: float, word: str) -> Any:
+        return lambda text: {f" {word}": first, "o": 1 - first}
+
+    def count(*, drafting: bool) -> int:
+        large, small = Counted("large", 100), Counted("small", 10)
+        large._rule, small._rule = rule(0.54, "a"), rule(0.9, "b")
+        runtime = RuntimeConfig(drafting=drafting)
+        with AdaFuseEngine([large, small], strategy="mixture", runtime=runtime) as engine:
+            found = engine.generate("So:", max_new_tokens=20)
+        assert found.text == " a" * 20
+        assert {len(each.candidates) for each in found.rounds} == {2}
+        return len(large.sizes)
+
+    assert count(drafting=False) == 41
+    assert count(drafting=True) <= 22
