@@ -190,8 +190,9 @@ def mean_chances(
     return dict(found)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["T=1", "T=0.7, top_p=0.8"])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    ("name", "settings"), [*zip(PAIRS, SETTINGS, strict=True)], ids=["T=1", "T=0.7, top_p=0.8"]
+)
 def test_words_are_draws_from_the_weighted_mean_of_the_members(
     name: str, settings: dict[str, Any]
 ) -> None:
