@@ -184,11 +184,13 @@ def larger(suite: Suite, _: str, kind: str = "") -> Iterator[Line]:
             alone = LlamaCpp(lead).answer if kind else partial(run_generate, lead)
             found: dict[str, list[Usage]] = {}
             systems: dict[str, Answer] = {"alone": alone}
-            for name, (drafting, token_cost) in DRAFTS.items():
+            for name, (drafting, cost, temperature) in DRAFTS.items():
                 runtime = RuntimeConfig(drafting=drafting)
                 one = AdaFuseEngine(engine.backends, strategy="mixture", runtime=runtime)
                 stack.enter_context(one)
-                systems[name] = partial(_counted, one, token_cost, found.setdefault(name, []))
+                systems[name] = partial(
+                    _counted, one, cost, temperature, found.setdefault(name, [])
+                )
             costs = in_turns(systems, suite)
             sizes = [(each.parameters or 0) / (lead.parameters or 1) for each in engine.backends]
         for name, usages in found.items():
@@ -207,23 +209,30 @@ def larger_gguf(suite: Suite, name: str) -> Iterator[Line]:
         yield from larger(suite, name, kind)
 
 
-DRAFTS: Final[Mapping[str, tuple[bool, float | None]]] = {
-    "mixture": (True, None),
-    "mixture, no drafts": (False, None),
-    "mixture, cheap passes": (True, 0.02),
+DRAFTS: Final[Mapping[str, tuple[bool, float | None, float]]] = {
+    "mixture": (True, None, 0.0),
+    "mixture, no drafts": (False, None, 0.0),
+    "mixture, cheap passes": (True, 0.02, 0.0),
+    "mixture, T = 1": (True, None, 1.0),
 }
-"""Whether members draft, and what each further token of a pass costs if it is not the default."""
+"""Whether members draft, what each further token of a pass costs if it is not the default, and the
+temperature."""
 
 
 def _counted(
-    engine: AdaFuseEngine, token_cost: float | None, usages: list[Usage], chat: Chat, new: int
+    engine: AdaFuseEngine,
+    token_cost: float | None,
+    temperature: float,
+    usages: list[Usage],
+    chat: Chat,
+    new: int,
 ) -> Counts:
     """Answer a chat, and keep what it took."""
     lead = engine.backends[-1]
     own = lead.token_cost
     lead.token_cost = own if token_cost is None else token_cost
     try:
-        found = engine.generate(messages=chat, max_new_tokens=new)
+        found = engine.generate(messages=chat, max_new_tokens=new, temperature=temperature, seed=1)
     finally:
         lead.token_cost = own
     usages.append(found.usage)
