@@ -241,9 +241,10 @@ class AdaFuseConfig(Options):
     """Texts of which the response is one. The members score all of them, and the likeliest one
     becomes the response."""
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """T: every member draws its tokens with probabilities proportional to p^(1/T), and the
-    ensemble chooses among what the members drew. 0: nothing is drawn. Above 0, a member proposes
-    one span, so `branching_factor` has no effect. `choices` are never drawn."""
+    """T: every member draws its tokens with probabilities proportional to p^(1/T). The ensemble
+    chooses among what the members drew, or with `mixture`, one member writes each word. 0: nothing
+    is drawn. Above 0, a member proposes one span, so `branching_factor` has no effect. `choices`
+    are never drawn."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Draw only from the likeliest tokens whose probabilities, after `temperature` and `top_k`,
     sum to at least this value."""

@@ -25,6 +25,8 @@ class Draw:
         top_k: number of likeliest tokens that can be drawn; None for all.
         min_p: tokens less likely than this share of the likeliest one's probability, after
             `temperature`, cannot be drawn.
+        after_word: whether a word has ended, so that the token must begin with whitespace or end
+            the response, if the other options leave such a token.
     """
 
     key: int
@@ -32,6 +34,7 @@ class Draw:
     top_p: float
     top_k: int | None
     min_p: float = 0.0
+    after_word: bool = False
 
 
 @dataclass(frozen=True, slots=True)

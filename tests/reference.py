@@ -11,6 +11,7 @@ import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 
 from tests.reference_adjustment import Process, processed, processors
 from tests.reference_grammar import FORMS, Follower, Language, Lead, language
-from tests.reference_sampling import codes, draw, key
+from tests.reference_sampling import codes, digest, draw, key
 
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
@@ -162,17 +163,23 @@ class ReferenceMember:
         logprobs = self.logprobs(ids)
         return log_sum(logprobs if allowed is None else logprobs[list(allowed)])
 
-    def word_end(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> float:
-        """The logarithm of the probability that whitespace or the end follows."""
+    def word_ends(self) -> set[int]:
+        """The tokens that begin with whitespace or end the response."""
         if not self._word_ends:
             before = self.tokenizer.encode("a", add_special_tokens=False)
             known = sorted(self.tokenizer.get_vocab().values())
             texts = self.tokenizer.batch_decode([[*before, token] for token in known])
+            at = len(self.tokenizer.decode(before))
             pairs = zip(known, texts, strict=True)
-            self._word_ends = {t for t, text in pairs if t in self.end_ids or text[1:2].isspace()}
+            spaces = {token for token, text in pairs if text[at:][:1].isspace()}
+            self._word_ends = spaces | self.end_ids
+        return self._word_ends
+
+    def word_end(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> float:
+        """The logarithm of the probability that whitespace or the end follows."""
         follows = range(self.vocabulary) if allowed is None else allowed
         logprobs = self.logprobs(ids)
-        return log_sum([logprobs[token] for token in follows if token in self._word_ends])
+        return log_sum([logprobs[token] for token in follows if token in self.word_ends()])
 
     def owing(self, ids: Sequence[int], spaces: int) -> list[int] | None:
         """The tokens that may follow while the prompt lacks `spaces`; None for all of them."""
@@ -409,11 +416,26 @@ class Opening:
 
 
 class Drawing:
-    """The tokens that members draw (temperature above 0), and where each member stands."""
+    """The tokens that members draw (temperature above 0), and where each member stands.
 
-    def __init__(self, members: Sequence[ReferenceMember], options: Options) -> None:
+    Attributes:
+        writers: what decides which member writes the next word. None if all propose; then they
+            share their noise.
+        after_word: whether a word has ended, so that the next token begins another one or ends the
+            response.
+    """
+
+    def __init__(
+        self, members: Sequence[ReferenceMember], options: Options, *, apart: bool = False
+    ) -> None:
         assert options.seed is not None
         self.seed = options.seed
+        self.writers = Random(f"members {self.seed}") if apart else None
+        self.after_word = False
+        self._seeds = {
+            member.name: digest(f"member {number} {self.seed}") >> 1 if apart else self.seed
+            for number, member in enumerate(members)
+        }
         self._options = options
         self._response = ""
         self._seen = {member.name: [""] for member in members}
@@ -430,7 +452,7 @@ class Drawing:
         silent = 0
         while silent + 1 < len(seen) and seen[-2 - silent] == seen[-1]:
             silent += 1
-        return key(self.seed, silent, seen[-1])
+        return key(self._seeds[member.name], silent, seen[-1])
 
     def _texts(
         self,
@@ -467,6 +489,7 @@ class Drawing:
             top_k=self._options.top_k,
             top_p=self._options.top_p,
             min_p=self._options.min_p,
+            ends=member.word_ends() if self.after_word and not tokens else (),
         )
 
     def commit(
@@ -663,8 +686,12 @@ def pool(
     ids: Mapping[str, Sequence[int]],
     proposals: Mapping[str, Sequence[Proposal]],
     opening: Opening,
+    firsts: Mapping[str, str] | None = None,
 ) -> list[ReferenceCandidate]:
-    """The union of the proposals, with every member's tokens for every candidate."""
+    """The union of the proposals, with every member's tokens for every candidate.
+
+    Of a reply, each member writes the whitespace of its first proposal, or else of `firsts`.
+    """
     found: dict[tuple[str, bool], ReferenceCandidate] = {}
     for member in members:
         for proposal in proposals[member.name]:
@@ -681,7 +708,9 @@ def pool(
         for member in members:
             if member.name in candidate.tokens:
                 continue
-            first = proposals[member.name][0].text if proposals[member.name] else ""
+            first = (firsts or {}).get(member.name, "")
+            if proposals[member.name]:
+                first = proposals[member.name][0].text
             text = opening.form(member, candidate.written, first)
             tokens, exact = member.codec.encode_continuation(list(ids[member.name]), text)
             candidate.tokens[member.name] = list(tokens)
@@ -780,6 +809,8 @@ class MeanRule:
     ) -> None:
         score(members, ids, candidates, weights, form)
 
+    draws_members = False
+
     def majority(self, *_: object) -> None:
         """No word wins before all members have proposed."""
 
@@ -793,6 +824,7 @@ class WordMixture:
     """
 
     early: bool = True
+    draws_members = True
 
     def score(
         self,
@@ -818,17 +850,20 @@ class WordMixture:
         self,
         members: Sequence[ReferenceMember],
         ids: Mapping[str, Sequence[int]],
-        proposals: Mapping[str, Sequence[Proposal]],
+        proposals: dict[str, list[Proposal]],
         weights: Sequence[float],
         options: Options,
         opening: Opening,
         form: Form | None = None,
+        drawing: Drawing | None = None,
     ) -> tuple[list[str], ReferenceCandidate] | None:
         """The word of the member with the highest weight, and who read it, this member first.
 
         None if it has no more than one half. The members with the highest weights read the word;
         its score counts the probability of the others as 0.
         """
+        if drawing is not None:
+            return self.drawn(members, ids, proposals, weights, options, opening, form, drawing)
         if not self.early or opening.free or opening.spaces:
             return None
         order = sorted(range(len(members)), key=lambda place: (-weights[place], place))
@@ -848,6 +883,41 @@ class WordMixture:
                 return [members[each].name for each in order[:read]], candidate
         return None
 
+    def drawn(
+        self,
+        members: Sequence[ReferenceMember],
+        ids: Mapping[str, Sequence[int]],
+        proposals: dict[str, list[Proposal]],
+        weights: Sequence[float],
+        options: Options,
+        opening: Opening,
+        form: Form | None,
+        drawing: Drawing,
+    ) -> tuple[list[str], ReferenceCandidate]:
+        """The word of one member, which is drawn with a chance proportional to its weight.
+
+        Of the others, only the whitespace before a reply counts, which is that of their first
+        tokens. It takes the place of their proposals.
+        """
+        assert drawing.writers is not None
+        (writer,) = drawing.writers.choices(members, weights)
+        own = {member.name: proposals[member.name] for member in members if member is writer}
+        for member in members:
+            before = ids[member.name]
+            if member is not writer and not member.is_full(len(before)):
+                allow = allowance(member, before, opening, form)
+                token = drawing.token(member, before, [], opening, allow([]))
+                lead = leading_whitespace(member.text(before, [token]))
+                text = "" if token in member.end_ids else f"{lead}."
+                proposals[member.name] = [Proposal((), text, ends=False)]
+        firsts = {name: each[0].text for name, each in proposals.items()}
+        written = {member.name: own.get(member.name, []) for member in members}
+        candidate = pool(members, ids, written, opening, firsts)[0]
+        nll = self.nll(writer, ids[writer.name], candidate, options, form)
+        candidate.nll, candidate.score, candidate.logprob = {writer.name: nll}, nll, -nll
+        drawing.after_word = self.has_end(candidate, options)
+        return [writer.name], candidate
+
     def nll(
         self,
         member: ReferenceMember,
@@ -863,16 +933,20 @@ class WordMixture:
         nll = sum(terms_within(member, ids, tokens, ends=candidate.ends, form=form))
         if math.isfinite(nll):
             candidate.sums[member.name] = -nll
+        if not self.has_end(candidate, options):
+            return nll
+        allowed, single = form.allowed(member, ids, tokens) if form else (None, False)
+        return nll if single else nll - member.word_end([*ids, *tokens], allowed)
+
+    def has_end(self, candidate: ReferenceCandidate, options: Options) -> bool:
+        """Whether whitespace, or the end of the response, must follow a candidate."""
         text = candidate.written
-        if (
+        return not (
             candidate.ends
             or text[-1:].isspace()
             or any(unspaced(letter) for letter in text)
             or len(candidate.tokens[candidate.proposers[0]]) >= options.max_word_tokens
-        ):
-            return nll
-        allowed, single = form.allowed(member, ids, tokens) if form else (None, False)
-        return nll if single else nll - member.word_end([*ids, *tokens], allowed)
+        )
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
@@ -957,7 +1031,7 @@ def decode(  # noqa: C901
     prompt_tokens = {name: len(tokens) for name, tokens in ids.items()}
     completion = dict.fromkeys(ids, 0)
     weights = options.weights or [1.0] * len(members)
-    drawing = Drawing(members, options) if options.temperature else None
+    drawing = Drawing(members, options, apart=rule.draws_members) if options.temperature else None
     response = ""
     rounds: list[ReferenceRound] = []
     while True:
@@ -967,7 +1041,8 @@ def decode(  # noqa: C901
             proposals[member.name], margins[member.name] = propose(
                 member, ids[member.name], options, opening, None, drawing
             )
-        if (found := rule.majority(members, ids, proposals, weights, options, opening)) is None:
+        found = rule.majority(members, ids, proposals, weights, options, opening, None, drawing)
+        if found is None:
             candidates = pool(members, ids, proposals, opening)
             rule.score(members, ids, candidates, weights, options)
         else:
@@ -1063,9 +1138,13 @@ class Response:
         messages: Sequence[Mapping[str, Any]] | None,
         language: Language,
         options: Options | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         self.options = options or Options()
-        self.drawing = Drawing(members, self.options) if self.options.temperature else None
+        self.drawing = None
+        if self.options.temperature:
+            self.drawing = Drawing(members, self.options, apart=apart)
         self.logprobs: list[dict[str, list[ReferenceToken]]] = []
         self.members = members
         self.language = language
@@ -1192,7 +1271,7 @@ def decode_form(  # noqa: C901
     rule: MeanRule | WordMixture,
 ) -> ReferenceGeneration:
     """The response to a prompt or a conversation that is in `language`."""
-    response = Response(members, prompt, messages, language, options)
+    response = Response(members, prompt, messages, language, options, apart=rule.draws_members)
     assert response.minimum() <= options.max_new_tokens
     weights = options.weights or [1.0] * len(members)
     rounds: list[ReferenceRound] = []
@@ -1224,6 +1303,8 @@ def decode_form(  # noqa: C901
                 closes = True
                 continue
             response.commit(forced)
+            if response.drawing is not None:
+                response.drawing.after_word = False
             rounds.append(ReferenceRound([forced], 0, text, {}, forced=True))
             was_cut = False
         elif closes:
@@ -1235,8 +1316,10 @@ def decode_form(  # noqa: C901
                 proposals[member.name], margins[member.name] = propose(
                     member, ids[member.name], options, opening, response.form, response.drawing
                 )
+            found = rule.majority(
+                members, ids, proposals, weights, options, opening, response.form, response.drawing
+            )
             firsts = {name: own[0].text for name, own in proposals.items()}
-            found = rule.majority(members, ids, proposals, weights, options, opening, response.form)
             if found is None:
                 candidates = pool(members, ids, proposals, opening)
                 rule.score(members, ids, candidates, weights, options, response.form)

@@ -78,8 +78,13 @@ def draw(
     top_k: int | None,
     top_p: float,
     min_p: float = 0.0,
+    ends: Collection[int] = (),
 ) -> int:
-    """The token that a member draws at the key `place` among the permitted ones."""
+    """The token that a member draws at the key `place` among the permitted ones.
+
+    It is one of `ends`, if the cuts leave any of them.
+    """
     values = {token: float(logit) / temperature for token, logit in logits.items()}
     chosen = kept(values, top_k, top_p, min_p)
+    chosen = [token for token in chosen if token in ends] or chosen
     return min(chosen, key=lambda token: (-(values[token] + noise(place, code[token])), token))

@@ -120,9 +120,8 @@ class Backend(ABC):
         is_remote: whether it computes outside this process.
         cache_limit: number of bytes that all requests together can have in the member's cache,
             which it has allocated when it was loaded. None if a cache grows with its requests.
-        drafts_sparingly: whether a pass over n tokens takes about as long as n passes over one
-            token, as with quantized weights on a CPU. Such a member drafts only what it must score
-            anyway.
+        token_cost: time that each further token adds to a pass, as a share of the time of a pass
+            over one token. It decides how much is drafted, and changes no result.
     """
 
     name: str
@@ -136,7 +135,7 @@ class Backend(ABC):
     device: str = "unknown"
     is_remote: bool = False
     cache_limit: int | None = None
-    drafts_sparingly: bool = False
+    token_cost: float = 0.02
 
     @abstractmethod
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:

@@ -173,14 +173,15 @@ def _summary(
         raise ValueError(f"no token can follow {query.tree.tokens(node)!r}")
     tokens = tuple(likely)[: query.top]
     chosen = word_end = None
+    spaces = {token for token, text in enumerate(texts or ()) if text[:1].isspace()}
     if node.draw is not None:
         from adafuse_llm.backends.logits.draw import draw_one  # torch takes long to import
 
         ids = sorted(likely)
         codes = token_codes(texts, end_ids, ids[-1] + 1)
-        chosen = ids[draw_one([likely[t] for t in ids], [codes[t] for t in ids], node.draw)]
+        ends = [place for place, token in enumerate(ids) if token in end_ids | spaces]
+        chosen = ids[draw_one([likely[t] for t in ids], [codes[t] for t in ids], node.draw, ends)]
     if query.word_ends and texts is not None:
-        spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         word_end = _total(likely, end_ids | spaces)
     return Next(
         tokens,

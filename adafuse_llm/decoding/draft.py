@@ -13,14 +13,20 @@ anyway carry three kinds of drafts:
   often quote earlier text.
 
 A member drafts the last two kinds while it has processed at most 2 + B tokens per committed token,
-and never if further tokens of a pass are expensive (`Backend.drafts_sparingly`).
+and never if further tokens of a pass are expensive (`Backend.token_cost`).
 
 `Drafts.around` adds the drafts to the queries of a request, between the algorithm and the driver.
 The algorithm and its members know nothing of them.
+
+A strategy in which one member writes most words has other drafts: `Drafts.ahead` lets a smaller
+member write a few tokens, which the larger one reads in its next pass (speculative decoding,
+Leviathan et al., arXiv 2211.17192). Where the larger one is so unsure that it will have to read the
+words of the others, its next pass reads these, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
@@ -30,8 +36,9 @@ from typing_extensions import override
 from adafuse_llm.backends.base import Query
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Ask, Member, Steps, in_lockstep
-from adafuse_llm.decoding.propose import Proposal
+from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate
+from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
 E = TypeVar("E")
@@ -39,12 +46,28 @@ Events: TypeAlias = Generator[Ask | E, None, None]
 Proposals: TypeAlias = Mapping[Member, Steps[Proposal]]
 
 WIN_SHARE = 0.4
-"""Lowest share of the members that propose a candidate which is likely to win. Members that draft
-sparingly wait until all propose it."""
+"""Lowest share of the members that propose a candidate which is likely to win. Members whose
+further tokens are expensive wait until all propose it."""
+
+EXPENSIVE = 0.5
+"""Highest `Backend.token_cost` of a member that drafts tokens which may never be needed."""
 
 MIN_RESPONSE_TOKENS = 4
 """Number of response tokens that the limit on drafts assumes while the response is shorter."""
 
+
+MAX_DRAFT = 6
+"""Maximum number of tokens that a member drafts for a larger one at a time."""
+
+START_RATE, RATE_STEP, RETRY_STEP = 0.7, 0.15, 0.01
+"""Expected share of drafted tokens that are right, the weight of each new observation, and how fast
+the expectation returns to its start while nothing is drafted."""
+
+MAX_SIZE = 0.5
+"""Largest size of a member that drafts, relative to the one for which it drafts."""
+
+WORTH_IT = 0.9
+"""Highest expected cost of a token, relative to no drafts, at which a member drafts."""
 
 MAX_COMPARED = 16
 """Maximum number of last tokens that `Lookup` compares with earlier text."""
@@ -91,6 +114,79 @@ class Lookup:
                 self._places[tuple(text[max(0, end - size) : end])] = text, end
 
 
+class Drafter:
+    """A member that drafts for a larger one, and how well it has done so lately.
+
+    Args:
+        member: the member.
+        reader: the larger member.
+
+    Attributes:
+        cost: cost of its tokens relative to those of `reader`; infinite if it cannot draft.
+    """
+
+    def __init__(self, member: Member, reader: Member) -> None:
+        self.member, self._reader = member, reader
+        own, other = member.backend.parameters, reader.backend.parameters
+        is_here = not (member.backend.is_remote or reader.backend.is_remote)
+        self.cost = own / other if own and other and is_here else math.inf
+        self._rate = START_RATE
+
+    def plan(self) -> tuple[float, int]:
+        """Return the best number of tokens to draft, after the cost that it should lead to.
+
+        The cost of a token is a share of a pass of the larger member over one token. With n
+        drafted tokens, of which each is right with probability r if those before it are, a pass
+        yields 1 + r + ... + r^n tokens.
+        """
+        each = self.cost + self._reader.backend.token_cost
+        costs = [
+            ((1 + count * each) / math.fsum(self._rate**n for n in range(count + 1)), count)
+            for count in range(1, MAX_DRAFT + 1)
+        ]
+        return min(costs) if min(costs)[0] <= WORTH_IT else (1.0, 0)
+
+    def draft(self, start: Node, count: int) -> Steps[list[Node]]:
+        """Return up to `count` nodes that may follow `start`, a node of the larger member."""
+        if count < 1:
+            return []
+        member, reader = self.member, self._reader
+        text = reader.text(start)
+        found = member.encode(text)
+        if found is None or not found[1]:
+            return []
+        node = found[0]
+        for _ in range(count):
+            if member.is_full(node) or not member.permits.permitted([node]):
+                break
+            yield from member.evaluate([node])
+            if (token := member.next(node).chosen) in member.end_ids:
+                break
+            node = member.tree.child(node, token)
+        found = reader.encode(added(text, member.text(node)), start)
+        if found is None:
+            return []
+        end, limit = found[0], _limit(reader)
+        nodes = reader.tree.path(end)[start.length - reader.tree.root.length :]
+        return [each for each in nodes if each.length <= limit]
+
+    def learn(self, start: Node, drafts: Sequence[Node]) -> None:
+        """Learn from how many `drafts` after `start` the larger member would have written.
+
+        Without any, expect more of the next ones.
+        """
+        if not drafts:
+            self._rate += RETRY_STEP * (START_RATE - self._rate)
+        for draft in drafts:
+            if start.next is None:
+                return
+            is_right = start.next.chosen == draft.token
+            self._rate += RATE_STEP * (is_right - self._rate)
+            if not is_right:
+                return
+            start = draft
+
+
 class Drafting:
     """Orders the members' proposals and chooses the drafts of their passes.
 
@@ -104,6 +200,10 @@ class Drafting:
     def together(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:  # noqa: ARG002
         """Run the computations of a round's proposals. Return the proposals in the same order."""
         return in_lockstep(list(proposals.values()))
+
+    def ahead(self, member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
+        """Return the proposal of a member while others, if they are smaller, draft for it."""
+        return propose(member, config)
 
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:  # noqa: ARG002
         """Return whether `member` should evaluate a candidate's last node before the round ends.
@@ -144,6 +244,7 @@ class Drafts(Drafting):
         self._lookups = {member: Lookup() for member in self._members}
         self._config, self._is_used = AdaFuseConfig(), False
         self._failed: set[Member] = set()
+        self._drafters: dict[Member, list[Drafter]] = {}
 
     @override
     def around(self, steps: Events[E]) -> Events[E]:
@@ -184,10 +285,67 @@ class Drafts(Drafting):
             self._likeliest.add(self._pool.add(member, self._proposals[member]))
 
     @override
+    def ahead(self, member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
+        if member not in self._drafters:
+            drafters = [Drafter(each, member) for each in self._members if each is not member]
+            self._drafters[member] = [each for each in drafters if each.cost <= MAX_SIZE]
+        drafters = self._drafters[member]
+        steps = propose(member, config)
+        while True:
+            try:
+                ask = next(steps)
+            except StopIteration as done:
+                proposal: Proposal = done.value
+                return proposal
+            ((_, query),) = ask.queries
+            if not drafters or not self._can_read(member, query):
+                yield ask
+                continue
+            (start,) = query.evaluate
+            best = min(drafters, key=lambda each: each.plan())
+            drafts = yield from best.draft(start, min(best.plan()[1], member.room(start)))
+            nodes = dict.fromkeys(drafts)
+            if start is not member.tree.root and self._is_open(member):
+                nodes |= dict.fromkeys((yield from self._proposed(member, config)))
+                nodes.pop(start, None)
+            yield Ask(((member, member.with_drafts(query, list(nodes))),))
+            best.learn(start, drafts)
+
+    def _can_read(self, member: Member, query: Query) -> bool:
+        """Return whether a pass of `member` may read drafts of another member."""
+        if member in self._failed or len(query.evaluate) > 1 or not query.may_draft:
+            return False
+        is_first = not member.passes  # the pass that reads the prompt
+        return not is_first and _limit(member) > member.tree.root.length and not self._crowded()
+
+    def _is_open(self, member: Member) -> bool:
+        """Return whether `member` is so unsure of its word that others will probably propose.
+
+        Under a grammar, which they may be unable to follow, they are not asked. Nor are they if
+        further tokens of a pass are expensive.
+        """
+        if member.grammar is not None or member.backend.token_cost > EXPENSIVE:
+            return False
+        start = member.next(member.tree.root)
+        share = member.weight / math.fsum(each.weight for each in self._members)
+        return share * math.exp(start.logprobs[0]) <= 0.5
+
+    def _proposed(self, member: Member, config: AdaFuseConfig) -> Steps[list[Node]]:
+        """Return the nodes of the words that the drafting members would propose."""
+        others = [each.member for each in self._drafters[member]]
+        proposals = yield from in_lockstep([propose(each, config) for each in others])
+        nodes: list[Node] = []
+        for other, proposal in zip(others, proposals, strict=True):
+            for span in proposal.spans:
+                if (found := member.encode(other.text(span.node))) is not None:
+                    nodes += member.tree.path(found[0])
+        return [node for node in nodes if node.next is None and node.length <= _limit(member)]
+
+    @override
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:
         candidate = self._pool.find(candidate)
         share = len(candidate.proposers) / len(self._members)
-        least = 1.0 if member.backend.drafts_sparingly else WIN_SHARE
+        least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
@@ -205,7 +363,7 @@ class Drafts(Drafting):
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
                     tips += self._next(member, end)
-        if not member.backend.drafts_sparingly and self._may_waste(member):
+        if member.backend.token_cost <= EXPENSIVE and self._may_waste(member):
             for tip in tips:
                 copied = self._lookups[member].after(member, tip)
                 nodes.update(dict.fromkeys([*tree.path(tip), *copied]))

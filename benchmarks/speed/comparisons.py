@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import mul
 from typing import Any, Final
 
 import torch
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm.results import Usage
 from benchmarks.speed.measure import Cost, Counts, Line, timed
 from benchmarks.speed.suites import PASSAGE, Chat, Suite
 
@@ -22,7 +24,7 @@ SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """The ensembles' strategies and options."""
 
-KINDS: Final = {"embedded": ("q8_0",), "real": ("q8_0", "q4")}
+KINDS: Final = {"embedded": ("q8_0",), "real": ("q8_0", "q4"), "large": ("q4", "q8_0")}
 """Types of the weights of GGUF members, by suite."""
 
 Answer = Callable[[Chat, int], Counts]
@@ -172,6 +174,77 @@ def gguf(suite: Suite, name: str) -> Iterator[Line]:
                 yield Line(f"{what}: CPU time / transformers, float32", system, values)
 
 
+def larger(suite: Suite, _: str, kind: str = "") -> Iterator[Line]:
+    """Compare mixtures with their last member alone, and count the passes of all members."""
+    form = kind.upper() or "float32"
+    for names in suite.groups:
+        what = f"{' + '.join(names)}, {form}"
+        with suite.ensemble(names, kind) as engine, ExitStack() as stack:
+            lead = engine.backends[-1]
+            alone = LlamaCpp(lead).answer if kind else partial(run_generate, lead)
+            found: dict[str, list[Usage]] = {}
+            systems: dict[str, Answer] = {"alone": alone}
+            for name, (drafting, cost, temperature) in DRAFTS.items():
+                runtime = RuntimeConfig(drafting=drafting)
+                one = AdaFuseEngine(engine.backends, strategy="mixture", runtime=runtime)
+                stack.enter_context(one)
+                systems[name] = partial(
+                    _counted, one, cost, temperature, found.setdefault(name, [])
+                )
+            costs = in_turns(systems, suite)
+            sizes = [(each.parameters or 0) / (lead.parameters or 1) for each in engine.backends]
+        for name, usages in found.items():
+            values = ratios(costs[name], costs["alone"])
+            yield Line(f"{what}: CPU time / {names[-1]} alone", name, values)
+            passes = [_per_token(usage) for usage in usages[1:]]
+            for member, counts in zip(names, zip(*passes, strict=True), strict=True):
+                yield Line(f"{what}: passes of {member} per token", name, counts)
+            values = [sum(map(mul, counts, sizes)) for counts in passes]
+            yield Line(f"{what}: passes by size / {names[-1]} alone", name, values)
+
+
+def larger_gguf(suite: Suite, name: str) -> Iterator[Line]:
+    """Do the same with GGUF members."""
+    for kind in KINDS[name]:
+        yield from larger(suite, name, kind)
+
+
+DRAFTS: Final[Mapping[str, tuple[bool, float | None, float]]] = {
+    "mixture": (True, None, 0.0),
+    "mixture, no drafts": (False, None, 0.0),
+    "mixture, cheap passes": (True, 0.02, 0.0),
+    "mixture, T = 1": (True, None, 1.0),
+}
+"""Whether members draft, what each further token of a pass costs if it is not the default, and the
+temperature."""
+
+
+def _counted(
+    engine: AdaFuseEngine,
+    token_cost: float | None,
+    temperature: float,
+    usages: list[Usage],
+    chat: Chat,
+    new: int,
+) -> Counts:
+    """Answer a chat, and keep what it took."""
+    lead = engine.backends[-1]
+    own = lead.token_cost
+    lead.token_cost = own if token_cost is None else token_cost
+    try:
+        found = engine.generate(messages=chat, max_new_tokens=new, temperature=temperature, seed=1)
+    finally:
+        lead.token_cost = own
+    usages.append(found.usage)
+    return Counts(len(found.text.encode()))
+
+
+def _per_token(usage: Usage) -> list[float]:
+    """Return the passes of each member per token of the last one."""
+    tokens = [*usage.completion_tokens.values()][-1]
+    return [passes / max(1, tokens) for passes in usage.forward_passes.values()]
+
+
 def many(suite: Suite, name: str) -> Iterator[Line]:
     """Compare requests at once with one request at a time."""
     numbers = range(-(-suite.requests // len(suite.chats)))
@@ -267,6 +340,8 @@ COMPARISONS: Final[Mapping[str, Callable[[Suite, str], Iterator[Line]]]] = {
     "generate": generate,
     "gguf": gguf,
     "many": many,
+    "larger": larger,
+    "larger gguf": larger_gguf,
     "prompts": prompts,
     "server": server,
 }

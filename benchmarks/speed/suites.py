@@ -11,7 +11,7 @@ from typing import Any, Final
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import heldout_questions, member_paths
-from benchmarks.real.members import real_files, real_folders
+from benchmarks.real.members import ALL, real_files, real_folders
 
 Chat = Sequence[Any]
 """The messages of a request."""
@@ -29,6 +29,16 @@ QUESTIONS: Final = (
     "Write a Python function that reverses a string.",
     f"{PASSAGE}\n\nWho built the tower, and when? Quote the text.",
 )
+
+
+CHATS: Final = (
+    "What is a hash table? Answer in two sentences.",
+    "Write an SQL query that lists the ten customers with the most orders.",
+    "Give three tips for learning to play the piano.",
+    "Write a Python function that counts the vowels of a text.",
+    "Why do leaves change their color in autumn?",
+)
+"""Other chats, which no choice in this project was made with."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +113,23 @@ def real() -> Suite:
     return Suite(
         (("smollm", "qwen"), ("smollm", "gemma", "qwen")),
         tuple([{"role": "user", "content": text}] for text in QUESTIONS),
-        lambda name: real_folders()[name],
+        lambda name: real_folders(ALL)[name],
         _real_file,
         response=24,
+    )
+
+
+def large() -> Suite:
+    """Return ensembles with a larger member, which `benchmarks.real.members` fetches on request."""
+    return replace(
+        real(),
+        groups=(
+            ("qwen", "qwen-1.5b"),
+            ("smollm", "qwen-1.5b"),
+            ("smollm", "qwen", "qwen-1.5b"),
+        ),
+        chats=tuple([{"role": "user", "content": text}] for text in CHATS),
+        response=64,
     )
 
 
@@ -119,8 +143,8 @@ def _real_file(name: str, kind: str) -> Path:
     """Return the downloaded file, which has 4 bits per weight, or one written from it."""
     from tests.support.gguf_files import rewritten
 
-    file = real_files()[name]
+    file = real_files(ALL)[name]
     return file if kind == "q4" else rewritten(file, file.parent, kind)
 
 
-SUITES: Final = {"embedded": embedded, "real": real}
+SUITES: Final = {"embedded": embedded, "real": real, "large": large}

@@ -250,9 +250,9 @@ def test_a_proposal_that_has_lost_is_copied_too():
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-def test_a_member_that_drafts_sparingly_reads_no_more_than_without_drafts(branches: int):
+def test_a_member_whose_tokens_are_expensive_reads_no_more_than_without_drafts(branches: int):
     class Quantized(Bulk):
-        drafts_sparingly = True
+        token_cost = 1.0
 
     def tokens(kind: type[Bulk], *, drafting: bool) -> int:
         members = [kind("a", scattered(1)), kind("b", scattered(2))]

@@ -96,7 +96,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         flash = True if repeatable else flash_attention
         settings = try_file(facts, label, Settings(not repeatable, gpu_layers, flash, cache_type))
         self._model, text = load(self.path, label, settings)
-        self.drafts_sparingly = facts.file_type not in FLOATS and not self._model.on_gpu
+        if not self._model.on_gpu:
+            self.token_cost = 0.2 if facts.file_type in FLOATS else 1.0
         self._repeatable = repeatable
         if repeatable and self._model.on_gpu:
             raise InvalidOptionError(

@@ -23,7 +23,12 @@ GROWTH = 8
 """Factor by which this number grows while it is too low."""
 
 
-def drawn(logits: torch.Tensor, draws: Sequence[Draw | None], codes: torch.Tensor) -> torch.Tensor:
+def drawn(
+    logits: torch.Tensor,
+    draws: Sequence[Draw | None],
+    codes: torch.Tensor,
+    word_ends: Sequence[int] | torch.Tensor = (),
+) -> torch.Tensor:
     """Return the token that each node draws, [n, 1], or -1 for a node without a draw.
 
     The order is that of transformers: the temperature, then `top_k`, `top_p` and `min_p`.
@@ -32,6 +37,7 @@ def drawn(logits: torch.Tensor, draws: Sequence[Draw | None], codes: torch.Tenso
         logits: the logits, [n, v]. Tokens that cannot follow are minus infinity.
         draws: how each node draws.
         codes: hashes of the tokens, [v], in the form of `signed`.
+        word_ends: ids of the tokens that begin with whitespace or end the response.
     """
     codes = codes.to(logits.device)
     tokens = torch.full((len(draws), 1), -1, device=logits.device)
@@ -44,22 +50,30 @@ def drawn(logits: torch.Tensor, draws: Sequence[Draw | None], codes: torch.Tenso
         scaled = logits.index_select(0, rows).double()
         scaled = scaled.sub_(scaled.amax(-1, keepdim=True)).div_(rule.temperature)
         values, ids = _possible(scaled, rule)
+        if rule.after_word:
+            is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+            is_end[torch.as_tensor(word_ends, dtype=torch.long)] = True
+            ends = values.masked_fill(~is_end[ids], -math.inf)
+            values = torch.where(ends.amax(-1, keepdim=True) > -math.inf, ends, values)
         hashes = to_device(signed(list(keys.values())), logits.device)
         place = noise(hashes[:, None] ^ codes[ids]).add_(values).argmax(-1, keepdim=True)
         tokens[rows] = ids.gather(-1, place)
     return tokens
 
 
-def draw_one(logits: Sequence[float], codes: Sequence[int], draw: Draw) -> int:
+def draw_one(
+    logits: Sequence[float], codes: Sequence[int], draw: Draw, word_ends: Sequence[int] = ()
+) -> int:
     """Return the index of the token that one node draws.
 
     Args:
         logits: log-probabilities of the tokens that can follow, up to a constant.
         codes: the tokens' hashes, in the same order, from 0 to 2^64 - 1.
         draw: how to draw.
+        word_ends: indices of the tokens that begin with whitespace or end the response.
     """
     row = torch.tensor([logits], dtype=torch.float64)
-    return int(drawn(row, [draw], signed(codes)))
+    return int(drawn(row, [draw], signed(codes), word_ends))
 
 
 def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Tensor]:

@@ -114,7 +114,9 @@ def _summaries(
         logits = masked(logits, allowed)
         mass = logits.logsumexp(-1, keepdim=True)
     words = _total(logits, table.word_ends) if word_ends else torch.full_like(total, math.nan)
-    drew = drawn(logits, draws, table.codes) if any(draws) else torch.full_like(total, -1)
+    drew = torch.full_like(total, -1)
+    if any(draws):
+        drew = drawn(logits, draws, table.codes, table.word_ends)
     values, ids = likeliest(logits, top)
     # infinite logits give NaN, which the engine reports; float32 represents ids to 2^24 exactly
     logprobs = torch.cat([ends, mass, words, values], -1) - total

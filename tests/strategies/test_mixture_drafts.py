@@ -1,0 +1,118 @@
+"""A smaller member drafts for the larger one of a mixture, and changes no result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm.backends import FakeBackend, Query, QueryResult
+from tests.reference import Options, WordMixture, decode
+from tests.strategies.test_mixture import PROMPTS
+from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
+from tests.support.models import TRIPLE, Recipe, backend, reference
+
+LARGE = Recipe("llama", "bytelevel", seed=31, spread=1.5, space_bias=6.0)
+NEAR = Recipe("gpt2", "bytelevel", seed=32, spread=0.5, space_bias=4.0)
+OTHER = Recipe("gpt2", "sentencepiece", seed=32, spread=1.0, space_bias=5.0)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("form", [{}, {"regex": "[a-e ]{1,12}x?"}], ids=["free", "form"])
+@pytest.mark.parametrize(
+    "recipes",
+    [(LARGE, NEAR), (OTHER, LARGE), tuple(replace(each, spread=1.5) for each in TRIPLE)],
+    ids=["one vocabulary", "two", "three"],
+)
+def test_drafts_change_no_round(recipes: Sequence[Recipe], form: dict[str, Any]) -> None:
+    members = [backend(recipe) for recipe in recipes]
+    for recipe, member in zip(recipes, members, strict=True):
+        member.parameters = 1000 if recipe.arch == "llama" else 10
+        member.token_cost = 0.02
+    sizes = tuple(float(member.parameters or 0) for member in members)
+    for number, prompt in enumerate(PROMPTS):
+        options: dict[str, Any] = {"max_new_tokens": 20, **form, "stop": ("x",) * (number == 1)}
+        expected = decode(
+            [reference(recipe) for recipe in recipes],
+            prompt,
+            Options(**options, weights=sizes, max_words=1, branching_factor=1),
+            rule=WordMixture(),
+        )
+        with AdaFuseEngine(members, strategy="mixture") as engine:
+            found = engine.generate(prompt, **options)
+            *_, last = engine.stream(prompt, **options)
+        assert_same(found, expected, TOLERANCE)
+        assert last.generation is not None
+        assert as_data(last.generation) == approximately(as_data(found))
+
+
+class Counted(FakeBackend):
+    """A member that writes the alphabet, with mistakes, and counts its passes of any size."""
+
+    def __init__(self, name: str, parameters: int, mistakes: str = "") -> None:
+        letters = "abcdefghijklmnopqrstuvwxyz"
+
+        def rule(text: str) -> dict[str, float]:
+            right = letters[(letters.find(text[-1]) + 1) % 26]
+            return {" o" if right in mistakes else f" {right}": 0.9, "o": 0.1}
+
+        super().__init__(name, rule, [*(f" {each}" for each in letters), *" So:"], is_complete=True)
+        self.parameters = parameters
+        self.sizes: list[int] = []
+
+    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
+        self.sizes += [len(query.evaluate) for query in queries]
+        return super().evaluate(queries)
+
+
+def passes(
+    large: Counted, small: Counted, *, drafting: bool = True, limit: int = 60
+) -> tuple[int, int]:
+    """The passes of two members in a response."""
+    runtime = RuntimeConfig(drafting=drafting)
+    with AdaFuseEngine([large, small], strategy="mixture", runtime=runtime) as engine:
+        found = engine.generate("So:", max_new_tokens=limit)
+    assert found.text == "".join(f" {chr(97 + place % 26)}" for place in range(limit))
+    return len(large.sizes), len(small.sizes)
+
+
+@pytest.mark.quick
+def test_a_small_member_that_is_mostly_right_saves_passes_of_the_large_one() -> None:
+    assert passes(Counted("large", 100), Counted("small", 10), drafting=False) == (61, 0)
+    large, small = passes(Counted("large", 100), Counted("small", 10, mistakes="m"))
+    assert large < 61 / 4
+    assert small < 61 + 6
+
+
+@pytest.mark.quick
+def test_members_do_not_draft_where_little_can_be_saved() -> None:
+    wrong = Counted("small", 10, mistakes="abcdefghijklmnopqrstuvw")
+    assert passes(Counted("large", 100), wrong)[1] < 30
+    assert passes(Counted("large", 100), Counted("small", 60))[1] == 0
+    slow = Counted("large", 100)
+    slow.token_cost = 0.8
+    assert passes(slow, Counted("small", 10))[1] == 0
+
+
+@pytest.mark.quick
+def test_words_that_the_large_member_must_read_anyway_cost_it_no_pass() -> None:
+    """It gives its words too little for a majority, so the small member proposes others."""
+
+    def rule(first: float, word: str) -> Any:
+        return lambda text: {f" {word}": first, "o": 1 - first}
+
+    def count(*, drafting: bool) -> int:
+        large, small = Counted("large", 100), Counted("small", 10)
+        large._rule, small._rule = rule(0.54, "a"), rule(0.9, "b")
+        runtime = RuntimeConfig(drafting=drafting)
+        with AdaFuseEngine([large, small], strategy="mixture", runtime=runtime) as engine:
+            found = engine.generate("So:", max_new_tokens=20)
+        assert found.text == " a" * 20
+        assert {len(each.candidates) for each in found.rounds} == {2}
+        return len(large.sizes)
+
+    assert count(drafting=False) == 41
+    assert count(drafting=True) <= 22
