@@ -33,6 +33,13 @@ INSTEAD = {
         "use=[...] to choose among them",
     ),
     **dict.fromkeys(("api_base", "base_url", "openai_api_base"), USE_SERVER),
+    "format": "to get JSON, pass response_format or use the framework's structured output",
+    **dict.fromkeys(
+        ("keep_alive", "validate_model_on_init"),
+        "leave it out: members load on the first call or at once with warmup(), and stay loaded",
+    ),
+    "reasoning": 'pass chat_template_kwargs, such as {"enable_thinking": False}',
+    "client_kwargs": "leave it out, and pass timeout, in seconds",
 }
 """Keywords of other libraries that name models, and what to do instead."""
 

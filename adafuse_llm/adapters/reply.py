@@ -391,7 +391,7 @@ def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
             looks = isinstance(each, dict) and each.keys() >= _KEYS
             problem = _problem(call, tools) or "it has other keys" * (looks and len(each) > 2)
             if problem or isinstance(call, InvalidToolCall):
-                return [], problem if looks else ""
+                return [], problem if looks or calls else ""
             calls.append(call)
         rest = rest[end:].lstrip()
     return calls, ""

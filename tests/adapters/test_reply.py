@@ -177,6 +177,7 @@ TEXTS = [
     (f"{ADD}\nThis adds the numbers.", "JSON"),
     (f"Sure: {ADD}", "JSON"),
     (f'{ADD}\n{{"name": "sub", "arguments": {{}}}}', "no tool 'sub'"),
+    (f'{ADD}\n{{"sum": 3}}', "name"),
     (f"[{ADD}, {NOW}", "JSON"),
 ]
 

@@ -37,6 +37,8 @@ else:  # checked when the ensemble is created
 
 OPTIONS = tuple(AdaFuseConfig.model_fields)
 LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "strategy")
+DESCRIPTION = frozenset({"members", "engine", "runtime", *LOADING})
+"""Fields that describe the ensemble."""
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
@@ -155,8 +157,9 @@ class EnsembleModel(OptionFields, Serializable):
     def _check_fields(self) -> Self:
         if (self.engine is None) == (self.members is None):
             raise InvalidInputError(
-                "pass either members=[...] (folders or hub ids to load) or engine=...; model= and "
-                f"use= only select among loaded members. {type(self).__name__}.from_embedded() "
+                "pass either members=[...] (GGUF files, folders or hub ids to load) or engine=...; "
+                "model= and use= only select among loaded members. "
+                f"{type(self).__name__}.from_embedded() "
                 "uses the small models that ship with adafuse-llm"
             )
         if self.engine is not None and self.strategy != AUTO:
@@ -211,6 +214,15 @@ class EnsembleModel(OptionFields, Serializable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(NAMES.get(name, name), value)
+        if name in DESCRIPTION:
+            self.__dict__.pop("_ensemble", None)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy the model with other fields. If they describe other members, these load anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        if not DESCRIPTION.isdisjoint(update or ()):
+            copied.__dict__.pop("_ensemble", None)
+        return copied
 
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
