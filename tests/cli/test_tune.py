@@ -86,7 +86,8 @@ def test_enough_questions_calibrate_the_confidence(adafuse, job, questions, tmp_
     assert "cross-validated on 60 questions" in result.stdout
     assert "Every member alone is wrong on" in result.stdout
     written = read_config(tmp_path / "tuned.yaml").config
-    assert {*written.calibration.members} == {*written.use}
+    assert written.calibration is not None
+    assert {*written.calibration.members} == {*(written.use or ())}
     record = tmp_path / "answers.jsonl"
     run = ["run", "--test-set", data, "--output", record, "--config", tmp_path / "tuned.yaml"]
     assert adafuse(*run).exit_code == 0
