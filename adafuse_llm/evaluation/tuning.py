@@ -315,9 +315,9 @@ def tune(
     alone = {member: answers.trial(search, {"use": [member]}) for member in members}
     ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
     best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
-    for branches, names in itertools.product((AdaFuseConfig().branches, 1), (members, best_two)):
-        start = {**_DEFAULTS, "use": "+".join(names), "branching_factor": branches}
-        study.enqueue_trial(start, skip_if_exists=True)
+    ensembles = dict.fromkeys("+".join(names) for names in (members, best_two))
+    for branches, names in itertools.product((AdaFuseConfig().branches, 1), ensembles):
+        study.enqueue_trial({**_DEFAULTS, "use": names, "branching_factor": branches})
     varied = CHOICES.keys() & engine.strategy.options - fixed.keys()
     choices = {name: values for name, values in CHOICES.items() if name in varied}
     tried = []
