@@ -78,10 +78,11 @@ def serve(setup: Setup, _flags: Namespace) -> int:
         logger.info("listening at %s; the members are loading", url)
 
         def announce(engine: AdaFuseEngine) -> None:
-            page = "page /, " if config.page else ""
+            root = config.root_path
+            page = f"page {root}/, " if config.page else ""
             print(  # noqa: T201
-                f"adafuse serves {', '.join(engine.members)} at {url} ({page}API /v1, metrics "
-                "/metrics)",
+                f"adafuse serves {', '.join(engine.members)} at {url} "
+                f"({page}API {root}/v1, metrics {root}/metrics)",
                 flush=True,
             )
             if not engine.can_enforce:
