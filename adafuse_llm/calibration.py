@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from statistics import fmean
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field
 
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.results import Generation
 
 __all__ = ["Calibration", "features"]
+
+Coefficient = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+"""A number with which no response has an infinite confidence."""
 
 
 class Calibration(BaseModel):
@@ -32,11 +36,11 @@ class Calibration(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     strategy: str
-    members: dict[str, FiniteFloat]
-    logprob: FiniteFloat
-    agreement: FiniteFloat
-    length: FiniteFloat
-    intercept: FiniteFloat
+    members: dict[str, Coefficient]
+    logprob: Coefficient
+    agreement: Coefficient
+    length: Coefficient
+    intercept: Coefficient
 
     def check(self, strategy: str, members: Collection[str]) -> None:
         """Check that the calibration is one of this strategy and of these members.

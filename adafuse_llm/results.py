@@ -181,7 +181,8 @@ class Generation(_Result):
             ``single``, this is the weighted mean of the members' log-likelihoods of the span, that
             is, equation 5 without the division by the number of tokens, over the members that can
             score it. With ``mixture``, it is the logarithm of the pooled probability of the word
-            and its end, in which the probability of a member that was not asked counts as 0. With
+            and its end, in which the probability of a member that was not asked counts as 0; the
+            next word counts the whitespace that it begins with, too. With
             ``choices``, it is the weighted mean of the log-likelihoods of the chosen text and its
             end. Under a grammar, probabilities are relative to what it permits, so a forced round
             adds 0. A span counts as a whole, also if a limit of tokens or a stop sequence cut its

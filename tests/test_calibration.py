@@ -87,6 +87,7 @@ def test_the_confidence_is_the_logistic_function_of_what_is_known(engine: AdaFus
         ({}, {"use": "one"}, "of one, two with .* and one decode"),
         ({"slope": 1.0}, {}, "calibration"),
         ({"intercept": math.nan}, {}, "calibration"),
+        ({"logprob": 1e308}, {}, "calibration"),
     ],
 )
 def test_a_calibration_of_another_ensemble_is_refused(

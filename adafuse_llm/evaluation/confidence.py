@@ -149,7 +149,7 @@ def fit(table: Array, right: NDArray[np.bool_]) -> Array:
     coefficients of the standardized features.
     """
     center, scale = table.mean(axis=0), table.std(axis=0)
-    scale[scale == 0] = 1.0
+    scale[scale < 1e-6] = 1.0  # all answers have the same value
     standard = (table - center) / scale
     known = np.column_stack((np.ones(len(table)), standard))
     penalty = np.diag([0.0, *[RIDGE] * table.shape[1]])

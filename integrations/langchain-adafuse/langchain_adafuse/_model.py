@@ -162,11 +162,6 @@ class EnsembleModel(OptionFields, Serializable):
                 f"{type(self).__name__}.from_embedded() "
                 "uses the small models that ship with adafuse-llm"
             )
-        if self.engine is not None and self.strategy != AUTO:
-            raise InvalidOptionError(
-                "engine= and strategy= cannot be combined. Pass "
-                f"engine=engine.with_strategy({self.strategy!r})"
-            )
         _ = self._names  # checks the options
         return self
 
@@ -283,6 +278,11 @@ class EnsembleModel(OptionFields, Serializable):
 
     @cached_property
     def _ensemble(self) -> Ensemble:
+        if self.engine is not None and self.strategy != AUTO:
+            raise InvalidOptionError(
+                "engine= and strategy= cannot be combined. Pass "
+                f"engine=engine.with_strategy({self.strategy!r})"
+            )
         if self.engine is not None:
             return Ensemble(given=self.engine)
         return Ensemble.of(

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
+    InvalidOptionError,
     RuntimeConfig,
     TransformersMember,
 )
@@ -105,13 +106,17 @@ def test_copies_pickles_and_dumps_are_the_same_model(kind, obliging):
     assert copy.deepcopy(kind(engine=obliging)).engine is obliging
 
 
-def test_a_field_of_the_ensemble_that_changes_is_obeyed(kind):
+def test_a_field_of_the_ensemble_that_changes_is_obeyed(kind, obliging):
     model = kind(members="embedded")
     assert model._identifying_params["ensemble"]["strategy"] == "auto"
     copied = model.model_copy(update={"strategy": "mixture"})
     assert copied._identifying_params["ensemble"]["strategy"] == "mixture"
     model.strategy = "single"
     assert model._identifying_params["ensemble"]["strategy"] == "single"
+    model = kind(engine=obliging)
+    model.strategy = "mixture"
+    with pytest.raises(InvalidOptionError, match="with_strategy"):
+        model.invoke("Hi")
 
 
 def test_caches_tell_ensembles_options_and_prompts_apart(kind, obliging):

@@ -60,6 +60,7 @@ from adafuse_llm import (
     AdaFuseConfig,
     Engine,
     InvalidInputError,
+    InvalidOptionError,
     MalformedReplyError,
     MemberSpec,
     Request,
@@ -637,6 +638,11 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
 
     @property
     def _ensemble(self) -> Ensemble:
+        if self._passed_engine is not None and self.strategy != AUTO:
+            raise InvalidOptionError(
+                "engine= and strategy= cannot be combined; pass a new LLM "
+                f"engine=engine.with_strategy({self.strategy!r})"
+            )
         if self._passed_engine is not None:
             return Ensemble(given=self._passed_engine)
         return Ensemble.of(self.members or (), **{key: getattr(self, key) for key in _LOADING})
