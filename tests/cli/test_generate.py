@@ -90,8 +90,11 @@ def test_json_gives_each_round_then_the_generation(adafuse, fakes):
 
 
 def test_ctrl_c_ends_a_stream_with_the_text_so_far(adafuse, fakes, change):
+    events = []
+
     def interrupt(event):
-        if event.generation is None:
+        events.append(event)
+        if len(events) == 1:  # the second Ctrl-C ends the program at once
             signal.raise_signal(signal.SIGINT)
         return event
 
@@ -99,7 +102,8 @@ def test_ctrl_c_ends_a_stream_with_the_text_so_far(adafuse, fakes, change):
     result = adafuse("generate", "Founder:", "--json")
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
     generation = json.loads(result.stdout.splitlines()[-1])["generation"]
-    assert (generation["text"], generation["finish_reason"]) == ("Ada", "cancelled")
+    assert generation["finish_reason"] == "cancelled"
+    assert generation["text"] in ("Ada", "Ada Brook")  # the next round may have begun
 
 
 def test_the_trace_shows_what_every_member_thinks_of_every_candidate(adafuse, fakes):
