@@ -52,7 +52,7 @@ class _Recording:
     def note(self, queries: Sequence[Query]) -> None:
         for query in queries:
             tree = query.tree
-            seen = self.records.setdefault(tree, Record(tree, len(tree.ids))).seen
+            seen = self.records.setdefault(tree, Record(tree, tree.prompt_tokens)).seen
             if not seen or seen[-1] != len(tree.ids):
                 seen.append(len(tree.ids))
 
