@@ -212,7 +212,7 @@ def _file_options(setup: Setup, found: Tuning, options: dict[str, Any]) -> dict[
 
 
 def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str, Any]:
-    """Return a model with the name of its member, in any folder and beside any other models."""
+    """Return a model with an absolute path and with the name that its member has here."""
     setting = model if isinstance(model, str) else model.get("path", "")
     path = str(Path(setting).absolute()) if setting and Path(setting).exists() else setting
     if isinstance(model, str):
