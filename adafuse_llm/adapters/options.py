@@ -41,7 +41,7 @@ INSTEAD = {
     "reasoning": 'pass chat_template_kwargs, such as {"enable_thinking": False}',
     "client_kwargs": "leave it out, and pass timeout, in seconds",
 }
-"""Keywords of other libraries that name models, and what to do instead."""
+"""Keywords of other libraries that are no options here, and what to do instead."""
 
 MEMBER_SETTINGS = {
     "n_ctx": "context",
