@@ -169,16 +169,19 @@ def check(
 
 
 def check_rules(
-    make: Callable[[], Backend], logits: Callable[[Sequence[int]], Any] | None, limit: float
+    make: Callable[[], Backend],
+    logits: Callable[[Sequence[int]], Any] | None,
+    limit: float,
+    length: int = BackendTests.steps,
 ) -> tuple[str, ...]:
-    """Check all rules of a backend, up to a difference of log-probabilities.
+    """Check all rules of a backend, up to a difference of log-probabilities, in walks of `length`.
 
     Returns:
         The names of the tests that apply.
     """
 
     class Rules(BackendTests):
-        tolerance = limit
+        tolerance, steps = limit, length
 
         def member(self) -> Backend:
             return make()

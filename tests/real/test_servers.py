@@ -44,7 +44,8 @@ def member(url: str, **settings: Any) -> ServerBackend:
 
 
 def test_the_member_keeps_the_rules_of_backends(url: str) -> None:
-    assert "test_walk" in check_rules(lambda: member(url), None, TOLERANCE)
+    applied = check_rules(lambda: member(url), None, TOLERANCE, 12)  # a call takes 0.1 s and more
+    assert "test_walk" in applied
 
 
 def test_numbers_equal_those_of_the_file_in_this_process(url: str, smollm: Path) -> None:
