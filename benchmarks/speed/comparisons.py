@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import mul
@@ -196,11 +198,11 @@ def larger(suite: Suite, _: str, kind: str = "") -> Iterator[Line]:
         for name, usages in found.items():
             values = ratios(costs[name], costs["alone"])
             yield Line(f"{what}: CPU time / {names[-1]} alone", name, values)
-            passes = [_per_token(usage) for usage in usages[1:]]
-            for member, counts in zip(names, zip(*passes, strict=True), strict=True):
-                yield Line(f"{what}: passes of {member} per token", name, counts)
-            values = [sum(map(mul, counts, sizes)) for counts in passes]
-            yield Line(f"{what}: passes by size / {names[-1]} alone", name, values)
+            passes = _per_token(usages[1:])
+            for member, count in zip(names, passes, strict=True):
+                yield Line(f"{what}: passes of {member} per token", name, [count])
+            by_size = sum(map(mul, passes, sizes))
+            yield Line(f"{what}: passes by size / {names[-1]} alone", name, [by_size])
 
 
 def larger_gguf(suite: Suite, name: str) -> Iterator[Line]:
@@ -239,10 +241,11 @@ def _counted(
     return Counts(len(found.text.encode()))
 
 
-def _per_token(usage: Usage) -> list[float]:
-    """Return the passes of each member per token of the last one."""
-    tokens = [*usage.completion_tokens.values()][-1]
-    return [passes / max(1, tokens) for passes in usage.forward_passes.values()]
+def _per_token(usages: Sequence[Usage]) -> list[float]:
+    """Return the passes of each member per token of the last one, in all answers together."""
+    tokens = sum([*usage.completion_tokens.values()][-1] for usage in usages)
+    passes = zip(*(usage.forward_passes.values() for usage in usages), strict=True)
+    return [sum(each) / max(1, tokens) for each in passes]
 
 
 def many(suite: Suite, name: str) -> Iterator[Line]:
@@ -263,6 +266,49 @@ def many(suite: Suite, name: str) -> Iterator[Line]:
                     what = f"{suite.requests} requests at once, {kind.upper() or 'float32'}"
                     value = one / batch.per_byte
                     yield Line(f"{what}: throughput / one at a time", system, [value])
+
+
+def slots(suite: Suite, name: str) -> Iterator[Line]:
+    """Compare requests at once with llama.cpp's own server, which runs only the last member.
+
+    The server and each member of the ensemble compute with one thread.
+    """
+    import httpx
+    import psutil
+
+    from tests.real.servers import llama_server
+
+    names, kind = suite.groups[0], KINDS[name][0]
+    chats = [_marked(suite.chats[n % len(suite.chats)], n) for n in range(suite.requests)]
+    with (
+        suite.ensemble(names, kind) as engine,
+        llama_server(suite.file(names[-1], kind), slots=len(chats)) as url,
+        httpx.Client(base_url=url, timeout=None) as client,
+        ThreadPoolExecutor(len(chats)) as threads,
+    ):
+        process = psutil.Process().children()[-1]
+
+        def ask(chat: Chat) -> int:
+            body = {"messages": chat, "max_tokens": suite.response, "temperature": 0}
+            answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+            return len(answer["choices"][0]["message"]["content"].encode())
+
+        def answer_there(chats: Sequence[Chat]) -> Cost:
+            before, start = process.cpu_times(), time.perf_counter()
+            written = sum(threads.map(ask, chats))
+            after, wall = process.cpu_times(), time.perf_counter() - start
+            cpu = after.user + after.system - before.user - before.system
+            return Cost(cpu, wall, Counts(written))
+
+        answer_there(chats[:2])
+        for system, options in list(SYSTEMS.items())[:2]:
+            with _sharing(engine, **options) as sharing:
+                run = partial(_answer_all, sharing, options, suite.response)
+                run(chats[:2])
+                ours, theirs = timed(partial(run, chats)), answer_there(chats)
+            what = f"{len(chats)} requests at once, {kind.upper()}: throughput / llama-server's"
+            yield Line(f"{what}, CPU time", system, [theirs.per_byte / ours.per_byte])
+            yield Line(f"{what}, time", system, [theirs.wall_per_byte / ours.wall_per_byte])
 
 
 def _marked(chat: Chat, number: int) -> Chat:
@@ -344,4 +390,5 @@ COMPARISONS: Final[Mapping[str, Callable[[Suite, str], Iterator[Line]]]] = {
     "larger gguf": larger_gguf,
     "prompts": prompts,
     "server": server,
+    "slots": slots,
 }

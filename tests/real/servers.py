@@ -28,13 +28,19 @@ VLLM_SETTINGS = {
 
 
 @contextmanager
-def llama_server(file: Path, *, port: int = 0) -> Iterator[str]:
-    """Run a GGUF file with 4 slots of 2,048 tokens, and yield the address of the server.
+def llama_server(file: Path, *, port: int = 0, slots: int = 0) -> Iterator[str]:
+    """Run a GGUF file with one thread, and yield the address of the server.
 
     It is the llama-server in the package xllamacpp.
+
+    Args:
+        file: the model.
+        port: the port; 0 for a free one.
+        slots: number of requests at once, each of up to 2,048 tokens. With 0, there are 4, and
+            numbers do not depend on what is computed together.
     """
-    port = port or free_port()
-    with running([sys.executable, "-m", "tests.real.servers", str(file)], port, 120) as url:
+    command = [sys.executable, "-m", "tests.real.servers", str(file), "--slots", str(slots)]
+    with running(command, port or free_port(), 120) as url:
         yield url
 
 
@@ -93,14 +99,17 @@ def is_healthy(url: str) -> bool:
 
 
 def main() -> None:
-    """Run a llama-server: ``FILE --port PORT``."""
+    """Run a llama-server: ``FILE --slots SLOTS --port PORT``."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path = sys.argv[1]
-    params.hostnames, params.port = ["127.0.0.1"], int(sys.argv[3])
-    params.n_ctx, params.n_parallel = 8192, 4
-    params.n_ubatch = 32  # numbers do not depend on what is computed together: see the guide
+    slots = int(sys.argv[3])
+    params.hostnames, params.port = ["127.0.0.1"], int(sys.argv[5])
+    params.n_parallel = slots or 4
+    params.n_ctx = 2048 * params.n_parallel
+    if not slots:
+        params.n_ubatch = 32  # numbers do not depend on what is computed together: see the guide
     params.no_extra_bufts = True  # llama.cpp crashes with them on some processors
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(params)
