@@ -106,8 +106,8 @@ def test_a_coding_agent_runs_a_command_with_the_settings_of_the_guide(address, a
     program = ENVIRONMENT / "node" / "node_modules" / ".bin" / agent
     if not program.exists():
         pytest.skip("Node or the coding agents are not installed")
-    guide = (ROOT / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
-    blocks = guide.partition("## Coding agents")[2].split("```")[1::2]
+    guide = (ROOT / "docs" / "guides" / "coding-agents.md").read_text(encoding="utf-8")
+    blocks = guide.split("```")[1::2]
     place = [*AGENTS].index(agent)
     _, _, shown = blocks[place].replace("http://127.0.0.1:8000", address).partition("\n")
     (tmp_path / FILES[place]).write_text(shown, encoding="utf-8")
