@@ -172,9 +172,11 @@ def check_rules(
     make: Callable[[], Backend],
     logits: Callable[[Sequence[int]], Any] | None,
     limit: float,
-    length: int = BackendTests.steps,
+    length: int = 20,
 ) -> tuple[str, ...]:
-    """Check all rules of a backend, up to a difference of log-probabilities, in walks of `length`.
+    """Check all rules of a backend, up to a difference of log-probabilities.
+
+    Walks are shorter than those with tiny members, because a pass takes a hundred times as long.
 
     Returns:
         The names of the tests that apply.
