@@ -242,16 +242,20 @@ class ReplyReader:
     def _ended(self, cut: str) -> list[Part]:
         """Return the parts that are still in the buffer when the reply ends.
 
-        The beginning of an opening marker is text, unless the reply is cut or the call forbidden.
+        The beginning of an opening marker is text, unless the call is forbidden, or the reply is
+        cut: then most of a marker is a call that was cut off.
         """
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
             rest, self._buffer, self._kind = self._buffer, "", Text
             return [*parts, _unclosed(rest, cut)]
         may_call = self._kind is Text and (self._tools or self._calls_forbidden)
-        is_most = self._calls_forbidden and len(self._buffer) >= MIN_MARKER
-        if may_call and CALL_OPENS.startswith(self._buffer) and (cut or is_most):
-            self._buffer = ""
+        is_most = len(self._buffer) >= MIN_MARKER
+        if may_call and CALL_OPENS.startswith(self._buffer):
+            if cut and is_most and not self._calls_forbidden:
+                parts.append(_unclosed("", cut))
+            if cut or (is_most and self._calls_forbidden):
+                self._buffer = ""
         return parts + self._take(len(self._buffer))
 
     def _completed(self, closing: str, cut: str) -> list[Part]:
@@ -350,8 +354,9 @@ class ReplyReader:
     def _warnings(self, cut: str, closing: str) -> list[str]:
         """Return what is wrong with the whole reply and its calls."""
         warnings = []
-        if closing and self._text.endswith(closing):
-            warnings.append(f"the reply is not whole: {cut}, and the engine added {closing!r:.100}")
+        if closing and self._text.strip() and not self._calls:
+            added = f", and the engine added {closing!r:.100}" if self._completes else ""
+            warnings.append(f"the reply is not whole: {cut}{added}")
         if not (self._text.strip() or self._calls):
             warnings.append(": ".join(["the reply is empty", *filter(None, [cut])]))
         problems = (_problem(call, self._tools) for call in self._calls)

@@ -46,14 +46,12 @@ class ReplyForm:
             call tools.
         parallel: whether the reply can have several calls.
         schema: a JSON schema of replies without calls; None for free text.
-        completes: as for `ReplyReader`.
     """
 
     tools: Sequence[Tool] = ()
     choice: str = "none"
     parallel: bool = True
     schema: Mapping[str, Any] | None = None
-    completes: bool = True
 
     @property
     def calls_tools(self) -> bool:
@@ -96,12 +94,15 @@ class ReplyForm:
             )
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
-        """Return a reader of a reply with this form. `as_text` is as for `ReplyReader`."""
+        """Return a reader of a reply with this form. `as_text` is as for `ReplyReader`.
+
+        Without it, the reply has only what the members wrote, because a parser may follow.
+        """
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,
             calls_forbidden=bool(self.tools) and not self.calls_tools,
-            completes=self.completes,
+            completes=as_text,
             as_text=as_text,
         )
 

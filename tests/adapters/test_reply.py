@@ -233,7 +233,9 @@ def test_the_beginning_of_a_marker_is_no_text_if_a_reply_is_cut_or_calls_are_for
 ) -> None:
     ended = [("length", ""), ("cancelled", ""), ("stop", begun)]
     for reason, shown in ended:
-        assert read(f"1 {begun}", reason=reason) == ([Text(f"1 {shown}")], [])
+        (text, *calls), _ = read(f"1 {begun}", reason=reason)
+        assert text == Text(f"1 {shown}")
+        assert [each.is_cut for each in calls] == [True] * (begun[:5] == "<tool" and not shown)
         forbidden = "" if begun.startswith("<tool") else shown
         parts, _ = read(f"1 {begun}", reason=reason, tools=(), calls_forbidden=True)
         assert parts == [Text(f"1 {forbidden}")]

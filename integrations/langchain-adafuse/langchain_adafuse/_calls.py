@@ -157,6 +157,9 @@ class Call(Generic[C]):
         requests: the requests, without options.
         reply: the class that reads the responses.
         form: the form of the replies; None if they can be any text.
+
+    Attributes:
+        not_enforced: why the form is not enforced although it should be; "" if it is.
     """
 
     def __init__(
@@ -172,6 +175,7 @@ class Call(Generic[C]):
         self.requests = requests
         self.load_duration = 0
         self.form = form
+        self.not_enforced = ""
         self._began = time.perf_counter_ns()
         self._replies = [reply(self, number) for number in range(len(requests) * self.config.n)]
 
@@ -229,9 +233,10 @@ class Call(Generic[C]):
             enforce = model.enforce if model.enforce is True or is_available() else False
             options, problem = enforced(engine, self.form, options, enforce)
             if problem:
-                model._warn_once(
+                self.not_enforced = (
                     f"the form of replies is only described to the members, not enforced: {problem}"
                 )
+                model._warn_once(self.not_enforced)
         return engine, [
             replace(each, options=options, timeout=model.timeout) for each in self.requests
         ]

@@ -6,7 +6,7 @@ import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -160,8 +160,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
         The schema constrains decoding where it can be enforced (see `enforce`), so the reply fits.
         Otherwise the members only read it; LangChain's ``with_retry`` asks again if a reply does
-        not fit. A stream yields partial objects until the reply is finished, then the complete
-        object.
+        not fit. A stream of plain data yields what is written so far, again and again; an instance
+        of a class comes once, when the reply is finished.
 
         Args:
             schema: a pydantic class, a TypedDict or a JSON schema. A JSON schema can be in a dict
@@ -207,19 +207,18 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             if method == "json_schema":
                 form = {"type": "json_schema", "json_schema": {"name": name, "schema": json_schema}}
             bound = self.bind(response_format=form, ls_structured_output_format=asked, **kwargs)
-            parser = JsonOutputParser()
-            if pydantic_class:
+            parser = RunnableGenerator(_whole, _awhole) | JsonOutputParser()
+            if pydantic_class:  # the parser would also return instances of parts of the text
                 parser = PydanticOutputParser(pydantic_object=pydantic_class)
-            parser = RunnableGenerator(_whole, _awhole) | parser
+                parser = RunnableLambda(_check_whole) | parser
         if not include_raw:
             return bound | parser
         parsed = RunnablePassthrough.assign(
             parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
         )
         failed = RunnablePassthrough.assign(parsed=lambda _: None)
-        return RunnableMap(raw=bound) | parsed.with_fallbacks(
-            [failed], exception_key="parsing_error"
-        )
+        raw = bound | RunnableMap(raw=RunnablePassthrough())  # a map drops the options of a call
+        return raw | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
     # Decoding ---------------------------------------------------------------------------------
 
@@ -276,8 +275,6 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         if len(options) < len(keywords):
             form = form_of(to_tools(keywords.get("tools") or ()), keywords)
             form.check_constraints(n for n in CONSTRAINTS if getattr(model, n) is not None)
-            if form.schema is not None and "tools" in keywords:  # agents parse the text themselves
-                form = replace(form, completes=False)
         turns, omitted = to_turns(messages)
         if omitted:
             self._warn_once(
@@ -373,8 +370,9 @@ class ChatReply(Reply[ChatRoundChunk]):
             ):
                 metadata["finish_reason"] = "tool_calls"
             if delta.warnings:
-                metadata[WARNINGS_KEY] = delta.warnings
                 logger.warning("%s", "; ".join(delta.warnings))
+            if warnings := [*filter(None, [self.call.not_enforced]), *delta.warnings]:
+                metadata[WARNINGS_KEY] = warnings
             messages.append(
                 AIMessageChunk(
                     content="",
