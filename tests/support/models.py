@@ -324,7 +324,7 @@ def _biases(known: Any, size: int, recipe: Recipe) -> torch.Tensor:
     anchor = known.encode("a", add_special_tokens=False)
     before = known.decode(anchor)
     byte_of = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    for letter, byte in _byte_letters().items():
+    for letter, byte in byte_letters().items():
         byte_of.setdefault(letter, byte)
     for token in range(len(known)):
         piece = known.convert_ids_to_tokens(token)
@@ -341,7 +341,7 @@ def _biases(known: Any, size: int, recipe: Recipe) -> torch.Tensor:
     return biases
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """The letters by which byte-level tokenizers write single bytes."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
