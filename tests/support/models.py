@@ -70,17 +70,15 @@ def tokenizer(kind: str, template: str | None = None) -> Any:
     ``unigram``        Unigram with Metaspace and byte fallback
     ``unknowns``       Unigram with Metaspace and no bytes: what it does not know is lost
     """
-    made: Any
-    if kind in _MAKERS:
-        made = _MAKERS[kind]()
-    else:
-        from tests.support.tokenizers import known_tokenizer
-
-        made = known_tokenizer(kind)
     if template is not None:
-        made = copy.deepcopy(made)
+        made = copy.deepcopy(tokenizer(kind))
         made.chat_template = template
-    return made
+        return made
+    if kind in _MAKERS:
+        return _MAKERS[kind]()
+    from tests.support.tokenizers import MAKERS
+
+    return MAKERS[kind]()
 
 
 def _byte_level() -> PreTrainedTokenizerFast:
