@@ -170,8 +170,10 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{%- elif m.role == 'assistant' and m.tool_calls is defined %}"
         "{{- '<|im_start|>assistant' }}{%- for call in m.tool_calls %}{{- '\n' }}"
         + CHATML_CALL
-        + ""
-        "{%- else %}" + CHATML_TURN + "{%- endif %}{% endfor %}" + OPENS_REPLY,
+        + "{%- else %}"
+        + CHATML_TURN
+        + "{%- endif %}{% endfor %}"
+        + OPENS_REPLY,
         eos="<|im_end|>",
         control=("<|im_start|>",),
     ),
