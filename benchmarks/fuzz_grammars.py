@@ -4,10 +4,11 @@
 
 The benchmark runs ``adafuse serve`` with the embedded members. Some clients send random requests;
 some of these clients leave early. Meanwhile an honest client asks a short question again and again,
-every other time with a small schema: first alone, and then beside the hostile clients. The benchmark prints the number of requests by outcome, the honest client's
-latencies, and the resident memory of the server and its children. The members keep nothing of
-prompts, so that this memory shows only what grammars leave behind. The benchmark exits with 1 if
-the server has died, if a request had an unexpected outcome, or if an honest request failed.
+every other time with a small schema: first alone, and then beside the hostile clients. The
+benchmark prints the number of requests by outcome, the honest client's latencies, and the resident
+memory of the server and its children. The members keep nothing of prompts, so that this memory
+shows only what grammars leave behind. The benchmark exits with 1 if the server has died, if a
+request had an unexpected outcome, or if an honest request failed.
 
 ``--first 5000 --cases 5000`` has the second half of 10,000 cases.
 """

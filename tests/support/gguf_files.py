@@ -10,7 +10,6 @@ import argparse
 import atexit
 import functools
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,6 @@ from transformers import AutoTokenizer
 from adafuse_llm.embedded import member_paths
 from tests.support.gguf_vocabularies import add_vocabulary, finish
 
-KINDS = ("f32", "q8_0")
 FILE_TYPES = {
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
@@ -37,16 +35,6 @@ FILE_TYPES = {
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array]
-
-
-def write_members(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
-    """Write every embedded member to `folder`, as ``wren-f32.gguf`` and so on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return [
-        write_gguf(member, folder / f"{member.name}-{kind}.gguf", kind)
-        for member in member_paths()
-        for kind in kinds
-    ]
 
 
 @functools.cache
@@ -144,20 +132,9 @@ def rewrite_gguf(
     return finish(writer, out)
 
 
-def rewritten(path: Path, folder: Path, kind: str) -> Path:
-    """Return a model with weights of another kind, from a folder that keeps it for later runs."""
-    out = folder / f"{path.stem}-{kind}.gguf"
-    if not out.is_file():
-        print(f"writing {out.name}", file=sys.stderr, flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        rewrite_gguf(path, out.with_suffix(".new"), kind).replace(out)
-    return out
-
-
 def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     rope = config["rope_parameters"]
-    if rope["rope_type"] != "default":
-        raise ValueError(f"rope_type {rope['rope_type']!r} cannot be written, only 'default'.")
+    assert rope["rope_type"] == "default", "others cannot be written"
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -214,8 +191,7 @@ def _renamed(
     names = gguf.get_tensor_name_map(architecture, layers)
     for name, tensor in tensors.items():
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if new is None:
-            raise ValueError(f"The tensor {name!r} has no name in a GGUF file.")
+        assert new is not None, f"{name} has no name in a GGUF file"
         yield new, tensor
 
 
@@ -232,8 +208,11 @@ def main() -> None:
     """Write the embedded members to the folder named on the command line."""
     parser = argparse.ArgumentParser(description="Write the embedded members as GGUF files.")
     parser.add_argument("out", type=Path, help="folder for the files")
-    for path in write_members(parser.parse_args().out):
-        print(path)
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    for member in member_paths():
+        for kind in ("f32", "q8_0"):
+            print(write_gguf(member, out / f"{member.name}-{kind}.gguf", kind))
 
 
 if __name__ == "__main__":
