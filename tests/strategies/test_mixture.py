@@ -23,10 +23,6 @@ PAIR = (Recipe("llama", "bytelevel", seed=31), Recipe("gpt2", "sentencepiece", s
 TRIPLE = (*PAIR, Recipe("llama", "unigram", seed=33))
 PROMPTS = ("The keeper lit the lamp and", "def f(n):\n    ", "Once: ")
 
-every_ensemble = pytest.mark.parametrize(
-    ("recipes", "branches"), [(TRIPLE, 1), (PAIR, 3)], ids=["triple-1", "pair-3"]
-)
-
 
 def fake(name: str, after: dict[str, dict[str, float]]) -> FakeBackend:
     texts = {text for row in after.values() for text in row} - {END}
@@ -105,18 +101,16 @@ def test_a_member_that_gives_a_word_a_probability_of_0_has_been_asked() -> None:
     assert read_by(first) == ("m0", "m1", "m2")
 
 
-@every_ensemble
-def test_responses_are_those_without_any_cache(recipes: Sequence[Recipe], branches: int) -> None:
-    check(recipes, branching_factor=branches)
-
-
-@every_ensemble
-def test_words_that_win_early_are_those_that_would_win(
-    recipes: Sequence[Recipe], branches: int
+@pytest.mark.parametrize("is_sharp", [False, True])
+@pytest.mark.parametrize(("recipes", "branches"), [(TRIPLE, 1), (PAIR, 3)])
+def test_responses_are_those_without_any_cache(
+    recipes: Sequence[Recipe], branches: int, is_sharp: bool
 ) -> None:
-    sharp = [replace(recipe, spread=1.5, space_bias=6.0) for recipe in recipes]
-    counts = check(sharp, branching_factor=branches)
-    assert min(counts) == 1 < max(counts)
+    """Sharp members have words that win early, which are those that would win."""
+    if is_sharp:
+        recipes = [replace(recipe, spread=1.5, space_bias=6.0) for recipe in recipes]
+    counts = check(recipes, branching_factor=branches)
+    assert not is_sharp or min(counts) == 1 < max(counts)
 
 
 def check(recipes: Sequence[Recipe], **options: Any) -> list[int]:
