@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
-from tests.decoding.cases import CONVERSATIONS, FREE, PROMPTS, TEXTS
+from tests.decoding.cases import CONVERSATIONS, EAGER, FREE, PROMPTS, TEXTS
 from tests.reference import Options, decode
 from tests.support.compare import TOLERANCE, assert_same, check
 from tests.support.models import (
@@ -95,12 +95,6 @@ def test_a_member_that_cannot_write_every_text_is_left_out_where_it_cannot() -> 
         )
         left_out += sum(len(c.nll) < 2 for r in generation.rounds for c in r.candidates)
     assert left_out
-
-
-EAGER = (
-    Recipe("llama", "bytelevel", seed=41, end_bias=6.0),
-    Recipe("qwen2", "sentencepiece", seed=42, end_bias=6.0),
-)
 
 
 @pytest.mark.quick

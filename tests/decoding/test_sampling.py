@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
-from tests.decoding.cases import CONVERSATIONS, FORMS, FREE, PROMPTS, STARTS, TEXTS
+from tests.decoding.cases import CONVERSATIONS, EAGER, FORMS, FREE, PROMPTS, STARTS, TEXTS
 from tests.reference import Options, Response, decode
 from tests.reference_sampling import seeds
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same, check
@@ -38,10 +38,6 @@ DRAWS: tuple[dict[str, Any], ...] = (
 )
 SMALL = Recipe(
     "llama", "bytelevel", seed=61, window=len(tokenizer("bytelevel").encode("The ferry to")) + 3
-)
-EAGER = (
-    Recipe("llama", "bytelevel", seed=41, end_bias=6.0),
-    Recipe("qwen2", "sentencepiece", seed=42, end_bias=6.0),
 )
 CASES: dict[str, tuple[tuple[Recipe, ...], dict[str, Any]]] = {
     "prompt": (TRIPLE, {"prompt": PROMPTS[0], "max_word_tokens": 4}),

@@ -16,11 +16,9 @@ from adafuse_llm.strategies import Mixture
 from adafuse_llm.summary import asked as read_by
 from tests.reference import Options, WordMixture, decode
 from tests.support.compare import assert_same
-from tests.support.models import Recipe, backend, reference
+from tests.support.models import PAIR, TRIPLE, Recipe, backend, reference
 
 TOLERANCE = 1e-8
-PAIR = (Recipe("llama", "bytelevel", seed=31), Recipe("gpt2", "sentencepiece", seed=32))
-TRIPLE = (*PAIR, Recipe("llama", "unigram", seed=33))
 PROMPTS = ("The keeper lit the lamp and", "def f(n):\n    ", "Once: ")
 
 
