@@ -148,18 +148,6 @@ def test_every_strategy_obeys_or_refuses(strategy: str) -> None:
     assert obeyed or strategy != "adafuse"
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_no_valid_text_of_another_member_scores_minus_infinity(number: int) -> None:
-    """Every member has a score of every candidate, whoever proposed it."""
-    members, form = (TRIPLE, *MIXES[3:5])[number], FORMS[(0, 1, 4)[number]]
-    found = engine(*members).generate(
-        "The ferry to", **form, margin_threshold=1.0, max_new_tokens=40
-    )
-    own = [candidate for each in found.rounds if not each.forced for candidate in each.candidates]
-    assert len(own) > 5
-    assert all(set(candidate.nll) == {member.name for member in members} for candidate in own)
-
-
 @pytest.mark.sweep(1)
 @settings(max_examples=sized(12, 1000))
 @given(

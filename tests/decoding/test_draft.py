@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
+from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts, Lookup
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.propose import propose
 from adafuse_llm.tree import Node
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, engine
@@ -198,15 +197,6 @@ def test_nothing_of_the_drafts_piles_up():
                 alive.append(sum(type(each) is Node for each in gc.get_objects()))
     assert len(alive) == 2
     assert alive[1] <= alive[0] + 60
-
-
-def test_members_on_different_devices_propose_side_by_side():
-    backends = [Bulk(n, counting, f"gpu:{d}") for n, d in (("a", 0), ("b", 1), ("c", 0))]
-    members = [Member(each, each.codec.encode_prompt("Go:"), 2, 1.0) for each in backends]
-    config = AdaFuseConfig()
-    steps = Drafts(members).together({m: propose(m, config) for m in members}, config)
-    asked = next(steps)
-    assert [member.name for member, _ in asked.queries] == ["a", "b"]
 
 
 @pytest.mark.quick

@@ -181,12 +181,9 @@ REPEATING = (
 )
 
 ADJUSTMENTS: dict[str, dict[str, Any]] = {
-    "repetition_penalty": {"repetition_penalty": 1.3},
     "reward": {"repetition_penalty": 0.7},
-    "presence_penalty": {"presence_penalty": 2.0},
     "frequency_penalty": {"frequency_penalty": 0.7, "presence_penalty": -1.0},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
-    "no token twice": {"no_repeat_ngram_size": 1},
     "min_new_tokens": {"min_new_tokens": 9},
     "logit_bias": {"logit_bias": {" the": 20.0, "a": -7.5, " light": 9.0, "Orrin": 12.0}},
     "all": {

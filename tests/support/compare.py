@@ -59,7 +59,7 @@ def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: fl
         for name, tokens in want.logprobs.items():
             for token, other in zip(got.logprobs[name], tokens, strict=True):
                 texts, logprobs = zip((other.text, other.logprob), *other.top, strict=True)
-                found = (token, *token.top)
+                found: list[Any] = [token, *token.top]
                 assert [each.text for each in found] == [*texts], where
                 assert [each.logprob for each in found] == close([*logprobs]), where
     assert len(actual.rounds) == len(expected.rounds)

@@ -26,6 +26,7 @@ from tests.support.gguf_vocabularies import write_pieces, write_vocabulary
 from tests.support.models import CHATML, tokenizer
 from tests.support.sizes import sized
 from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer, turn
+from tests.support.tokenizers import known_tokenizer
 
 pytestmark = pytest.mark.gguf
 
@@ -48,7 +49,9 @@ def folder() -> Path:
 
 @functools.cache
 def hugging_face(kind: str) -> Any:
-    return AutoTokenizer.from_pretrained(EMBEDDED[kind]) if kind in EMBEDDED else tokenizer(kind)
+    return (
+        AutoTokenizer.from_pretrained(EMBEDDED[kind]) if kind in EMBEDDED else known_tokenizer(kind)
+    )
 
 
 def llama(known: Any, **options: Any) -> LlamaText:
