@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 from tests.decoding.cases import CONVERSATIONS, EAGER, FREE, PROMPTS, TEXTS
-from tests.reference import Options, decode
-from tests.support.compare import TOLERANCE, assert_same, check
+from tests.support.compare import check
 from tests.support.models import (
     ARCHITECTURES,
     CHATML,
@@ -25,7 +24,6 @@ from tests.support.models import (
     Recipe,
     backend,
     model,
-    reference,
     tokenizer,
 )
 from tests.support.sizes import sized
@@ -138,17 +136,6 @@ def test_a_sliding_window_model_far_past_its_window() -> None:
     member = recipe("mistral")
     assert model(member).config.sliding_window == 8
     check([member, PAIR[0]], PROMPTS[0] * 3, max_new_tokens=sized(24, 60), margin_threshold=0.2)
-
-
-@pytest.mark.parametrize("arch", ["llama", "gpt2"])
-def test_the_path_form_gives_what_the_tree_form_gives(arch: str) -> None:
-    member = recipe(arch)
-    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 12}
-    expected = decode([reference(member), reference(PAIR[1])], PROMPTS[1], Options(**options))
-    for form in ("tree", "path"):
-        assert backend(member, form).form == form
-        with AdaFuseEngine([backend(member, form), backend(PAIR[1], form)]) as ensemble:
-            assert_same(ensemble.generate(PROMPTS[1], **options), expected, TOLERANCE)
 
 
 @pytest.mark.sweep(1)
