@@ -14,8 +14,8 @@ from adafuse_llm import AdaFuseEngine
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.registry import NAMED
 from tests.decoding import cases
-from tests.decoding.cases import STARTS
-from tests.reference import Options, Response, choose
+from tests.decoding.cases import STARTS, lowest_limit
+from tests.reference import Options, choose
 from tests.support.compare import TOLERANCE, check
 from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, backend, engine, reference
 from tests.support.schemas import PERSON, is_valid, schemas
@@ -33,15 +33,6 @@ MIXES = (
 )
 CHOICES = ("yes", "no", "perhaps not", "caf\u00e9")
 FORMS = (*cases.FORMS, {"choices": CHOICES})
-
-
-def lowest_limit(members: tuple[Recipe, ...], start: dict[str, Any], **form: Any) -> int:
-    """The fewest tokens in which every member can complete a text of the form."""
-    references = [reference(member) for member in members]
-    language = Options(**form).language
-    assert language is not None
-    response = Response(references, start.get("prompt"), start.get("messages"), language)
-    return max(1, response.minimum())
 
 
 def holds(form: dict[str, Any], text: str) -> bool:

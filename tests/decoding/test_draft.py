@@ -199,18 +199,28 @@ def test_nothing_of_the_drafts_piles_up():
     assert alive[1] <= alive[0] + 60
 
 
-@pytest.mark.quick
-def test_a_member_that_runs_token_by_token_is_given_no_drafts():
-    class Recurrent(Bulk):
-        def draft_limit(self, length: int) -> int:
-            return length
+class Recurrent(Bulk):
+    def draft_limit(self, length: int) -> int:
+        return length
 
-    costs = []
-    for drafting in (False, True):
-        recurrent = Recurrent("a", scattered(1))
-        decode([recurrent, Bulk("b", scattered(2))], drafting=drafting, max_new_tokens=40)
-        costs.append(sum(recurrent.sizes))
-    assert costs[0] == costs[1]
+
+class Quantized(Bulk):
+    token_cost = 1.0
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", [Recurrent, Quantized])
+@pytest.mark.parametrize("branches", [1, 3])
+def test_members_whose_tokens_are_expensive_read_no_more_than_without_drafts(
+    kind: type[Bulk], branches: int
+):
+    def tokens(kind: type[Bulk], *, drafting: bool) -> int:
+        members = [kind("a", scattered(1)), kind("b", scattered(2))]
+        decode(members, drafting=drafting, max_new_tokens=40, branching_factor=branches)
+        return sum(sum(member.sizes) for member in members)
+
+    most = tokens(Bulk, drafting=False)
+    assert tokens(kind, drafting=True) <= most < tokens(Bulk, drafting=True)
 
 
 def copied(lookup: Lookup, member: Member, node: Node) -> list[int]:
@@ -237,20 +247,6 @@ def test_a_proposal_that_has_lost_is_copied_too():
     assert copied(Lookup(), member, begun) == []
     member.commit(member.tree.grow([14, 19]), " y")  # the word goes on differently from now on
     assert copied(lookup, member, member.tree.grow([14])) == [19]
-
-
-@pytest.mark.parametrize("branches", [1, 3])
-def test_a_member_whose_tokens_are_expensive_reads_no_more_than_without_drafts(branches: int):
-    class Quantized(Bulk):
-        token_cost = 1.0
-
-    def tokens(kind: type[Bulk], *, drafting: bool) -> int:
-        members = [kind("a", scattered(1)), kind("b", scattered(2))]
-        decode(members, drafting=drafting, max_new_tokens=40, branching_factor=branches)
-        return sum(sum(member.sizes) for member in members)
-
-    most = tokens(Bulk, drafting=False)
-    assert tokens(Quantized, drafting=True) <= most < tokens(Bulk, drafting=True)
 
 
 def test_without_its_drafts_a_question_still_asks_for_every_score():

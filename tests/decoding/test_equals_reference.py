@@ -167,20 +167,25 @@ REPEATING = (
     "Question: who keeps the light?\nAnswer:  ",
 )
 
+ALL: dict[str, Any] = {
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
+    "no_repeat_ngram_size": 3,
+    "min_new_tokens": 6,
+    "logit_bias": {" the": 4.0, "e": -3.0, " keeps the": 6.0},
+}
 ADJUSTMENTS: dict[str, dict[str, Any]] = {
     "reward": {"repetition_penalty": 0.7},
     "frequency_penalty": {"frequency_penalty": 0.7, "presence_penalty": -1.0},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
     "min_new_tokens": {"min_new_tokens": 9},
     "logit_bias": {"logit_bias": {" the": 20.0, "a": -7.5, " light": 9.0, "Orrin": 12.0}},
-    "all": {
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.25,
-        "no_repeat_ngram_size": 3,
-        "min_new_tokens": 6,
-        "logit_bias": {" the": 4.0, "e": -3.0, " keeps the": 6.0},
-    },
+    "all": ALL,
+    "all and draws": {**ALL, "temperature": 1.2, "min_p": 0.02, "seed": 5},
+    "all and a form": {**ALL, "regex": "( [a-z]{2,5}){4}"},
+    "all and log-probabilities": {**ALL, "top_logprobs": 2},
+    "all and choices": {**ALL, "choices": (" the light", " Orrin")},
 }
 
 
@@ -189,24 +194,6 @@ def test_adjusted_decodes_equal_the_reference(number: int) -> None:
     options = {"margin_threshold": 0.2, "max_new_tokens": 10, **[*ADJUSTMENTS.values()][number]}
     branches = 3 if number % 2 else 1
     check(PAIR[: 1 + branches // 3], REPEATING[number % 3], branching_factor=branches, **options)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options"),
-    [
-        (REPEATING[2], {"temperature": 1.2, "min_p": 0.02, "seed": 5}),
-        (PROMPTS[0], {"regex": "( [a-z]{2,5}){4}"}),
-        (PROMPTS[0], {"top_logprobs": 2}),
-    ],
-)
-def test_all_adjustments_equal_the_reference_in_draws_and_forms(
-    prompt: str, options: dict[str, Any]
-) -> None:
-    check(PAIR, prompt, **ADJUSTMENTS["all"], margin_threshold=0.2, max_new_tokens=8, **options)
-
-
-def test_choices_have_the_members_own_probabilities() -> None:
-    check(PAIR, PROMPTS[0], choices=(" the light", " Orrin"), **ADJUSTMENTS["all"])
 
 
 def test_a_generation_config_is_followed_unless_a_call_sets_the_option() -> None:

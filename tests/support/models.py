@@ -81,9 +81,9 @@ def tokenizer(kind: str, template: str | None = None) -> Any:
     return MAKERS[kind]()
 
 
-def _byte_level() -> PreTrainedTokenizerFast:
+def byte_level(*, add_prefix_space: bool = False) -> PreTrainedTokenizerFast:
     core = Tokenizer(tokenizer_models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     core.decoder = decoders.ByteLevel()
     core.train_from_iterator(
         [TEXT],
@@ -167,7 +167,7 @@ def _unigram(*, byte_fallback: bool) -> PreTrainedTokenizerFast:
 
 
 _MAKERS: Mapping[str, Callable[[], Any]] = {
-    "bytelevel": _byte_level,
+    "bytelevel": byte_level,
     "sentencepiece": _sentencepiece,
     "unigram": functools.partial(_unigram, byte_fallback=True),
     "unknowns": functools.partial(_unigram, byte_fallback=False),

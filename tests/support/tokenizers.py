@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.models import TEXT, tokenizer, train_sentencepiece
+from tests.support.models import TEXT, byte_level, tokenizer, train_sentencepiece
 from tests.support.paths import TOKENIZERS
 
 known_tokenizer = tokenizer
@@ -66,22 +66,6 @@ def _word_piece() -> PreTrainedTokenizerFast:
     )
 
 
-def _prefixed() -> PreTrainedTokenizerFast:
-    core = Tokenizer(tokenizer_models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["</s>"],
-        show_progress=False,
-    )
-    core.train_from_iterator([TEXT], trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="</s>", clean_up_tokenization_spaces=False
-    )
-
-
 def _byte_fallback(*, dummy_prefix: bool) -> PreTrainedTokenizerFast:
     bpe = tokenizer_models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
     core = Tokenizer(bpe)
@@ -124,7 +108,7 @@ def _slow() -> Any:
 MAKERS: Mapping[str, Callable[[], Any]] = {
     "gemma": functools.partial(_byte_fallback, dummy_prefix=False),
     "legacy": functools.partial(_byte_fallback, dummy_prefix=True),
-    "prefixed": _prefixed,
+    "prefixed": functools.partial(byte_level, add_prefix_space=True),
     "slow": _slow,
     "wordpiece": _word_piece,
     "llama2": _llama2,
