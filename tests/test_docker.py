@@ -55,13 +55,13 @@ def docker(*arguments: str, seconds: float = 60) -> str:
     return done.stdout.strip()
 
 
-def is_running() -> bool:
-    return subprocess.run([DOCKER, "info"], capture_output=True, check=False).returncode == 0
-
-
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
-    if shutil.which(DOCKER) is None or not is_running():
+    call = [DOCKER, "info"]
+    if (
+        not shutil.which(DOCKER)
+        or subprocess.run(call, check=False, capture_output=True).returncode
+    ):
         pytest.skip(f"{DOCKER} does not run here")
     more = shlex.split(os.environ.get("DOCKER_BUILD", ""))
     docker("build", "--tag", IMAGE, *more, str(ROOT), seconds=BUILD_SECONDS)

@@ -99,14 +99,11 @@ class Case:
     """One random decode, or several.
 
     Attributes:
-        kind: what is checked.
-        strategy: name of the strategy.
+        kind: one of `KINDS`.
         common: seed of the preferences that members share.
-        members: seeds of the members.
         rooms: for each member, how many tokens its context window has for a response; None for a
             member without a window.
-        prompts: prompts, at least two.
-        options: options of every call.
+        prompts: at least two.
         chance: source of the choices that a check makes.
     """
 

@@ -139,22 +139,20 @@ def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(_head_dim(config))
-    writer.add_value_length(_head_dim(config))
+    heads = config["num_attention_heads"]
+    writer.add_head_count(heads)
+    size = int(config.get("head_dim") or config["hidden_size"] // heads)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_dimension_count(int(size * rope.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config["vocab_size"])
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     else:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
         writer.add_parallel_residual(config["use_parallel_residual"])
-
-
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def _with_output(tensors: Tensors) -> Tensors:

@@ -280,12 +280,8 @@ def configuration(recipe: Recipe, vocabulary: int) -> Any:
     prefix, options = ARCHITECTURES[recipe.arch]
     settings = {**options, "vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
     if recipe.window is not None:
-        key = next(
-            key
-            for key in ("n_positions", "max_seq_len", "max_position_embeddings")
-            if key in settings
-        )
-        settings[key] = recipe.window
+        keys = ("n_positions", "max_seq_len", "max_position_embeddings")
+        settings[next(key for key in keys if key in settings)] = recipe.window
     if recipe.layers != Recipe.layers:
         depth = ("num_hidden_layers", "n_layer", "n_layers")
         settings[next(name for name in depth if name in settings)] = recipe.layers
