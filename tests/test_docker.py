@@ -13,12 +13,12 @@ import shlex
 import shutil
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from adafuse_llm.embedded import member_paths
 from tests.support.paths import ROOT
@@ -55,13 +55,13 @@ def docker(*arguments: str, seconds: float = 60) -> str:
     return done.stdout.strip()
 
 
-def is_running() -> bool:
-    return subprocess.run([DOCKER, "info"], capture_output=True, check=False).returncode == 0
-
-
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
-    if shutil.which(DOCKER) is None or not is_running():
+    call = [DOCKER, "info"]
+    if (
+        not shutil.which(DOCKER)
+        or subprocess.run(call, check=False, capture_output=True).returncode
+    ):
         pytest.skip(f"{DOCKER} does not run here")
     more = shlex.split(os.environ.get("DOCKER_BUILD", ""))
     docker("build", "--tag", IMAGE, *more, str(ROOT), seconds=BUILD_SECONDS)
@@ -91,11 +91,11 @@ def test_a_container_serves_the_models_of_a_volume(image: str, models: Path) -> 
         until_healthy(container)
         assert docker("exec", container, "id", "-u") == "1000"
         address = docker("port", container, "8000").splitlines()[0]
-        found = {each["id"] for each in served(address, "/v1/models")["data"]}
-        assert found == {"adafuse", *names}
-        turns = [{"role": "user", "content": "What is 12 + 7?"}]
-        answer = served(address, "/v1/chat/completions", {"model": "adafuse", "messages": turns})
-        assert answer["choices"][0]["message"]["content"] == "19"
+        with OpenAI(base_url=f"http://{address}/v1", api_key="none") as client:
+            assert {each.id for each in client.models.list()} == {"adafuse", *names}
+            turns: Any = [{"role": "user", "content": "What is 12 + 7?"}]
+            answer = client.chat.completions.create(model="adafuse", messages=turns)
+        assert answer.choices[0].message.content == "19"
         start = time.monotonic()
         docker("stop", "--time", "30", container)
         assert time.monotonic() - start < 25
@@ -116,13 +116,3 @@ def until_healthy(container: str) -> None:
             return
         time.sleep(1)
     raise AssertionError(docker("logs", container))
-
-
-def served(address: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    request = urllib.request.Request(
-        f"http://{address}{path}",
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)

@@ -10,7 +10,7 @@ from tests.support import fuzz
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_random_cases_violate_nothing(kind: str) -> None:
-    found = {number: fuzz.violation(1, number, [kind]) for number in range(6)}
+    found = {number: fuzz.violation(1, number, kind) for number in range(6)}
     assert found == dict.fromkeys(found, (kind, ""))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -140,11 +141,15 @@ def _embedded_file(name: str, kind: str) -> Path:
 
 
 def _real_file(name: str, kind: str) -> Path:
-    """Return the downloaded file, which has 4 bits per weight, or one written from it."""
-    from tests.support.gguf_files import rewritten
+    """Return the downloaded file, which has 4 bits per weight, or one written from it and kept."""
+    from tests.support.gguf_files import rewrite_gguf
 
     file = real_files(ALL)[name]
-    return file if kind == "q4" else rewritten(file, file.parent, kind)
+    out = file if kind == "q4" else file.with_name(f"{file.stem}-{kind}.gguf")
+    if not out.is_file():
+        print(f"writing {out.name}", file=sys.stderr, flush=True)
+        rewrite_gguf(file, out.with_suffix(".new"), kind).replace(out)
+    return out
 
 
 SUITES: Final = {"embedded": embedded, "real": real, "large": large}

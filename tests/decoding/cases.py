@@ -6,7 +6,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.reference import Options, Response
+from tests.support.models import Recipe, reference
 from tests.support.schemas import PERSON
+
+EAGER = (
+    Recipe("llama", "bytelevel", seed=41, end_bias=6.0),
+    Recipe("qwen2", "sentencepiece", seed=42, end_bias=6.0),
+)
+"""Two members that soon end a response."""
 
 PROMPTS = (
     "The ferry to Orrin leaves at nine.",
@@ -65,3 +73,12 @@ FREE = {
     "stop": st.sampled_from([(), ("\n",), ("e",), ("th", " o")]),
 }
 """Options of responses of any form."""
+
+
+def lowest_limit(members: tuple[Recipe, ...], start: dict[str, Any], **form: Any) -> int:
+    """The fewest tokens in which every member can complete a text of the form."""
+    references = [reference(member) for member in members]
+    language = Options(**form).language
+    assert language is not None
+    response = Response(references, start.get("prompt"), start.get("messages"), language)
+    return max(1, response.minimum())

@@ -14,8 +14,8 @@ from adafuse_llm import AdaFuseEngine
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.registry import NAMED
 from tests.decoding import cases
-from tests.decoding.cases import STARTS
-from tests.reference import Options, Response, choose
+from tests.decoding.cases import STARTS, lowest_limit
+from tests.reference import Options, choose
 from tests.support.compare import TOLERANCE, check
 from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, backend, engine, reference
 from tests.support.schemas import PERSON, is_valid, schemas
@@ -33,15 +33,6 @@ MIXES = (
 )
 CHOICES = ("yes", "no", "perhaps not", "caf\u00e9")
 FORMS = (*cases.FORMS, {"choices": CHOICES})
-
-
-def lowest_limit(members: tuple[Recipe, ...], start: dict[str, Any], **form: Any) -> int:
-    """The fewest tokens in which every member can complete a text of the form."""
-    references = [reference(member) for member in members]
-    language = Options(**form).language
-    assert language is not None
-    response = Response(references, start.get("prompt"), start.get("messages"), language)
-    return max(1, response.minimum())
 
 
 def holds(form: dict[str, Any], text: str) -> bool:
@@ -146,18 +137,6 @@ def test_every_strategy_obeys_or_refuses(strategy: str) -> None:
                 assert holds(form, found.text), found.text
                 obeyed.add(next(iter(form)))
     assert obeyed or strategy != "adafuse"
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_no_valid_text_of_another_member_scores_minus_infinity(number: int) -> None:
-    """Every member has a score of every candidate, whoever proposed it."""
-    members, form = (TRIPLE, *MIXES[3:5])[number], FORMS[(0, 1, 4)[number]]
-    found = engine(*members).generate(
-        "The ferry to", **form, margin_threshold=1.0, max_new_tokens=40
-    )
-    own = [candidate for each in found.rounds if not each.forced for candidate in each.candidates]
-    assert len(own) > 5
-    assert all(set(candidate.nll) == {member.name for member in members} for candidate in own)
 
 
 @pytest.mark.sweep(1)

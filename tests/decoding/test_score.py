@@ -18,7 +18,6 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.decoding.score import best_candidate
-from adafuse_llm.errors import DecodingError
 from tests.reference import mean_nll
 from tests.support.models import CHATML, Recipe, engine, reference
 
@@ -172,12 +171,6 @@ def test_the_lowest_score_wins_and_the_first_of_equal_ones(
     scores: tuple[float | None, ...], winner: int
 ) -> None:
     assert best_candidate(scored(*scores)) == winner
-
-
-@pytest.mark.quick
-def test_without_any_score_there_is_no_winner() -> None:
-    with pytest.raises(DecodingError):
-        best_candidate(scored(None, None))
 
 
 def test_spaces_that_one_member_writes_before_a_reply_are_scored_by_the_others() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,18 +16,14 @@ import pytest
 import torch
 
 from adafuse_llm import AdaFuseEngine, EngineClosedError, MemberError, MemberOutOfMemoryError, Round
-from adafuse_llm.backends import Backend, FakeBackend, Query, QueryResult
+from adafuse_llm.backends import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from tests.runtime.test_scheduler import Watched
 from tests.support.compare import approximately, as_data
-from tests.support.models import Recipe, backend, engine, model, tokenizer
+from tests.support.models import TRIPLE, Recipe, backend, engine, model, tokenizer
 from tests.support.paths import ROOT
 from tests.support.waiting import wait_until
 
-MEMBERS = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
-    Recipe("qwen3", "unigram", seed=33),
-)
 PROMPTS = [
     "The ferry to Orrin leaves at nine.",
     "Who keeps the light?",
@@ -41,46 +38,14 @@ OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 10, "top_p
 OPTIONS |= {"temperature": 0.7, "seed": 2}
 
 
-class Wrapped(Backend):
-    """A backend that wraps another one and calls a function before every evaluation."""
-
-    def __init__(self, inner: Backend, before: Callable[[int, Sequence[Query]], None]) -> None:
-        self.name, self.codec, self.end_ids = inner.name, inner.codec, inner.end_ids
-        self.context_window, self.full = inner.context_window, inner.full
-        self.inner = inner
-        self.before = before
-        self.calls = 0
-        self.released = 0
-
-    def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
-        self.calls += 1
-        self.before(self.calls, queries)
-        return self.inner.evaluate(queries)
-
-    def release(self, tree: Any) -> None:
-        self.released += 1
-        self.inner.release(tree)
-
-
-def endless(text: str) -> Mapping[str, float]:
-    """Write words without end, and never be confident."""
-    if text[-1] == " ":
-        return {"a": 0.5, "b": 0.3, "c": 0.2}
-    return {" ": 0.9, "a": 0.1}
-
-
-def endless_fake(name: str = "endless") -> FakeBackend:
-    return FakeBackend(name, endless)
-
-
 @pytest.fixture(scope="module")
 def serial() -> list[dict[str, Any]]:
-    return [as_data(engine(*MEMBERS).generate(prompt, **OPTIONS)) for prompt in PROMPTS]
+    return [as_data(engine(*TRIPLE).generate(prompt, **OPTIONS)) for prompt in PROMPTS]
 
 
 @pytest.fixture
 def ensemble() -> Iterator[AdaFuseEngine]:
-    with AdaFuseEngine([backend(member) for member in MEMBERS]) as made:
+    with AdaFuseEngine([backend(member) for member in TRIPLE]) as made:
         yield made
 
 
@@ -98,40 +63,35 @@ async def test_threads_tasks_and_batches_give_what_one_gives(
 # Cancellation ---------------------------------------------------------------------------------
 
 
-def passes_settle(count: Callable[[], int], seconds: float = 0.15) -> bool:
+def passes_settle(member: Watched) -> bool:
     """Return whether the number of passes stays the same for a while."""
-    before = count()
-    time.sleep(seconds)
-    return count() == before
-
-
-def paced(call: int, queries: Sequence[Query]) -> None:
-    time.sleep(0.002)
+    before = len(member.sizes)
+    time.sleep(0.15)
+    return len(member.sizes) == before
 
 
 @pytest.fixture
-def slow_member() -> Wrapped:
-    return Wrapped(endless_fake(), paced)
+def slow_member() -> Watched:
+    return Watched("slow", before=lambda queries: time.sleep(0.002))
 
 
 @pytest.fixture
-def slow_ensemble(slow_member: Wrapped) -> Iterator[AdaFuseEngine]:
+def slow_ensemble(slow_member: Watched) -> Iterator[AdaFuseEngine]:
     with AdaFuseEngine([slow_member]) as made:
         yield made
 
 
-def stopped_within_a_round(member: Wrapped, at: int) -> None:
+def stopped_within_a_round(member: Watched, at: int) -> None:
     """Check that passes stop after at most one more round."""
-    wait_until(lambda: member.released)
-    assert member.calls - at <= 8
-    assert passes_settle(lambda: member.calls)
-    assert member.released == 1
+    wait_until(lambda: not member.live)
+    assert len(member.sizes) - at <= 8
+    assert passes_settle(member)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["stream", "task"])
 async def test_a_closed_stream_and_a_cancelled_task_stop_forward_passes(
-    how: str, slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+    how: str, slow_ensemble: AdaFuseEngine, slow_member: Watched
 ) -> None:
     if how == "stream":
         stream = slow_ensemble.stream("x", max_new_tokens=100_000)
@@ -139,15 +99,15 @@ async def test_a_closed_stream_and_a_cancelled_task_stop_forward_passes(
         stream.close()
     else:
         task = asyncio.create_task(slow_ensemble.agenerate("x", max_new_tokens=100_000))
-        await asyncio.to_thread(wait_until, lambda: slow_member.calls)
+        await asyncio.to_thread(wait_until, lambda: slow_member.sizes)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    stopped_within_a_round(slow_member, slow_member.calls)
+    stopped_within_a_round(slow_member, len(slow_member.sizes))
 
 
 def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
-    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+    slow_ensemble: AdaFuseEngine, slow_member: Watched
 ) -> None:
     cancel = threading.Event()
     seen: list[Round] = []
@@ -164,26 +124,26 @@ def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
     assert 4 <= len(generation.rounds) <= 6
     assert generation.text == "".join(r.text for r in generation.rounds)
     assert tuple(seen) == generation.rounds
-    stopped_within_a_round(slow_member, slow_member.calls)
+    stopped_within_a_round(slow_member, len(slow_member.sizes))
 
 
 # Failures -------------------------------------------------------------------------------------
 
 
-def failing(error: BaseException, at: int) -> Callable[[int, Sequence[Query]], None]:
+def failing(error: BaseException, at: int) -> Callable[[Sequence[Query]], None]:
     """Fail from a call on, for the request of that call."""
-    failed: list[Any] = []
+    calls, failed = itertools.count(1), list[Any]()
 
-    def before(call: int, queries: Sequence[Query]) -> None:
-        if call == at:
+    def before(queries: Sequence[Query]) -> None:
+        if next(calls) == at:
             failed.append(queries[0].tree)
-        if any(query.tree is tree for query in queries for tree in failed):
+        if any(query.tree in failed for query in queries):
             raise error
 
     return before
 
 
-def too_long(call: int, queries: Sequence[Query]) -> None:
+def too_long(queries: Sequence[Query]) -> None:
     if any(len(query.tree.ids) > 40 for query in queries):
         raise RuntimeError("too long for me")
 
@@ -199,23 +159,25 @@ def too_long(call: int, queries: Sequence[Query]) -> None:
 def test_an_error_names_the_failing_member_and_the_engine_stays_usable(
     error: Exception, raised: type[MemberError], at: int
 ) -> None:
-    bad = Wrapped(endless_fake("bad"), failing(error, at))
-    with AdaFuseEngine([endless_fake(), bad]) as ensemble:
+    bad = Watched("bad", before=failing(error, at))
+    with AdaFuseEngine([Watched("good"), bad]) as ensemble:
         with pytest.raises(raised, match="'bad'") as caught:
             ensemble.generate("x", max_new_tokens=9)
         assert type(caught.value) is raised
         assert (caught.value.__cause__, caught.value.member) == (error, "bad")
         assert ensemble.generate("x", max_new_tokens=9).text
-    assert bad.released == 2
+    assert len(bad.order) == 2
+    assert not bad.live
 
 
 def test_a_failing_request_does_not_affect_simultaneous_requests(
-    serial: list[dict[str, Any]],
+    ensemble: AdaFuseEngine, serial: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member fails only on the long prompt, while seven other requests run."""
-    bad = Wrapped(backend(MEMBERS[1]), too_long)
-    members: list[Backend] = [backend(MEMBERS[0]), bad, backend(MEMBERS[2])]
-    with AdaFuseEngine(members) as ensemble, ThreadPoolExecutor(8) as pool:
+    bad = ensemble.backends[1]
+    evaluate = bad.evaluate
+    monkeypatch.setattr(bad, "evaluate", lambda queries: too_long(queries) or evaluate(queries))
+    with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(ensemble.generate, prompt, **OPTIONS) for prompt in PROMPTS]
         with pytest.raises(MemberError, match=bad.name):
             running.pop(3).result()
@@ -252,12 +214,12 @@ def test_nan_is_computed_again_and_not_cached(arch: str) -> None:
 
 @pytest.mark.quick
 def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
-    member = Wrapped(endless_fake(), too_long)
+    member = Watched("m", before=too_long)
     with AdaFuseEngine([member]) as ensemble:
         with pytest.raises(MemberError, match="too long"):
             ensemble.generate_batch(["x", "y" * 50], max_new_tokens=100_000)
-        wait_until(lambda: member.released == 2)
-        assert passes_settle(lambda: member.calls)
+        wait_until(lambda: not member.live)
+        assert passes_settle(member)
 
 
 # Observers ------------------------------------------------------------------------------------
@@ -271,7 +233,7 @@ def test_observers_see_every_round_and_one_that_raises_is_logged_and_harmless(
         raise ValueError("I am a bad observer")
 
     seen: list[Round] = []
-    with AdaFuseEngine([endless_fake()], on_round=raises) as ensemble:
+    with AdaFuseEngine([Watched("m")], on_round=raises) as ensemble:
         generation = ensemble.generate("x", max_new_tokens=12, on_round=seen.append)
     assert tuple(seen) == generation.rounds
     assert len(caplog.records) == len(seen)
@@ -283,7 +245,7 @@ def test_observers_see_every_round_and_one_that_raises_is_logged_and_harmless(
 
 @pytest.mark.quick
 def test_a_closed_engine_takes_no_requests() -> None:
-    ensemble = AdaFuseEngine([endless_fake()])
+    ensemble = AdaFuseEngine([Watched("m")])
     ensemble.close()
     ensemble.close()
     for call in (ensemble.generate, ensemble.stream):

@@ -414,28 +414,6 @@ def hanging():
     member.gate.set()
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("what", ["response", "score"])
-def test_cancelled_requests_end_while_a_pass_hangs(hanging, what):
-    flags = threading.Event(), threading.Event()
-    with AdaFuseEngine([hanging], runtime=RuntimeConfig(max_requests=1)) as engine:
-        ask = partial(engine.score, continuations=[" ."]) if what == "score" else engine.generate
-        running = background(ask, "hang", cancel=flags[0])
-        assert hanging.inside.wait(PATIENCE)
-        queued = background(ask, "y", cancel=flags[1])
-        wait_until(lambda: engine.scheduler.waiting)
-        for flag, future in ((flags[1], queued), (flags[0], running)):
-            flag.set()
-            if what == "score":
-                assert isinstance(future.exception(PATIENCE), RequestCancelledError)
-            else:
-                assert future.result(PATIENCE).finish_reason == "cancelled"
-        hanging.gate.set()
-        assert engine.generate("z", max_new_tokens=2).text.startswith(" .")
-    assert not hanging.live
-    assert hanging.most == 1  # no other thread has used the model
-
-
 def test_a_timeout_counts_the_time_in_the_queue_but_not_before_a_stream_is_read(hanging):
     with AdaFuseEngine([hanging], runtime=RuntimeConfig(max_requests=1)) as engine:
         background(engine.generate, "hang")
@@ -497,33 +475,47 @@ def test_a_call_that_finds_the_queue_full_fails_before_it_encodes(hanging, monke
     assert unfinished(engine) == 0
 
 
+ERRORS = {
+    "score cancelled": RequestCancelledError,
+    "closed": EngineClosedError,
+    "late": RequestTimeoutError,
+}
+
+
 @pytest.mark.quick
-@pytest.mark.parametrize("how", ["cancelled", "closed", "late", "done"])
+@pytest.mark.parametrize("how", ["cancelled", "done", *ERRORS])
 def test_every_request_that_ends_leaves_the_queue(hanging, how):
-    """Requests end in the queue and while they run, and later requests find room."""
+    """Requests end in the queue and while a pass hangs, and later requests find room."""
     cancel = threading.Event()
     runtime = RuntimeConfig(max_requests=1, max_waiting=1)
-    options: Any = {"cancelled": {"cancel": cancel}, "late": {"timeout": 0.1}}.get(how, {})
+    options: Any = {"timeout": 0.1} if how == "late" else {"cancel": cancel}
     with AdaFuseEngine([hanging], runtime=runtime) as engine:
-        running = background(engine.generate, "hang", max_new_tokens=1, **options)
+        ask: Any = partial(engine.generate, max_new_tokens=1, **options)
+        if how == "score cancelled":
+            ask = partial(engine.score, continuations=[" ."], **options)
+        running = background(ask, "hang")
         assert hanging.inside.wait(PATIENCE)
-        stream = engine.stream("y", max_new_tokens=1, **options)
-        queued = background(lambda: list(stream))
+        queued = background(ask, "y")
         wait_until(lambda: unfinished(engine) == 2)
-        cancel.set()
         if how == "closed":
             background(engine.close)
-        if how == "done":
+        elif how == "done":
             hanging.gate.set()
+        else:
+            cancel.set()
         wait_until(lambda: unfinished(engine) == 0)
+        if how in ERRORS:
+            errors = [each.exception(PATIENCE) for each in (running, queued)]
+            assert [type(error) for error in errors] == [ERRORS[how]] * 2
+            assert how != "late" or "'stuck'" in str(errors[0])
+        else:
+            reasons = {each.result(PATIENCE).finish_reason for each in (running, queued)}
+            assert reasons == {"cancelled" if how == "cancelled" else "length"}
         hanging.gate.set()
         if how != "closed":
             assert engine.generate("z", max_new_tokens=1).text
-        assert running.exception(PATIENCE) or running.result()
-        if how == "late":
-            assert isinstance(running.exception(), TimeoutError)
-            assert "'stuck'" in str(running.exception())
-        assert queued.exception(PATIENCE) or queued.result()
+    assert not hanging.live
+    assert hanging.most == 1  # no other thread has used the model
 
 
 # Slow requests --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,13 +13,9 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from tests.reference import Options, decode
 from tests.support.compare import TOLERANCE, assert_same
-from tests.support.models import CHATML, Recipe, backend, model, reference
+from tests.support.models import CHATML, TRIPLE, Recipe, backend, model, reference
 
-RECIPES = (
-    Recipe("llama", "bytelevel", seed=31, end_bias=2.0, template=CHATML),
-    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5, template=CHATML),
-    Recipe("qwen3", "unigram", seed=33, spread=0.6, template=CHATML),
-)
+RECIPES = tuple(replace(recipe, template=CHATML) for recipe in TRIPLE)
 PROMPTS = ("Caf\u00e9 \U0001f600 Orrin", "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587")
 MESSAGES = [{"role": "user", "content": "When does the ferry leave?"}]
 

@@ -16,16 +16,10 @@ from adafuse_llm.strategies import Mixture
 from adafuse_llm.summary import asked as read_by
 from tests.reference import Options, WordMixture, decode
 from tests.support.compare import assert_same
-from tests.support.models import Recipe, backend, reference
+from tests.support.models import PAIR, TRIPLE, Recipe, backend, reference
 
 TOLERANCE = 1e-8
-PAIR = (Recipe("llama", "bytelevel", seed=31), Recipe("gpt2", "sentencepiece", seed=32))
-TRIPLE = (*PAIR, Recipe("llama", "unigram", seed=33))
 PROMPTS = ("The keeper lit the lamp and", "def f(n):\n    ", "Once: ")
-
-every_ensemble = pytest.mark.parametrize(
-    ("recipes", "branches"), [(TRIPLE, 1), (PAIR, 3)], ids=["triple-1", "pair-3"]
-)
 
 
 def fake(name: str, after: dict[str, dict[str, float]]) -> FakeBackend:
@@ -105,18 +99,16 @@ def test_a_member_that_gives_a_word_a_probability_of_0_has_been_asked() -> None:
     assert read_by(first) == ("m0", "m1", "m2")
 
 
-@every_ensemble
-def test_responses_are_those_without_any_cache(recipes: Sequence[Recipe], branches: int) -> None:
-    check(recipes, branching_factor=branches)
-
-
-@every_ensemble
-def test_words_that_win_early_are_those_that_would_win(
-    recipes: Sequence[Recipe], branches: int
+@pytest.mark.parametrize("is_sharp", [False, True])
+@pytest.mark.parametrize(("recipes", "branches"), [(TRIPLE, 1), (PAIR, 3)])
+def test_responses_are_those_without_any_cache(
+    recipes: Sequence[Recipe], branches: int, is_sharp: bool
 ) -> None:
-    sharp = [replace(recipe, spread=1.5, space_bias=6.0) for recipe in recipes]
-    counts = check(sharp, branching_factor=branches)
-    assert min(counts) == 1 < max(counts)
+    """Sharp members have words that win early, which are those that would win."""
+    if is_sharp:
+        recipes = [replace(recipe, spread=1.5, space_bias=6.0) for recipe in recipes]
+    counts = check(recipes, branching_factor=branches)
+    assert not is_sharp or min(counts) == 1 < max(counts)
 
 
 def check(recipes: Sequence[Recipe], **options: Any) -> list[int]:

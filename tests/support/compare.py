@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,45 +39,35 @@ def check(
 
 def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: float) -> None:
     """Same spans, winners, tokens by text, and finish reason; numbers within `tolerance`."""
+    close = functools.partial(pytest.approx, abs=tolerance, rel=0)
     for number, (got, want) in enumerate(zip(actual.rounds, expected.rounds, strict=False)):
         where = f"round {number}"
-        assert got.index == number
-        assert got.forced == want.forced, where
-        assert {name: len(m) for name, m in got.margins.items()} == {
-            name: len(m) for name, m in want.margins.items()
-        }, where
+        assert (got.index, got.forced) == (number, want.forced), where
+        assert {*got.margins} == {*want.margins}, where
         for name, margins in want.margins.items():
-            assert got.margins[name] == pytest.approx(margins, abs=tolerance, rel=0), where
+            assert [*got.margins[name]] == close([*margins]), where
         assert [(c.text, c.ends, list(c.proposers)) for c in got.candidates] == [
             (c.text, c.ends, c.proposers) for c in want.candidates
         ], where
         for mine, theirs in zip(got.candidates, want.candidates, strict=True):
-            assert mine.nll == pytest.approx(theirs.nll, abs=tolerance, rel=0), where
-            assert (mine.score is None) == (theirs.score is None), where
+            assert mine.nll == close(theirs.nll), where
+            assert mine.score == close(theirs.score), where
             if theirs.score is not None:
-                assert mine.score == pytest.approx(theirs.score, abs=tolerance, rel=0), where
-                assert mine.logprob == pytest.approx(
-                    theirs.logprob, rel=tolerance, abs=tolerance
-                ), where
-        assert got.winner == want.winner, where
-        assert got.text == want.text, where
-        assert set(got.logprobs) == set(want.logprobs), where
+                assert mine.logprob == close(theirs.logprob, rel=tolerance), where
+        assert (got.winner, got.text) == (want.winner, want.text), where
+        assert {*got.logprobs} == {*want.logprobs}, where
         for name, tokens in want.logprobs.items():
             for token, other in zip(got.logprobs[name], tokens, strict=True):
-                assert token.text == other.text, where
-                assert token.logprob == pytest.approx(other.logprob, abs=tolerance, rel=0), where
-                assert [each.text for each in token.top] == [text for text, _ in other.top], where
-                assert [each.logprob for each in token.top] == pytest.approx(
-                    [logprob for _, logprob in other.top], abs=tolerance, rel=0
-                ), where
+                texts, logprobs = zip((other.text, other.logprob), *other.top, strict=True)
+                found: list[Any] = [token, *token.top]
+                assert [each.text for each in found] == [*texts], where
+                assert [each.logprob for each in found] == close([*logprobs]), where
     assert len(actual.rounds) == len(expected.rounds)
     assert actual.text == expected.text
     assert actual.finish_reason == expected.finish_reason
     assert actual.seed == expected.seed
-    assert actual.logprob == pytest.approx(expected.logprob, rel=tolerance, abs=tolerance)
-    assert actual.member_logprobs == pytest.approx(
-        expected.member_logprobs, rel=tolerance, abs=tolerance
-    )
+    assert actual.logprob == close(expected.logprob, rel=tolerance)
+    assert actual.member_logprobs == close(expected.member_logprobs, rel=tolerance)
     assert actual.usage.prompt_tokens == expected.prompt_tokens
     assert actual.usage.completion_tokens == expected.completion_tokens
 

@@ -10,7 +10,6 @@ import argparse
 import atexit
 import functools
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,6 @@ from transformers import AutoTokenizer
 from adafuse_llm.embedded import member_paths
 from tests.support.gguf_vocabularies import add_vocabulary, finish
 
-KINDS = ("f32", "q8_0")
 FILE_TYPES = {
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
@@ -37,16 +35,6 @@ FILE_TYPES = {
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array]
-
-
-def write_members(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
-    """Write every embedded member to `folder`, as ``wren-f32.gguf`` and so on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return [
-        write_gguf(member, folder / f"{member.name}-{kind}.gguf", kind)
-        for member in member_paths()
-        for kind in kinds
-    ]
 
 
 @functools.cache
@@ -144,40 +132,27 @@ def rewrite_gguf(
     return finish(writer, out)
 
 
-def rewritten(path: Path, folder: Path, kind: str) -> Path:
-    """Return a model with weights of another kind, from a folder that keeps it for later runs."""
-    out = folder / f"{path.stem}-{kind}.gguf"
-    if not out.is_file():
-        print(f"writing {out.name}", file=sys.stderr, flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        rewrite_gguf(path, out.with_suffix(".new"), kind).replace(out)
-    return out
-
-
 def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     rope = config["rope_parameters"]
-    if rope["rope_type"] != "default":
-        raise ValueError(f"rope_type {rope['rope_type']!r} cannot be written, only 'default'.")
+    assert rope["rope_type"] == "default", "others cannot be written"
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(_head_dim(config))
-    writer.add_value_length(_head_dim(config))
+    heads = config["num_attention_heads"]
+    writer.add_head_count(heads)
+    size = int(config.get("head_dim") or config["hidden_size"] // heads)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_dimension_count(int(size * rope.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config["vocab_size"])
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     else:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
         writer.add_parallel_residual(config["use_parallel_residual"])
-
-
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def _with_output(tensors: Tensors) -> Tensors:
@@ -214,8 +189,7 @@ def _renamed(
     names = gguf.get_tensor_name_map(architecture, layers)
     for name, tensor in tensors.items():
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if new is None:
-            raise ValueError(f"The tensor {name!r} has no name in a GGUF file.")
+        assert new is not None, f"{name} has no name in a GGUF file"
         yield new, tensor
 
 
@@ -232,8 +206,11 @@ def main() -> None:
     """Write the embedded members to the folder named on the command line."""
     parser = argparse.ArgumentParser(description="Write the embedded members as GGUF files.")
     parser.add_argument("out", type=Path, help="folder for the files")
-    for path in write_members(parser.parse_args().out):
-        print(path)
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    for member in member_paths():
+        for kind in ("f32", "q8_0"):
+            print(write_gguf(member, out / f"{member.name}-{kind}.gguf", kind))
 
 
 if __name__ == "__main__":

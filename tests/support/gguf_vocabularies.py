@@ -95,27 +95,18 @@ def write_pieces(
 
 def _kind(model: Mapping[str, Any]) -> str:
     kinds = {"Unigram": "t5", "WordPiece": "bert", "BPE": "gpt2"}
-    return (
-        "llama" if model.get("byte_fallback") and model["type"] == "BPE" else kinds[model["type"]]
-    )
+    is_llama = model["type"] == "BPE" and model["byte_fallback"]
+    return "llama" if is_llama else kinds[model["type"]]
 
 
 def _pieces(model: Mapping[str, Any]) -> Tokens:
     if model["type"] == "Unigram":
         return [(text, score) for text, score in model["vocab"]]
     texts = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    if model["type"] == "WordPiece":  # llama.cpp marks the starts of words, not their middles
-        return [(_phantom(text), 0.0) for text in texts]
     ranks: dict[str, int] = {}
-    for rank, pair in enumerate(model["merges"]):
+    for rank, pair in enumerate(model.get("merges", ())):  # WordPiece has none
         ranks.setdefault("".join(pair), rank)
     return [(text, -float(ranks.get(text, 10**6))) for text in texts]
-
-
-def _phantom(text: str) -> str:
-    if text.startswith("[") and text.endswith("]") and len(text) > 1:
-        return text
-    return text[2:] if text.startswith("##") else f"\u2581{text}"
 
 
 def _type(text: str, added: Any, *, has_bytes: bool) -> TokenType:
@@ -127,10 +118,8 @@ def _type(text: str, added: Any, *, has_bytes: bool) -> TokenType:
 
 def _has_prefix(tokenizer: Any) -> bool:
     """Whether the tokenizer puts a space before a text."""
-    return (
-        str(tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0])[:1]
-        == "\u2581"
-    )
+    (first, *_) = tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens
+    return bool(first[:1] == "\u2581")
 
 
 def _add_special_tokens(writer: gguf.GGUFWriter, tokenizer: Any, unknown: int | None) -> None:

@@ -16,7 +16,7 @@ from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.llms.adafuse import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 
 PATHS = (
@@ -121,8 +121,6 @@ def counting(words: int, *, seconds: float = 0.0, fails_at: int | None = None) -
 
 def counting_engine(words: int, **kind: Any) -> AdaFuseEngine:
     """Two members that count, one word a round; the second one is slow or fails as said."""
-    from adafuse_llm import AdaFuseConfig
-
     members = [FakeBackend("oak", counting(words)), FakeBackend("elm", counting(words, **kind))]
     return AdaFuseEngine(members, AdaFuseConfig(max_words=1))
 

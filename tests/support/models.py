@@ -70,22 +70,20 @@ def tokenizer(kind: str, template: str | None = None) -> Any:
     ``unigram``        Unigram with Metaspace and byte fallback
     ``unknowns``       Unigram with Metaspace and no bytes: what it does not know is lost
     """
-    made: Any
-    if kind in _MAKERS:
-        made = _MAKERS[kind]()
-    else:
-        from tests.support.tokenizers import known_tokenizer
-
-        made = known_tokenizer(kind)
     if template is not None:
-        made = copy.deepcopy(made)
+        made = copy.deepcopy(tokenizer(kind))
         made.chat_template = template
-    return made
+        return made
+    if kind in _MAKERS:
+        return _MAKERS[kind]()
+    from tests.support.tokenizers import MAKERS
+
+    return MAKERS[kind]()
 
 
-def _byte_level() -> PreTrainedTokenizerFast:
+def byte_level(*, add_prefix_space: bool = False) -> PreTrainedTokenizerFast:
     core = Tokenizer(tokenizer_models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     core.decoder = decoders.ByteLevel()
     core.train_from_iterator(
         [TEXT],
@@ -169,7 +167,7 @@ def _unigram(*, byte_fallback: bool) -> PreTrainedTokenizerFast:
 
 
 _MAKERS: Mapping[str, Callable[[], Any]] = {
-    "bytelevel": _byte_level,
+    "bytelevel": byte_level,
     "sentencepiece": _sentencepiece,
     "unigram": functools.partial(_unigram, byte_fallback=True),
     "unknowns": functools.partial(_unigram, byte_fallback=False),
@@ -282,12 +280,8 @@ def configuration(recipe: Recipe, vocabulary: int) -> Any:
     prefix, options = ARCHITECTURES[recipe.arch]
     settings = {**options, "vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
     if recipe.window is not None:
-        key = next(
-            key
-            for key in ("n_positions", "max_seq_len", "max_position_embeddings")
-            if key in settings
-        )
-        settings[key] = recipe.window
+        keys = ("n_positions", "max_seq_len", "max_position_embeddings")
+        settings[next(key for key in keys if key in settings)] = recipe.window
     if recipe.layers != Recipe.layers:
         depth = ("num_hidden_layers", "n_layer", "n_layers")
         settings[next(name for name in depth if name in settings)] = recipe.layers
@@ -324,7 +318,7 @@ def _biases(known: Any, size: int, recipe: Recipe) -> torch.Tensor:
     anchor = known.encode("a", add_special_tokens=False)
     before = known.decode(anchor)
     byte_of = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    for letter, byte in _byte_letters().items():
+    for letter, byte in byte_letters().items():
         byte_of.setdefault(letter, byte)
     for token in range(len(known)):
         piece = known.convert_ids_to_tokens(token)
@@ -341,7 +335,7 @@ def _biases(known: Any, size: int, recipe: Recipe) -> torch.Tensor:
     return biases
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """The letters by which byte-level tokenizers write single bytes."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 

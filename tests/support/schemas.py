@@ -23,26 +23,11 @@ PERSON = {
 
 KEYS = ("a", "name", "age", "the light", "caf\u00e9", "\u4e2d", 'say "x"', "b\\c", "\U0001f600")
 TEXTS = (
-    "",
-    "x",
-    "the harbour",
-    "caf\u00e9 ",
-    "\u4e2d\u6587",
-    'a "b" c',
-    "\n",
-    "\U0001f600",
-    "a\\b",
+    *("", "x", "the harbour", "caf\u00e9 ", "\u4e2d\u6587", 'a "b" c', "\n", "\U0001f600", "a\\b"),
 )
 PATTERNS = (
-    "^[a-c]{1,4}$",
-    "^\\d{2}$",
-    "^(yes|no)$",
-    "^[A-Z][a-z]+( [A-Z][a-z]+)?$",
-    "e",
-    "^.{3}$",
-    "^\\w+@\\w+$",
-    "^$",
-    "^\u00e9+$",
+    *("^[a-c]{1,4}$", "^\\d{2}$", "^(yes|no)$", "^[A-Z][a-z]+( [A-Z][a-z]+)?$", "e", "^.{3}$"),
+    *("^\\w+@\\w+$", "^$", "^\u00e9+$"),
 )
 FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email", "duration")
 
@@ -68,21 +53,20 @@ def _reject(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-@st.composite
-def _strings(draw: st.DrawFn) -> Schema:
-    schema: Schema = {"type": "string"}
-    kind = draw(st.sampled_from(["plain", "length", "length", "pattern", "format"]))
-    if kind == "length":
-        shortest = draw(st.integers(0, 4))
-        if draw(st.booleans()):
-            schema["minLength"] = shortest
-        if draw(st.booleans()):
-            schema["maxLength"] = shortest + draw(st.integers(0, 4))
-    elif kind == "pattern":
-        schema["pattern"] = draw(st.sampled_from(PATTERNS))
-    elif kind == "format":
-        schema["format"] = draw(st.sampled_from(FORMATS))
-    return schema
+def _lengths(least: str, most: str, longest: int, room: int) -> st.SearchStrategy[Schema]:
+    """No limits, one of the two keywords, or both."""
+    return st.integers(0, longest).flatmap(
+        lambda shortest: st.fixed_dictionaries(
+            {}, optional={least: st.just(shortest), most: st.integers(shortest, shortest + room)}
+        )
+    )
+
+
+STRINGS = st.one_of(
+    _lengths("minLength", "maxLength", 4, 4),
+    st.fixed_dictionaries({"pattern": st.sampled_from(PATTERNS)}),
+    st.fixed_dictionaries({"format": st.sampled_from(FORMATS)}),
+).map(lambda limits: {"type": "string", **limits})
 
 
 @st.composite
@@ -102,20 +86,13 @@ def _numbers(draw: st.DrawFn) -> Schema:
 
 
 VALUES = st.one_of(
-    st.sampled_from(TEXTS), st.integers(-99, 99), st.booleans(), st.none(), st.sampled_from([0.5])
+    st.sampled_from(TEXTS), st.integers(-99, 99), st.booleans(), st.none(), st.just(0.5)
 )
-
-
-def _enums() -> st.SearchStrategy[Schema]:
-    values = st.lists(VALUES, min_size=1, max_size=4, unique_by=json.dumps)
-    nested = st.one_of(
-        VALUES,
-        st.lists(VALUES, max_size=2),
-        st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=2),
-    )
-    return st.one_of(
-        values.map(lambda found: {"enum": found}), nested.map(lambda found: {"const": found})
-    )
+CONSTANTS = st.one_of(
+    VALUES,
+    st.lists(VALUES, max_size=2),
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=2),
+)
 
 
 @st.composite
@@ -123,38 +100,30 @@ def _objects(draw: st.DrawFn, inner: st.SearchStrategy[Schema]) -> Schema:
     properties = draw(st.dictionaries(st.sampled_from(KEYS), inner, max_size=3))
     schema: Schema = {"type": "object", "properties": properties}
     schema["required"] = [key for key in properties if draw(st.booleans())]
-    more = draw(st.sampled_from(["none", "none", "any", "typed"]))
-    if more != "any":
-        schema["additionalProperties"] = False if more == "none" else {"type": "integer"}
-    return schema
+    more = draw(st.sampled_from([False, False, True, {"type": "integer"}]))
+    return schema if more is True else {**schema, "additionalProperties": more}
 
 
 @st.composite
 def _arrays(draw: st.DrawFn, inner: st.SearchStrategy[Schema]) -> Schema:
     schema: Schema = {"type": "array", "items": draw(inner)}
-    shortest = draw(st.integers(0, 2))
-    if draw(st.booleans()):
-        schema["minItems"] = shortest
-    if draw(st.booleans()):
-        schema["maxItems"] = shortest + draw(st.integers(0, 3))
-    if draw(st.integers(0, 3)) == 0:
+    schema |= draw(_lengths("minItems", "maxItems", 2, 3))
+    if schema.get("maxItems") != 0 and draw(st.integers(0, 3)) == 0:
         schema["prefixItems"] = [draw(inner)]
-        if schema.get("maxItems") == 0:
-            del schema["maxItems"]
     return schema
 
 
 def _nullable(schema: Schema) -> Schema:
-    kind = schema.get("type")
-    return {**schema, "type": [kind, "null"]} if isinstance(kind, str) else schema
+    return {**schema, "type": [schema["type"], "null"]}
 
 
 LEAVES = st.one_of(
-    _strings(),
+    STRINGS,
     _numbers(),
-    _enums(),
+    st.lists(VALUES, min_size=1, max_size=4, unique_by=json.dumps).map(lambda v: {"enum": v}),
+    CONSTANTS.map(lambda value: {"const": value}),
     st.sampled_from([{"type": "boolean"}, {"type": "null"}]),
-    _strings().map(_nullable),
+    STRINGS.map(_nullable),
 )
 
 RECURSIVE: Schema = {
@@ -183,7 +152,7 @@ def schemas(draw: st.DrawFn) -> Schema:
     """Schemas of nested objects, arrays, unions, references, enumerations and bounded values."""
     schema = draw(st.recursive(LEAVES, _branches, max_leaves=6))
     if "$ref" in json.dumps(schema):
-        schema = {**schema, "$defs": {"chain": RECURSIVE, "word": draw(_strings())}}
+        schema = {**schema, "$defs": {"chain": RECURSIVE, "word": draw(STRINGS)}}
     return schema
 
 

@@ -54,30 +54,28 @@ LEADING_SYSTEM = (
 )
 """Sets `system` and `turns`."""
 
+CHATML_TURN = "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+OPENS_REPLY = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"
+LLAMA_TURN = (
+    "{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
+    "{{- m.content | trim + '<|eot_id|>' }}"
+)
+LLAMA_OPENS_REPLY = (
+    "{%- if add_generation_prompt %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
 FAMILIES: dict[str, Family] = {
     "qwen": Family(
         "{%- if messages[0].role != 'system' %}"
         "{{- '<|im_start|>system\nYou are a helper.<|im_end|>\n' }}{% endif %}"
-        "{%- for m in messages %}"
-        "{%- if m.role == 'tool' %}"
-        "{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
-        "{{- '<|im_end|>\n' }}"
-        "{%- elif m.role == 'assistant' and '</think>' in m.content %}"
-        "{{- '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip('\n') }}"
-        "{{- '<|im_end|>\n' }}"
-        "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}"
-        "{%- endfor %}"
-        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}",
+        "{%- for m in messages %}" + CHATML_TURN + "{% endfor %}" + OPENS_REPLY,
         eos="<|im_end|>",
         control=("<|im_start|>", "<|endoftext|>"),
     ),
     "llama3": Family(
-        "{{- bos_token }}{%- for m in messages %}"
-        "{%- set role = 'ipython' if m.role == 'tool' else m.role %}"
-        "{{- '<|start_header_id|>' + role + '<|end_header_id|>\n\n' }}"
-        "{{- m.content | trim }}{{- '<|eot_id|>' }}{% endfor %}"
-        "{%- if add_generation_prompt %}"
-        "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+        "{{- bos_token }}"
+        "{%- for m in messages %}" + LLAMA_TURN + "{% endfor %}" + LLAMA_OPENS_REPLY,
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
         control=("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>"),
@@ -126,75 +124,42 @@ LAST_IS_TOOL = (
 )
 """Sets `follows` and `is_followed`: whether a result comes before or after a message of `turns`."""
 
-CHATML_TOOLS = (
-    "{{- '<|im_start|>system\n' + (system or 'You are a helper.') }}"
-    "{%- if tools %}"
-    "{{- '\n\n# Tools\n\nFunctions, within <tools></tools>:\n<tools>' }}"
-    "{%- for tool in tools %}{{- '\n' + tool | tojson }}{% endfor %}"
-    "{{- '\n</tools>\n\nReturn calls as\n<tool_call>\n{\"name\": <function-name>, ' }}"
-    "{{- '\"arguments\": <args-json-object>}\n</tool_call>' }}{% endif %}{{- '<|im_end|>\n' }}"
+CHATML_CALL = (
+    "{%- if call.function is defined %}{% set call = call.function %}{% endif %}"
+    '{{- \'<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' }}'
+    "{{- call.arguments | tojson }}{{- '}\n</tool_call>' }}{% endfor %}{{- '<|im_end|>\n' }}"
 )
-"""The system message of templates with the format that Qwen 2.5, Qwen 3 and Hermes share."""
-
-CHATML_RESULT = (
-    "{%- if not follows %}{{- '<|im_start|>user' }}{% endif %}"
-    "{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
-    "{%- if not is_followed %}{{- '<|im_end|>\n' }}{% endif %}"
-)
-
-OPENS_REPLY = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"
+"""The end of a loop over calls, in the format that Qwen 3 and Hermes share."""
 
 TOOL_FAMILIES: dict[str, Family] = {
-    "qwen2.5": Family(
-        LEADING_SYSTEM + CHATML_TOOLS + "{%- for m in turns %}" + LAST_IS_TOOL + ""
-        "{%- if m.role == 'tool' %}" + CHATML_RESULT + ""
-        "{%- elif m.role == 'assistant' and m.tool_calls %}{{- '<|im_start|>assistant' }}"
-        "{%- if m.content %}{{- '\n' + m.content }}{% endif %}"
-        "{%- for call in m.tool_calls %}"
-        "{%- if call.function is defined %}{% set call = call.function %}{% endif %}"
-        '{{- \'\n<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' }}'
-        "{{- call.arguments | tojson }}{{- '}\n</tool_call>' }}{% endfor %}{{- '<|im_end|>\n' }}"
-        "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{%- endif %}{% endfor %}" + OPENS_REPLY,
-        eos="<|im_end|>",
-        control=("<|im_start|>", "<|endoftext|>", "<tool_call>", "</tool_call>"),
-    ),
     "qwen3": Family(
-        LEADING_SYSTEM + CHATML_TOOLS + "{%- for m in turns %}" + LAST_IS_TOOL + ""
-        "{%- if m.role == 'tool' %}" + CHATML_RESULT + ""
+        LEADING_SYSTEM + "{{- '<|im_start|>system\n' + (system or 'You are a helper.') }}"
+        "{%- if tools %}"
+        "{{- '\n\n# Tools\n\nFunctions, within <tools></tools>:\n<tools>' }}"
+        "{%- for tool in tools %}{{- '\n' + tool | tojson }}{% endfor %}"
+        "{{- '\n</tools>\n\nReturn calls as\n<tool_call>\n{\"name\": <function-name>, ' }}"
+        "{{- '\"arguments\": <args-json-object>}\n</tool_call>' }}{% endif %}"
+        "{{- '<|im_end|>\n' }}{%- for m in turns %}" + LAST_IS_TOOL + ""
+        "{%- if m.role == 'tool' %}"
+        "{%- if not follows %}{{- '<|im_start|>user' }}{% endif %}"
+        "{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+        "{%- if not is_followed %}{{- '<|im_end|>\n' }}{% endif %}"
         "{%- elif m.role == 'assistant' %}"
         "{%- set said = m.content if m.content is string else '' %}"
         "{%- if '</think>' in said %}{% set said = said.split('</think>')[-1].lstrip('\n') %}"
         "{%- endif %}{{- '<|im_start|>assistant\n' + said }}"
         "{%- for call in m.tool_calls or [] %}"
-        "{%- if said or not loop.first %}{{- '\n' }}{% endif %}"
-        "{%- if call.function %}{% set call = call.function %}{% endif %}"
-        '{{- \'<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' }}'
-        "{%- if call.arguments is string %}{{- call.arguments }}"
-        "{%- else %}{{- call.arguments | tojson }}{% endif %}"
-        "{{- '}\n</tool_call>' }}{% endfor %}{{- '<|im_end|>\n' }}"
-        "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{%- endif %}{% endfor %}" + OPENS_REPLY,
+        "{%- if said or not loop.first %}{{- '\n' }}{% endif %}" + CHATML_CALL + ""
+        "{%- else %}" + CHATML_TURN + "{%- endif %}{% endfor %}" + OPENS_REPLY,
         eos="<|im_end|>",
         control=("<|im_start|>", "<|endoftext|>", "<tool_call>", "</tool_call>", "</think>"),
     ),
     "hermes": Family(
-        "{%- for m in messages %}"
-        "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{%- endfor %}" + OPENS_REPLY,
-        tool_use="{%- macro python_type(spec) %}"
-        "{{- {'string': 'str', 'number': 'float', 'integer': 'int', 'boolean': 'bool'}"
-        "[spec.type] or 'Any' }}{% endmacro %}"
-        + LEADING_SYSTEM
+        "{%- for m in messages %}" + CHATML_TURN + "{%- endfor %}" + OPENS_REPLY,
+        tool_use=LEADING_SYSTEM
         + "{{- '<|im_start|>system\nYou call functions within <tool_call></tool_call>. ' }}"
         "{{- 'Functions, within <tools></tools>: <tools> ' }}"
-        "{%- for tool in tools %}{% set tool = tool.function %}"
-        '{{- \'{"type": "function", "function": {"name": "\' + tool.name }}'
-        "{{- '\", \"description\": \"' + tool.name + '(' }}"
-        "{%- for name, spec in tool.parameters.properties | items %}"
-        "{{- name + ': ' + python_type(spec) + ('' if loop.last else ', ') }}{% endfor %}"
-        "{{- ') - ' + tool.description + '\", \"parameters\": ' }}"
-        "{{- tool.parameters | tojson }}{{- '}}\n' }}{% endfor %}"
+        "{%- for tool in tools %}{{- tool.function | tojson + '\n' }}{% endfor %}"
         "{{- '</tools>' }}{%- if system %}{{- '\n' + system }}{% endif %}{{- '<|im_end|>\n' }}"
         "{%- for m in turns %}" + LAST_IS_TOOL + ""
         "{%- if m.role == 'tool' %}"
@@ -203,13 +168,12 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{{- m.content | tojson + '}\n</tool_response>' }}"
         "{%- if not is_followed %}{{- '<|im_end|>\n' }}{% endif %}"
         "{%- elif m.role == 'assistant' and m.tool_calls is defined %}"
-        "{{- '<|im_start|>assistant' }}{%- for call in m.tool_calls %}"
-        "{%- if call.function is defined %}{% set call = call.function %}{% endif %}"
-        '{{- \'\n<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' }}'
-        "{{- call.arguments | tojson }}{{- '}\n</tool_call>' }}{% endfor %}"
-        "{{- '<|im_end|>\n' }}"
-        "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{%- endif %}{% endfor %}" + OPENS_REPLY,
+        "{{- '<|im_start|>assistant' }}{%- for call in m.tool_calls %}{{- '\n' }}"
+        + CHATML_CALL
+        + "{%- else %}"
+        + CHATML_TURN
+        + "{%- endif %}{% endfor %}"
+        + OPENS_REPLY,
         eos="<|im_end|>",
         control=("<|im_start|>",),
     ),
@@ -235,10 +199,7 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{{- '<|python_tag|>' + call.name + '.call(' }}{{- call.arguments | tojson }}{{- ')' }}"
         '{%- else %}{{- \'{"name": "\' + call.name + \'", "parameters": \' }}'
         "{{- call.arguments | tojson }}{{- '}' }}{% endif %}{{- '<|eot_id|>' }}"
-        "{%- else %}{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
-        "{{- m.content | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
-        "{%- if add_generation_prompt %}"
-        "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+        "{%- else %}" + LLAMA_TURN + "{% endif %}{% endfor %}" + LLAMA_OPENS_REPLY,
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
         control=("<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>", "<|eom_id|>"),
@@ -254,11 +215,8 @@ TOOL_FAMILIES: dict[str, Family] = {
         "{%- set ns.at = ns.at + 1 %}{% endif %}{% endfor %}"
         "{%- for m in turns %}{%- if m.role == 'user' %}"
         "{%- if tools and m == users[-1] %}{{- '[AVAILABLE_TOOLS] [' }}"
-        "{%- for tool in tools %}{% set tool = tool.function %}"
-        '{{- \'{"type": "function", "function": {\' }}'
-        "{%- for key, value in tool.items() %}{{- '\"' + key + '\": ' }}"
-        "{{- '\"' + value + '\"' if value is string else value | tojson }}"
-        "{{- '' if loop.last else ', ' }}{% endfor %}{{- '}}' + ('' if loop.last else ', ') }}"
+        "{%- for tool in tools %}"
+        "{{- tool | tojson + ('' if loop.last else ', ') }}"
         "{%- endfor %}{{- '][/AVAILABLE_TOOLS]' }}{% endif %}"
         "{{- '[INST] ' + (system + '\n\n' if loop.last and system else '') }}"
         "{{- m.content + '[/INST]' }}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,26 +14,10 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.models import TEXT, TOKENIZER_KINDS, tokenizer, train_sentencepiece
+from tests.support.models import TEXT, byte_level, tokenizer, train_sentencepiece
 from tests.support.paths import TOKENIZERS
 
-MORE_KINDS = ("gemma", "legacy", "prefixed", "slow", "wordpiece")
-"""Kinds of tokenizers that `tests.support.models` does not make.
-
-``gemma``      BPE with byte fallback; spaces become "\u2581", without a dummy prefix
-``legacy``     BPE with byte fallback and a dummy prefix, as Llama 2's first fast tokenizer
-``prefixed``   byte-level BPE that adds a space to the start of every text, as RoBERTa
-``slow``       a sentencepiece model that transformers reads in Python
-``wordpiece``  WordPiece, as uncased BERT: it loses capital letters, accents and whitespace
-"""
-
-REAL_KINDS = ("llama2", "llama3")
-"""Kinds whose files are outside the repository."""
-
-LOSSLESS_KINDS = frozenset(
-    {"bytelevel", "sentencepiece", "unigram", "gemma", "legacy", "prefixed", *REAL_KINDS}
-)
-"""Kinds that can write every text after another text."""
+known_tokenizer = tokenizer
 
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -41,18 +26,14 @@ LLAMA3_PATTERN = (
 LLAMA3_SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|eot_id|>"]
 
 
-@functools.cache
-def known_tokenizer(kind: str) -> Any:
-    """A tokenizer of our own making, or one of the real ones; skips where that is absent."""
-    if kind in TOKENIZER_KINDS:
-        return tokenizer(kind)
-    if kind in _MAKERS:
-        return _MAKERS[kind]()
-    if kind == "llama2":
-        folder = TOKENIZERS / "llama2-sentencepiece"
-        if not folder.is_dir():
-            pytest.skip("the Llama 2 tokenizer is not here")
-        return transformers.LlamaTokenizer.from_pretrained(folder)
+def _llama2() -> Any:
+    folder = TOKENIZERS / "llama2-sentencepiece"
+    if not folder.is_dir():
+        pytest.skip("the Llama 2 tokenizer is not here")
+    return transformers.LlamaTokenizer.from_pretrained(folder)
+
+
+def _llama3() -> Any:
     pytest.importorskip("tiktoken")
     ranks = TOKENIZERS / "llama3-tiktoken" / "tokenizer.model"
     if not ranks.is_file():
@@ -62,7 +43,7 @@ def known_tokenizer(kind: str) -> Any:
     core = TikTokenConverter(
         vocab_file=str(ranks), pattern=LLAMA3_PATTERN, extra_special_tokens=LLAMA3_SPECIAL
     ).converted()
-    return transformers.PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"
     )
 
@@ -85,22 +66,6 @@ def _word_piece() -> PreTrainedTokenizerFast:
     )
 
 
-def _prefixed() -> PreTrainedTokenizerFast:
-    core = Tokenizer(tokenizer_models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["</s>"],
-        show_progress=False,
-    )
-    core.train_from_iterator([TEXT], trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="</s>", clean_up_tokenization_spaces=False
-    )
-
-
 def _byte_fallback(*, dummy_prefix: bool) -> PreTrainedTokenizerFast:
     bpe = tokenizer_models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
     core = Tokenizer(bpe)
@@ -112,7 +77,9 @@ def _byte_fallback(*, dummy_prefix: bool) -> PreTrainedTokenizerFast:
     ascii_text = TEXT.encode("ascii", "ignore").decode()
     trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=special, show_progress=False)
     core.train_from_iterator([ascii_text, "    \n        \n\n"], trainer)
-    made = Tokenizer.from_str(_without_added_bytes(core.to_str()))
+    data = json.loads(core.to_str())
+    del data["added_tokens"][3:]  # bytes are plain pieces of the vocabulary
+    made = Tokenizer.from_str(json.dumps(data))
     if dummy_prefix:
         made.pre_tokenizer = None  # as in Llama 2's file, where spaces stay within a word
     made.decoder = decoders.Sequence(
@@ -132,27 +99,27 @@ def _byte_fallback(*, dummy_prefix: bool) -> PreTrainedTokenizerFast:
     )
 
 
-def _without_added_bytes(text: str) -> str:
-    """A tokenizer's JSON in which bytes are plain pieces of the vocabulary."""
-    import json
-
-    data = json.loads(text)
-    data["added_tokens"] = [
-        each for each in data["added_tokens"] if not each["content"].startswith("<0x")
-    ]
-    return json.dumps(data)
-
-
 def _slow() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         train_sentencepiece(folder, model_type="unigram", vocab_size=360)
         return transformers.BertGenerationTokenizer(f"{folder}/tokenizer.model", unk_token="<unk>")
 
 
-_MAKERS: Mapping[str, Callable[[], Any]] = {
+MAKERS: Mapping[str, Callable[[], Any]] = {
     "gemma": functools.partial(_byte_fallback, dummy_prefix=False),
     "legacy": functools.partial(_byte_fallback, dummy_prefix=True),
-    "prefixed": _prefixed,
+    "prefixed": functools.partial(byte_level, add_prefix_space=True),
     "slow": _slow,
     "wordpiece": _word_piece,
+    "llama2": _llama2,
+    "llama3": _llama3,
 }
+"""Kinds of tokenizers that `tests.support.models` does not make.
+
+``gemma``      BPE with byte fallback; spaces become "\u2581", without a dummy prefix
+``legacy``     BPE with byte fallback and a dummy prefix, as Llama 2's first fast tokenizer
+``prefixed``   byte-level BPE that adds a space to the start of every text, as RoBERTa
+``slow``       a sentencepiece model that transformers reads in Python
+``wordpiece``  WordPiece, as uncased BERT: it loses capital letters, accents and whitespace
+``llama2``, ``llama3``  the real ones; where their files are absent, the test skips
+"""

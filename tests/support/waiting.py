@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,17 +31,10 @@ def background(call: Callable[..., Any], *args: Any, **options: Any) -> Future[A
 
 def in_child(task: Callable[[], object]) -> bool:
     """Return whether `task` gives a true result in a forked child, in time."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if task() else 1
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + 6 * PATIENCE
-    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if done == (0, 0):
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    return done == (child, 0)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=lambda: sys.exit(not task()))
+    child.start()
+    child.join(6 * PATIENCE)
+    child.kill()
+    child.join()
+    return child.exitcode == 0

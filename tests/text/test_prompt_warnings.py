@@ -12,22 +12,21 @@ from tokenizers import normalizers
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.exactness import change_of, difference
 from tests.support.models import CHATML, tokenizer
-from tests.support.scripted import scripted, scripted_model
+from tests.support.scripted import Scripted, scripted
 
 QUESTION = [{"role": "user", "content": "Is it blue?"}]
 RUNS_ON = "Yes. \n\nUser: Is it green?\n\nAssistant: No."
 RENDERED = "<|im_start|>user\nIs it blue?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def plain(name: str = "plain", reply: str = RUNS_ON) -> HuggingFaceBackend:
+def plain(name: str = "plain", reply: str = RUNS_ON) -> Scripted:
     return scripted(lambda _: reply, name=name, template=None)
 
 
-def chat(name: str = "chat", reply: str = RUNS_ON) -> HuggingFaceBackend:
+def chat(name: str = "chat", reply: str = RUNS_ON) -> Scripted:
     return scripted(lambda _: reply, name=name, template=CHATML)
 
 
@@ -84,12 +83,11 @@ def test_members_and_prompts_that_work_badly_are_one_warning(
 DECOMPOSED = "cafe\u0301"
 
 
-def normalizing(name: str) -> HuggingFaceBackend:
+def normalizing(name: str) -> Scripted:
     """A member whose tokenizer normalizes texts to NFC."""
-    model, known = scripted_model(lambda _: "Yes.", "bytelevel", None)
-    known = copy.deepcopy(known)  # other tests share it
+    known = copy.deepcopy(tokenizer("bytelevel"))  # other tests share it
     known.backend_tokenizer.normalizer = normalizers.NFC()
-    return HuggingFaceBackend(model, known, name)
+    return Scripted(lambda _: "Yes.", known, name)
 
 
 def test_what_a_tokenizer_changes_is_known() -> None:
@@ -119,12 +117,12 @@ def test_a_score_that_loses_a_member_says_why() -> None:
 def test_a_prompt_that_is_too_long_has_one_error_and_no_warning(
     template: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, known = scripted_model(lambda _: "Yes.", "bytelevel", template, window=64)
+    known = copy.deepcopy(tokenizer("bytelevel", template))
     known.model_max_length = 64
     long = [{"role": "user", "content": "word " * 200}]
     logging.getLogger("transformers").addHandler(caplog.handler)
     try:
-        with AdaFuseEngine([HuggingFaceBackend(model, known, "ink")]) as engine:
+        with AdaFuseEngine([Scripted(lambda _: "Yes.", known, "ink", 64)]) as engine:
             for asked in ({"messages": long}, {"prompt": "word " * 200}):
                 with pytest.raises(ContextWindowError, match="exceeds the context window of 64"):
                     engine.generate(**asked)

@@ -174,7 +174,7 @@ QWEN = (
     "<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 )
 OWN_FORMS = {
-    "qwen2.5": QWEN,
+    "qwen3": QWEN,
     # its template accepts one call per message
     "llama3.1": "Add, and look up.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     f'{{"name": "add", "parameters": {ADD_JSON}}}<|eot_id|>'
@@ -192,7 +192,7 @@ OWN_FORMS = {
     "<｜tool▁output▁begin｜>no <b>one<｜tool▁output▁end｜>"
     "<｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜Assistant｜>",
 }
-COMMON = ("qwen2.5", "qwen3", "hermes")
+COMMON = ("qwen3", "hermes")
 """The families that write calls in the common form."""
 
 
@@ -266,13 +266,10 @@ OPENAI_TOOLS = [
 
 
 @pytest.mark.parametrize("messages", [NESTED[1:2], NESTED[:2], NESTED, [*NESTED[1:], *AFTER]])
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
-def test_with_automatic_calls_the_prompt_is_what_transformers_makes(
-    name: str, messages: list[Any]
-) -> None:
-    codec = TokenizerCodec(family_tokenizer(name))
+def test_with_automatic_calls_the_prompt_is_what_transformers_makes(messages: list[Any]) -> None:
+    codec = TokenizerCodec(family_tokenizer("qwen3"))
     tokens = codec.encode_conversation(check_conversation(messages, OPENAI_TOOLS))
-    assert tokens == own(name, messages, tools=OPENAI_TOOLS)
+    assert tokens == own("qwen3", messages, tools=OPENAI_TOOLS)
 
 
 @pytest.mark.parametrize("name", TOOL_FAMILIES)
@@ -340,7 +337,7 @@ def _member(name: str, template: str, seed: int) -> HuggingFaceBackend:
 
 def test_each_member_of_an_engine_reads_its_own_form() -> None:
     conversation = check_conversation(HISTORY[1:], [ADD], "add")
-    families = {name: TOOL_FAMILIES[name].template for name in ("mistral-3-tools", "qwen2.5")}
+    families = {name: TOOL_FAMILIES[name].template for name in ("mistral-3-tools", "qwen3")}
     families["gemma"] = FAMILIES["gemma"].template
     members = [_member(*each, seed) for seed, each in enumerate(families.items())]
     counts = {m.name: len(m.codec.encode_conversation(conversation)) for m in members}

@@ -14,9 +14,9 @@ from langchain_core.prompts import PromptTemplate
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.adapters.ensembles import Ensemble
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.embedded import member_paths
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
-from tests.support.instruction_follower import answer
-from tests.support.scripted import save_scripted, scripted_engine
+from tests.support.scripted import scripted_engine
 
 REPLIES = {
     "words": "The lamp was lit,  and so  it was.\n\n- bread\n- salt",
@@ -66,12 +66,10 @@ async def test_all_ways_give_the_text_of_the_engine(engine, kind, reply, stop):
     assert "".join(chain.stream({"input": prompt})) == whole
 
 
-async def test_the_loop_goes_on_while_members_load_and_decode(tmp_path, monkeypatch):
+async def test_the_loop_goes_on_while_members_load_and_decode(monkeypatch):
     engine = Ensemble.engine
     monkeypatch.setattr(Ensemble, "engine", lambda self: time.sleep(0.5) or engine(self))
-    chat = ChatAdaFuse(
-        members=[save_scripted(tmp_path / name, answer) for name in ("ink", "quill")]
-    )
+    chat = ChatAdaFuse(members=[str(path) for path in member_paths()[:2]])
     for call in (lambda: chat.ainvoke("Hi"), lambda: anext(chat.astream("Hi"))):
         task, beats = asyncio.ensure_future(call()), 0
         while not task.done():
