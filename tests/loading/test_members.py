@@ -78,20 +78,6 @@ def test_settings_of_a_member_win_over_those_of_the_call(saved: Path) -> None:
         assert engine.config.weights is None
 
 
-def test_a_loaded_model_and_its_tokenizer_are_not_changed() -> None:
-    from adafuse_llm.backends.huggingface import HuggingFaceBackend
-
-    mine = model(Recipe("qwen2", seed=8))
-    before = mine.config.to_json_string(), mine.generation_config.to_json_string()
-    weights = {name: value.clone() for name, value in mine.state_dict().items()}
-    hooks = sum(len(module._forward_hooks) for module in mine.modules())
-    with AdaFuseEngine([HuggingFaceBackend(mine, tokenizer("bytelevel"), "mine")]) as engine:
-        engine.generate("The ferry", max_new_tokens=4)
-    assert (mine.config.to_json_string(), mine.generation_config.to_json_string()) == before
-    assert all(torch.equal(value, weights[name]) for name, value in mine.state_dict().items())
-    assert sum(len(module._forward_hooks) for module in mine.modules()) == hooks
-
-
 # Paths and the hub ----------------------------------------------------------------------------
 
 

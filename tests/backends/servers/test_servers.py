@@ -408,13 +408,10 @@ def test_llama_server_lists_the_whole_vocabulary_beside_a_nearly_certain_token(l
     assert evaluate(loaded, tree, given) == pytest.approx([float(row[given])], abs=1e-6)
 
 
-def test_mixed_up_likeliest_tokens_of_vllm_are_an_error(
-    monkeypatch: pytest.MonkeyPatch, load: Load
-) -> None:
-    server = InferenceServer("vllm")
-    loaded = load(server, name="far")
+def test_mixed_up_likeliest_tokens_of_vllm_are_an_error(load: Load) -> None:
+    loaded = load(server := InferenceServer("vllm"), name="far")
     row = server.logprobs([1]).clone()
     row[2:] = -math.inf
-    monkeypatch.setattr(server, "logprobs", lambda ids: row)
+    server.logprobs = lambda ids: row  # type: ignore[method-assign]
     with pytest.raises(MemberError, match=r"member 'far' .*wrong likeliest tokens"):
         ask(loaded)
