@@ -149,6 +149,8 @@ class TestServers(BackendTests):
 
 
 class KeepsStateAfterFailures(ByAllTokens):  # type: ignore[misc, valid-type]
+    known: dict[Any, dict[int, float]]
+
     def evaluate(self, queries):
         try:
             return super().evaluate(queries)

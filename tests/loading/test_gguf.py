@@ -207,7 +207,7 @@ def test_a_missing_llama_cpp_is_named(monkeypatch) -> None:
 def test_files_that_people_have_write_the_same_text(tmp_path: Path) -> None:
     original = embedded_gguf("wren", "q8_0")
     template = {"tokenizer.chat_template.chatml": read_facts(original).chat_template}
-    named = {"entries": template, "without": ["tokenizer.chat_template"]}
+    named: dict[str, Any] = {"entries": template, "without": ["tokenizer.chat_template"]}
     rewrite_gguf(original, tmp_path / "m.gguf", split=20, first=["blk.0.attn_q.weight"])
     texts = []
     for file in (
