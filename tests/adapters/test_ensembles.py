@@ -9,17 +9,10 @@ import threading
 
 import pytest
 
-from adafuse_llm import (
-    AdaFuseEngine,
-    GGUFMember,
-    InvalidOptionError,
-    TransformersMember,
-)
+from adafuse_llm import AdaFuseEngine, GGUFMember, InvalidOptionError, TransformersMember
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
 from tests.support.gguf_files import embedded_gguf
-
-# Ensembles ------------------------------------------------------------------------------------
 
 
 def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch, capsys):
@@ -88,13 +81,14 @@ def test_a_configuration_file_gives_the_members_that_decode_and_their_weights(
     path = tmp_path / "config.yaml"
     path.write_text(
         "models: [~/one, org/two, org/three]\nuse: [three, one]\nweights: [1, 2, 3]\n"
-        "max_words: 2\ndtype: bfloat16\n"
+        "max_words: 2\ndtype: bfloat16\nruntime: {max_requests: 3}\n"
     )
     found = fields_from_config(path)
     assert [(spec.path, spec.name) for spec in found.pop("members")] == [
         (f"{tmp_path}/one", "one"),
         ("org/three", "three"),
     ]
+    assert found.pop("runtime").max_requests == 3
     assert found == {
         "weights": {"one": 1.0, "three": 3.0},
         "max_words": 2,
@@ -109,8 +103,6 @@ def test_a_configuration_file_gives_the_members_that_decode_and_their_weights(
     ("text", "message"),
     [
         ("models: [a/one, a/two]\nweights: [2]", r"config.yaml: .*'weights'.*per member \(2\)"),
-        ("models: [a/one, a/two]\nweights: {one: 1, too: 2}", "Did you mean 'two'"),
-        ("models: [a/one, a/two]\nweights: {one: 1}", "missing: two"),
         ("models: []", "'models'.*names no model"),
         ("use: [herron]", r"no member 'herron'\. Did you mean 'heron'"),
     ],
@@ -129,4 +121,4 @@ def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) ->
     assert [spec.name for spec in found["members"]] == ["heron"]
     assert found["strategy"] == "mixture"
     path.write_text("strategy: mixture\n")
-    assert "members" not in fields_from_config(path)
+    assert not {"members", "runtime"} & {*fields_from_config(path)}

@@ -70,6 +70,15 @@ WHOLE: dict[str, tuple[str, list[Part]]] = {
         f"\n<think>hm, <tool_call>?</think>\nSo:\n{MARKED}\n\n done",
         [Reasoning("hm, <tool_call>?"), Text("So:\n"), ADDED, Text("done")],
     ),
+    "numbers": (
+        ' 1\n<tool_call>{"name": "add", "arguments": {"a": 1.5, "b": 2}}</tool_call>',
+        [Text(" 1\n"), ToolCall("add", {"a": 1.5, "b": 2})],
+    ),
+    "a call without markers before one with markers": (
+        f"{ADD}\n{MARKED}",
+        [Text(f"{ADD}\n"), ADDED],
+    ),
+    "a call without markers after one with markers": (f"{MARKED}\n{ADD}", [ADDED, Text(ADD)]),
     "reasoning after text is text": ("Write <think>x</think>.", [Text("Write <think>x</think>.")]),
     "reasoning after a call": (f"{MARKED}\n<think>x</think>", [ADDED, Reasoning("x")]),
     "a marker in a string": (
@@ -191,11 +200,6 @@ def test_other_replies_stay_text(text: str, problem: str) -> None:
         assert all(problem in each for each in warnings)
 
 
-def test_text_and_numbers_stay_what_they_are() -> None:
-    call = '<tool_call>{"name": "add", "arguments": {"a": 1.5, "b": 2}}</tool_call>'
-    assert read(f" 1\n{call}")[0] == [Text(" 1\n"), ToolCall("add", {"a": 1.5, "b": 2})]
-
-
 def test_only_what_can_be_calls_is_held_back() -> None:
     for begun in (
         "The sum",
@@ -205,11 +209,6 @@ def test_only_what_can_be_calls_is_held_back() -> None:
         assert ReplyReader(TOOLS).add(begun).content == begun
     for begun in ("{", '[{"na', "``", "```json\n", '```\n[ {"arg', ADD, f"[{ADD}", f"{ADD} x"):
         assert ReplyReader(TOOLS).add(begun).content == ""
-
-
-def test_calls_without_markers_are_text_beside_calls_with_markers() -> None:
-    assert read(f"{ADD}\n{MARKED}")[0] == [Text(f"{ADD}\n"), ADDED]
-    assert read(f"{MARKED}\n{ADD}")[0] == [ADDED, Text(ADD)]
 
 
 # Replies that are cut ------------------------------------------------------------------------
@@ -271,9 +270,6 @@ def test_the_text_that_completes_a_reply_completes_its_text_but_no_call(
     assert bool(delta.warnings) == (kinds[-1:] == [InvalidToolCall] or not kinds)
     own_text = ReplyReader(TOOLS, completes=False).add(own + closing, "", end)
     assert own_text.content == content.removesuffix(closing)
-
-
-def test_a_reply_of_text_alone_is_completed_too() -> None:
     for completes, shown in ((True, "[1]"), (False, "[1")):
         parts, _ = read("[1", reason="length", closing="]", tools=(), completes=completes)
         assert parts == [Text(shown)]

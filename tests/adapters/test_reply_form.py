@@ -34,7 +34,6 @@ class Checks(AdaFuseEngine):
 @pytest.mark.parametrize(
     ("own", "form", "options", "enforce", "expected"),
     [
-        ({}, ReplyForm(), {"use": "one"}, True, {"use": "one"}),
         ({}, OBJECT, {"regex": "a+"}, True, {"regex": "a+"}),
         ({}, OBJECT, {"n": 1}, "auto", {"n": 1, "json_schema": CLOSED}),
         ({}, OBJECT, {}, False, {}),

@@ -30,6 +30,7 @@ TOOLS = (ADD, SAY, NOW)
 
 A_SUM = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": -2}}\n</tool_call>'
 A_TEXT = '<tool_call>\n{"name": "add_text", "arguments": {"text": "x"}}\n</tool_call>'
+A_MARKER = A_TEXT.replace('"x"', json.dumps('an </tool_call>, then "quote\\" </tool_call>\n'))
 A_TIME = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
@@ -46,45 +47,38 @@ def accepts(grammar: str, text: str) -> bool:
     return follower.try_consume_tokens(data) == len(data) and follower.is_accepting()
 
 
-def test_auto_allows_text_reasoning_and_then_calls():
-    grammar = tool_grammar(TOOLS)
-    allowed = (
-        "",
-        "Four.",
-        "a <b> <tool_cal",
-        "not </tool_call> yet\n\n",
-        A_SUM,
-        f"So:\n{A_SUM}\n{A_TEXT}\n{A_TIME}",
-        "<think>never closed, <tool_call>, <think>",
-        f"<think>so <tool_call>!\n</think>\n\n{A_SUM}",
-        "<think>a</think> <think>b</think>\nFour.",
-        f"Not first: <think>{A_SUM}",
-        "ä\U0001f600",
-    )
-    assert [reply for reply in allowed if not accepts(grammar, reply)] == []
-
-
-def test_auto_forbids_malformed_calls():
-    grammar = tool_grammar(TOOLS)
-    forbidden = (
-        " Four.",  # each member may write a space before the reply, which is no part of it
-        "<tool_call>add",
-        f"{A_SUM} done",
-        f"{A_SUM}{A_TIME}",
-        A_SUM.replace("add", "subtract"),
-        A_SUM.replace("1", '"1"'),
-        A_SUM.replace('"a": 1, ', ""),
-        A_SUM.replace("-2", '-2, "c": 3'),
-        A_SUM.replace('{"name"', '{ "name"'),
-        A_TIME.replace("{}", '{"zone": 1}'),
-        "<think>a</think><tool_call>add",
-    )
-    assert [reply for reply in forbidden if accepts(grammar, reply)] == []
-
-
 @pytest.mark.parametrize(
     ("options", "allowed", "forbidden"),
     [
+        (
+            {},
+            (
+                "",
+                "Four.",
+                "a <b> <tool_cal",
+                "not </tool_call> yet\n\n",
+                A_SUM,
+                f"So:\n{A_SUM}\n{A_TEXT}\n{A_TIME}",
+                "<think>never closed, <tool_call>, <think>",
+                f"<think>so <tool_call>!\n</think>\n\n{A_SUM}",
+                "<think>a</think> <think>b</think>\nFour.",
+                f"Not first: <think>{A_SUM}",
+                "ä\U0001f600",
+            ),
+            (
+                " Four.",  # each member may write a space before the reply, which is no part of it
+                "<tool_call>add",
+                f"{A_SUM} done",
+                f"{A_SUM}{A_TIME}",
+                A_SUM.replace("add", "subtract"),
+                A_SUM.replace("1", '"1"'),
+                A_SUM.replace('"a": 1, ', ""),
+                A_SUM.replace("-2", '-2, "c": 3'),
+                A_SUM.replace('{"name"', '{ "name"'),
+                A_TIME.replace("{}", '{"zone": 1}'),
+                "<think>a</think><tool_call>add",
+            ),
+        ),
         (
             {"choice": "none"},
             ("", "Four.", "<think>a</think>\n\nFour.", "a <tool_cal"),
@@ -92,7 +86,7 @@ def test_auto_forbids_malformed_calls():
         ),
         (
             {"choice": "required"},
-            (A_TIME, f"{A_TIME}\n{A_SUM}"),
+            (A_TIME, f"{A_TIME}\n{A_SUM}", f"{A_MARKER}\n{A_SUM}"),
             ("", "Four.", f"So: {A_SUM}", f"<think></think>{A_SUM}"),
         ),
         (
@@ -111,23 +105,7 @@ def test_auto_forbids_malformed_calls():
 )
 def test_the_choice_says_what_a_reply_can_be(options, allowed, forbidden):
     grammar = tool_grammar(TOOLS, **options)
-    for reply in allowed:
-        assert accepts(grammar, reply), reply
-    for reply in forbidden:
-        assert not accepts(grammar, reply), reply
-
-
-def parsed(reply: str) -> list[Any]:
-    end = SimpleNamespace(finish_reason="stop", closing="")
-    return ReplyReader(TOOLS).add(reply, end=end).parts
-
-
-def test_an_argument_can_contain_the_closing_marker():
-    text = 'end with </tool_call>, then "quote\\" </tool_call>\n'
-    call = json.dumps({"name": "add_text", "arguments": {"text": text}})
-    reply = f"<tool_call>\n{call}\n</tool_call>\n{A_SUM}"
-    assert accepts(tool_grammar(TOOLS, choice="required"), reply)
-    assert [part.arguments for part in parsed(reply)] == [{"text": text}, {"a": 1, "b": -2}]
+    assert [reply for reply in (*allowed, *forbidden) if accepts(grammar, reply)] == [*allowed]
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "add"])
@@ -149,7 +127,8 @@ def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
             byte = rng.choice(likely if rng.random() < 0.8 else allowed)
             assert follower.consume_token(byte)
             reply += bytes([byte])
-        calls = parsed(reply.decode())
+        end = SimpleNamespace(finish_reason="stop", closing="")
+        calls = ReplyReader(TOOLS).add(reply.decode(), end=end).parts
         if choice == "auto":
             assert calls.pop(0) == Text("Hi ")
         assert len(calls) == 1 or choice != "add"
@@ -172,10 +151,8 @@ def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
 )
 def test_a_schema_that_cannot_be_enforced_is_refused_with_the_tool_and_the_reason(schema, reason):
     parameters = {"type": "object", "properties": {"a": schema}}
-    with pytest.raises(GrammarError) as error:
+    with pytest.raises(GrammarError, match=rf"^.*'odd'.*{reason}.*$") as error:
         tool_grammar([ADD, Tool("odd", "", parameters)])
-    assert "'odd'" in str(error.value)
-    assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
 

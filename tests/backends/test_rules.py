@@ -49,46 +49,24 @@ class OfFakes(BackendTests):
         return [p for _, p in sorted(FAKE._after(tree, tree.root).items())]
 
 
-class Caching(FakeBackend):
-    """Keeps what it has computed: for a running request in `tree.state`, for others by all ids."""
+def remembering(key: Callable[[TokenTree, Sequence[int]], Any]) -> type[FakeBackend]:
+    """A backend that remembers its distributions by a key of the tree and the path to a node."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.finished: dict[tuple[int, ...], dict[int, float]] = {}
+    class Remembering(FakeBackend):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.known: dict[Any, dict[int, float]] = {}
 
-    def evaluate(self, queries):
-        try:
-            return super().evaluate(queries)
-        except IndexError:
-            for query in queries:
-                self.forget(query.tree)
-            raise
+        def _after(self, tree, node):
+            right = super()._after(tree, node)
+            if tree.adjustment is not None:
+                return right
+            return self.known.setdefault(key(tree, tree.tokens(node)), right)
 
-    def forget(self, tree):
-        tree.state = None
+    return Remembering
 
-    def _after(self, tree, node):
-        if tree.adjustment is not None:
-            return super()._after(tree, node)
-        known = self.known(tree)
-        if (path := tuple(tree.tokens(node))) not in known:
-            ids = self.key((*tree.ids, *path))
-            known[path] = self.finished.get(ids) or super()._after(tree, node)
-        return known[path]
 
-    def known(self, tree):
-        if not isinstance(tree.state, tuple) or tree.state[0] != tree.cuts:
-            tree.state = (tree.cuts, {})
-        return tree.state[1]
-
-    def key(self, ids):
-        return ids
-
-    def release(self, tree):
-        if isinstance(tree.state, tuple) and tree.state[0] == tree.cuts:
-            known = {self.key((*tree.ids, *path)): row for path, row in tree.state[1].items()}
-            self.finished |= known
-        tree.state = None
+ByAllTokens = remembering(lambda tree, path: (*tree.ids, *path))
 
 
 class TestFakes(OfFakes):
@@ -96,7 +74,7 @@ class TestFakes(OfFakes):
 
 
 class TestCachingWithoutLogits(OfFakes):
-    kind = Caching
+    kind = ByAllTokens
 
     def logits(self, ids: Sequence[int]) -> Any:
         return None
@@ -170,27 +148,21 @@ class TestServers(BackendTests):
         return self.server.logprobs(ids).tolist()
 
 
-class KeepsStateAfterCommits(Caching):
-    def known(self, tree):
-        tree.state = (tree.cuts, tree.state[1] if isinstance(tree.state, tuple) else {})
-        return tree.state[1]
+class KeepsStateAfterFailures(ByAllTokens):  # type: ignore[misc, valid-type]
+    known: dict[Any, dict[int, float]]
+
+    def evaluate(self, queries):
+        try:
+            return super().evaluate(queries)
+        except IndexError:
+            self.known = dict.fromkeys(self.known, dict.fromkeys(range(len(VOCABULARY) + 1), -4.0))
+            raise
 
 
-class KeepsStateAfterFailures(Caching):
-    def forget(self, tree):
-        for path in tree.state[1] if isinstance(tree.state, tuple) else ():
-            tree.state[1][path] = dict.fromkeys(range(len(VOCABULARY) + 1), -4.0)
-
-
-class ReusesSimilarPrefixes(Caching):
-    def key(self, ids):
-        return ids[:-1]
-
-
-class NeverFrees(Caching):
+class NeverFrees(FakeBackend):
     def release(self, tree):
         super().release(tree)
-        self.finished[id(tree),] = tree
+        self.last = tree
 
 
 def changing(change: Callable[[Next], dict[str, Any]]) -> type[FakeBackend]:
@@ -223,8 +195,12 @@ class HasNoMethod(FakeBackend):
 
 
 FAULTS: dict[str, tuple[type[FakeBackend], str, str]] = {
-    "state after commits": (KeepsStateAfterCommits, "walk", "expected"),
-    "similar prefixes": (ReusesSimilarPrefixes, "walk", "expected"),
+    "state after commits": (remembering(lambda tree, path: (id(tree), *path)), "walk", "expected"),
+    "similar prefixes": (
+        remembering(lambda tree, path: (*tree.ids, *path)[:-1]),
+        "walk",
+        "expected",
+    ),
     "end": (changing(lambda _: {"end_logprob": -1.0}), "walk", "end_logprob"),
     "state after failures": (KeepsStateAfterFailures, "failures", "expected"),
     "references": (NeverFrees, "release", "still refers"),

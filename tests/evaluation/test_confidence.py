@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError
+from adafuse_llm import InvalidInputError
 from adafuse_llm.evaluation.comparison import share
 from adafuse_llm.evaluation.confidence import calibrate, reliability
-from adafuse_llm.evaluation.tuning import embedded_questions, tune
 
 
 def answers(count, seed=1):
@@ -73,27 +72,3 @@ def test_worth_by_hand():
 def test_the_exact_interval_of_a_share(hits, total, low, high):
     found = share(hits, total)
     assert [found.low, found.high] == pytest.approx([low, high], abs=0.01)
-
-
-@pytest.mark.slow
-def test_embedded_members_are_calibrated_on_their_own_questions():
-    with AdaFuseEngine.from_embedded() as engine:
-        found = tune(
-            engine,
-            embedded_questions(50),
-            metric="verbatim",
-            trials=1,
-            fixed={"use": ("heron", "finch")},
-        )
-        assert found.searched == 25
-        assert found.out_of_reach.value < 100 - max(each.score for each in found.alone.values()) + 1
-        known = found.confidence_of(found.ensemble)
-        assert not isinstance(known, str)
-        assert known.calibration is not None
-        assert (known.calibration.strategy, [*known.calibration.members]) == (
-            "adafuse",
-            ["heron", "finch"],
-        )
-        question = embedded_questions(1)[0]
-        asked = {**question.request, **found.ensemble, "calibration": known.calibration}
-        assert 0 < (engine.generate(**asked).confidence or 0) < 1

@@ -27,8 +27,8 @@ ONE, OTHER = Recipe("llama", "bytelevel", 41), Recipe("gpt2", "sentencepiece", 4
 CONTEXT = "Question: who keeps the light?\nAnswer:"
 PAIRS = [
     (CONTEXT, " Anna"),
-    (CONTEXT, " the keeper of the light"),
     ("The ferry to Orrin leaves", " at nine."),
+    (CONTEXT, " the keeper of the light"),
     ("In winter the harbour ", "freezes."),
     ("", "The keeper said"),
 ]
@@ -57,7 +57,7 @@ def harness():
 
 
 def test_one_member_alone_has_the_numbers_and_the_text_of_the_harness(harness):
-    ours, quiet = lm(ONE, branching_factor=1, max_words=1), {"disable_tqdm": True}
+    ours, quiet = lm(ONE, branching_factor=1, max_words=1, batch_size=3), {"disable_tqdm": True}
     theirs = [score for score, _ in harness.loglikelihood(instances(*PAIRS), **quiet)]
     found = [score for score, _ in ours.loglikelihood(instances(*PAIRS), **quiet)]
     assert found == pytest.approx(theirs, abs=1e-4)
@@ -98,14 +98,6 @@ def test_a_continuation_is_greedy_if_the_ensemble_writes_it():
     unchecked = lm(ONE, OTHER, check_greedy=False)
     ((likely, greedy),) = unchecked.loglikelihood(instances((CONTEXT, texts[0])), True)
     assert (likely, greedy) == (pytest.approx(found[0][0]), False)
-
-
-def test_results_are_in_the_order_of_requests_with_mixed_contexts():
-    mixed = [PAIRS[0], PAIRS[2], PAIRS[1], PAIRS[0]]
-    together = lm(ONE, batch_size=3, check_greedy=False).loglikelihood(instances(*mixed), True)
-    for pair, result in zip(mixed, together, strict=True):
-        alone = lm(ONE, check_greedy=False).loglikelihood(instances(pair), True)
-        assert result[0] == pytest.approx(alone[0][0], abs=1e-9)
 
 
 # Windows --------------------------------------------------------------------------------------
@@ -255,63 +247,52 @@ def test_conversations_reach_every_member_in_its_own_template_and_begun_replies_
     assert ensemble.tokenizer_name == "adafuse:ink,quill"
 
 
-# The harness itself ---------------------------------------------------------------------------
+def test_local_tasks_run_offline_through_the_harness(tmp_path, monkeypatch):
+    """Two tasks over two questions; the ensemble knows the first answer."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
 
-CHOICE = """
-output_type: multiple_choice
-doc_to_text: "Question: {{q}}\\nAnswer:"
-doc_to_choice: choices
-doc_to_target: gold
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
-GENERATE = """
-output_type: generate_until
-doc_to_text: "Question: {{q}}\\nAnswer:"
-doc_to_target: a
-generation_kwargs: {until: ["."], max_gen_toks: 16}
-metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
-filter_list:
-  - {name: stripped, filter: [{function: remove_whitespace}, {function: take_first}]}
-"""
-
-
-@pytest.fixture
-def tasks(tmp_path, monkeypatch):
-    """Return a folder with two tasks over two questions; the ensemble knows the first answer."""
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     items = [
         {"q": "who keeps it", "a": "Anna", "choices": ["Otto", "Anna"], "gold": 1},
         {"q": "where is it", "a": "Vell", "choices": ["Vell", "Orrin"], "gold": 0},
     ]
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(item) + "\n" for item in items))
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    for name, body in (("choice", CHOICE), ("generate", GENERATE)):
-        (folder / f"{name}.yaml").write_text(
-            f"task: my_{name}\ndataset_path: json\ntest_split: test\n"
-            f"dataset_kwargs: {{data_files: {{test: {data}}}}}\n{body}"
-        )
-    return folder
-
-
-def test_local_tasks_run_offline_through_the_harness(tasks):
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    shared = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.jsonl")}},
+        "test_split": "test",
+        "doc_to_text": "Question: {{q}}\nAnswer:",
+    }
+    metric = {"aggregation": "mean", "higher_is_better": True}
+    choice = {
+        **shared,
+        "task": "choice",
+        "output_type": "multiple_choice",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc", **metric}],
+    }
+    generate = {
+        **shared,
+        "task": "generate",
+        "output_type": "generate_until",
+        "doc_to_target": " {{a}}",
+        "generation_kwargs": {"until": ["."], "max_gen_toks": 16},
+        "metric_list": [{"metric": "exact_match", **metric}],
+    }
 
     def script(prompt):
         return "Anna." if "who keeps" in prompt else "Orrin."
 
     with scripted_engine(script) as engine:
+        ensemble = AdaFuseLM(engine, batch_size=4)
         found = simple_evaluate(
-            AdaFuseLM(engine, batch_size=4),
-            tasks=["my_choice", "my_generate"],
-            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+            ensemble,
+            tasks=[choice, generate],
+            task_manager=TaskManager(include_defaults=False),
             bootstrap_iters=0,
-            log_samples=True,
         )
-    assert found["results"]["my_choice"]["acc,none"] == 0.5
-    assert found["results"]["my_generate"]["exact_match,stripped"] == 0.5
-    responses = [sample["filtered_resps"][0].strip() for sample in found["samples"]["my_generate"]]
-    assert sorted(responses) == ["Anna", "Orrin"]
+    assert found["results"]["choice"]["acc,none"] == 0.5
+    assert found["results"]["generate"]["exact_match,none"] == 0.5

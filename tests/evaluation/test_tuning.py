@@ -76,6 +76,7 @@ def test_fusing_complementary_members_pays():
     assert found.comparison.theirs < 70
     assert found.comparison.p_value < 0.05
     assert found.pays
+    assert found.out_of_reach.value == 0
     assert found.options == found.ensemble
     assert {"odd", "even"} <= set(found.ensemble["use"])
     assert "The ensemble beats its best member" in found.verdict
@@ -111,15 +112,6 @@ def test_the_search_does_not_see_held_out_questions():
     assert tested == {"+".join(found.ensemble["use"]), found.best_member}
 
 
-def test_the_division_depends_only_on_the_seed():
-    items = questions(30)
-    search_part, test_part = divide(items, 0.4, seed=5)
-    assert (len(search_part), len(test_part)) == (18, 12)
-    assert sorted([*search_part, *test_part], key=lambda each: each.number) == items
-    assert divide(items, 0.4, seed=5) == (search_part, test_part)
-    assert divide(items, 0.4, seed=6) != (search_part, test_part)
-
-
 def test_a_repeated_question_of_a_file_is_left_out_with_a_warning(caplog):
     lines = [json.dumps({"question": each, "answer": "x"}) for each in ("a", "b", " a", "b")]
     found = read_questions("\n".join(lines).encode(), "{question}")
@@ -127,10 +119,13 @@ def test_a_repeated_question_of_a_file_is_left_out_with_a_warning(caplog):
     assert "3, 4" in caplog.text
 
 
-def test_equal_questions_are_in_the_same_part():
+def test_the_division_depends_only_on_the_seed_and_keeps_equal_questions_together():
     items = [*questions(30), *(question(30 + n, f"is it w{n} ", "?") for n in range(1, 31))]
-    search_part, test_part = divide(items, 0.5, seed=1)
-    assert len(search_part) == len(test_part) == 30
+    search_part, test_part = divide(items, 0.4, seed=5)
+    assert (len(search_part), len(test_part)) == (36, 24)
+    assert sorted([*search_part, *test_part], key=lambda each: each.number) == items
+    assert divide(items, 0.4, seed=5) == (search_part, test_part)
+    assert divide(items, 0.4, seed=6) != (search_part, test_part)
     texts = [{each.text.strip() for each in part} for part in (search_part, test_part)]
     assert not texts[0] & texts[1]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import GGUFMember, InvalidInputError, ServerMember, TransformersMember
-from adafuse_llm.adapters.ensembles import fields_from_config
 from adafuse_llm.loading.config_file import read_config
 
 pytestmark = pytest.mark.quick
@@ -85,9 +84,3 @@ def test_sections_set_how_the_engine_and_the_server_run(tmp_path: Path) -> None:
     assert file.serving.model_fields_set == {"port", "allowed_hosts"}
     empty = read_config(written(tmp_path, "max_words: 2\nserving:\n"))
     assert not empty.serving.model_fields_set | empty.runtime.model_fields_set
-
-
-def test_the_adapters_run_requests_as_the_file_says(tmp_path: Path) -> None:
-    file = written(tmp_path, "runtime: {max_requests: 3}")
-    assert fields_from_config(file)["runtime"].max_requests == 3
-    assert "runtime" not in fields_from_config(written(tmp_path, "max_words: 2"))

@@ -32,39 +32,26 @@ Case = tuple[Any, str]
 """A quantization that runs on a CPU, and the type of a quantized weight."""
 
 
-def four_bits() -> Any:
-    pytest.importorskip("bitsandbytes")
-    return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
-
-
-def int8() -> Any:
-    ao = pytest.importorskip("torchao.quantization")
-    return transformers.TorchAoConfig(ao.Int8WeightOnlyConfig())
-
-
-@pytest.fixture(params=[(four_bits, "Params4bit"), (int8, "Int8Tensor")], ids=["nf4", "ao"])
+@pytest.fixture(params=["nf4", "ao"])
 def case(request: pytest.FixtureRequest) -> Case:
-    config, weight = request.param
-    return config(), weight
+    if request.param == "nf4":
+        pytest.importorskip("bitsandbytes")
+        config = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+        return config, "Params4bit"
+    ao = pytest.importorskip("torchao.quantization")
+    return transformers.TorchAoConfig(ao.Int8WeightOnlyConfig()), "Int8Tensor"
 
 
-def load(*members: Path | TransformersMember, **options: Any) -> AdaFuseEngine:
-    return AdaFuseEngine.from_pretrained(
-        [m if isinstance(m, TransformersMember) else str(m) for m in members], **options
-    )
-
-
-def quantized(path: Path, config: Any, **options: Any) -> TransformersMember:
-    return TransformersMember(path=str(path), quantization_config=config, **options)
+def load(quantization: Any, *more: Path) -> AdaFuseEngine:
+    """An engine of wren, which is quantized, and more members."""
+    wren = TransformersMember(str(WREN), quantization_config=quantization)
+    return AdaFuseEngine.from_pretrained([wren, *map(str, more)])
 
 
 def weight_types(engine: AdaFuseEngine, member: int = 0) -> set[str]:
     """Types of the weights of the layers' matrices."""
     model = engine.backends[member].model  # type: ignore[attr-defined]
     return {type(p).__name__ for n, p in model.named_parameters() if n.endswith("_proj.weight")}
-
-
-# What they compute ----------------------------------------------------------------------------
 
 
 def test_a_quantized_member_with_wrong_numbers_is_not_taken_for_an_imprecise_one(
@@ -78,12 +65,12 @@ def test_a_quantized_member_with_wrong_numbers_is_not_taken_for_an_imprecise_one
         return piece if piece.visible is None else replace(piece, visible=piece.visible | True)
 
     monkeypatch.setattr(TreeForm, "_piece", wrong)
-    with load(quantized(WREN, case[0])) as engine:
+    with load(case[0]) as engine:
         assert engine.backends[0].form == "path"  # type: ignore[attr-defined]
 
 
 def test_quantized_and_plain_members_decode_together(case: Case) -> None:
-    with load(quantized(WREN, case[0]), HERON) as engine:
+    with load(case[0], HERON) as engine:
         assert weight_types(engine, 0) == {case[1]}
         assert weight_types(engine, 1) == {"Parameter"}
         assert engine.backends[0].form == "tree"  # type: ignore[attr-defined]
@@ -100,6 +87,7 @@ def test_a_checkpoint_that_is_quantized_already_needs_no_configuration(
     )
     model.save_pretrained(tmp_path / "small")
     AutoTokenizer.from_pretrained(WREN).save_pretrained(tmp_path / "small")
-    with load(tmp_path / "small", FINCH, device_map="auto") as engine:
+    paths = [str(tmp_path / "small"), str(FINCH)]
+    with AdaFuseEngine.from_pretrained(paths, device_map="auto") as engine:
         assert weight_types(engine) == {case[1]}
         assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER

@@ -84,7 +84,6 @@ def rewrite_gguf(
     out: Path,
     kind: str | None = None,
     *,
-    architecture: str | None = None,
     entries: Mapping[str, Any] = MappingProxyType({}),
     without: Sequence[str] = (),
     first: Sequence[str] = (),
@@ -99,7 +98,6 @@ def rewrite_gguf(
         path: a GGUF file in one part.
         out: the new file, or for a file in parts, the name without the number of the part.
         kind: one of `FILE_TYPES` for matrices. Vectors become F32. By default, all types stay.
-        architecture: another architecture.
         entries: new entries of the header. Whole numbers of 0 or more become UINT32.
         without: entries and tensors to leave out.
         first: tensors to write before the others.
@@ -107,7 +105,7 @@ def rewrite_gguf(
     """
     reader = gguf.GGUFReader(path)
     own = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(out, architecture or own, split_max_tensors=split)
+    writer = gguf.GGUFWriter(out, own, split_max_tensors=split)
     if kind is not None:
         entries = {**entries, "general.file_type": FILE_TYPES[kind]}
     for name, value in entries.items():
@@ -119,8 +117,7 @@ def rewrite_gguf(
     for name, field in reader.fields.items():
         if name not in left_out and not name.startswith("GGUF."):
             inner = field.types[1] if len(field.types) > 1 else None
-            new = name.replace(f"{own}.", f"{architecture or own}.")
-            writer.add_key_value(new, field.contents(), field.types[0], inner)
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
     for tensor in sorted(reader.tensors, key=lambda each: each.name not in first):
         if tensor.name in left_out:
             continue

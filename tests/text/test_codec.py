@@ -10,44 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import normalizers
 
 from adafuse_llm.backends.fake import FakeCodec
 from adafuse_llm.text.codec import TokenizerCodec
-from adafuse_llm.text.conversation import check_conversation
 from tests.support.models import CHATML, STRICT, TEXT, TOKENIZER_KINDS, tokenizer
 from tests.support.templates import FAMILIES, family_tokenizer, turn
-from tests.support.tokenizers import known_tokenizer
-
-
-@pytest.mark.quick
-def test_without_a_template_a_conversation_is_a_prompt_in_the_plain_format() -> None:
-    codec = TokenizerCodec(tokenizer("bytelevel"))
-    messages = [turn("system", "one two"), turn("user", "the light")]
-    plain = check_conversation(messages).plain_text()
-    assert codec.encode_messages(messages) == codec.encode_prompt(plain)
-
-
-@pytest.mark.quick
-def test_a_codec_leaves_its_tokenizer_alone() -> None:
-    known = tokenizer("bytelevel", CHATML)
-    before = known.backend_tokenizer.to_str(), known.chat_template, dict(known.init_kwargs)
-    codec = TokenizerCodec(known)
-    codec.encode_messages([turn("user", "a")])
-    codec.encode_continuation(codec.encode_prompt("x"), " y")
-    assert (known.backend_tokenizer.to_str(), known.chat_template, known.init_kwargs) == before
-    assert known.encode("<|end|>") == [known.eos_token_id]
-
-
-def test_an_unfinished_character_shows_as_a_replacement_until_it_is_complete() -> None:
-    codec = TokenizerCodec(tokenizer("sentencepiece"))
-    prompt = codec.encode_prompt("The")
-    tokens, exact = codec.encode_continuation(prompt, "\U0001f600")
-    assert exact
-    assert len(tokens) == 4
-    assert codec.decode_continuation(prompt, tokens[:2]).endswith("\ufffd")
-    assert codec.decode_continuation([*prompt, *tokens[:2]], tokens[2:]) == "\U0001f600"
+from tests.support.tokenizers import REAL_KINDS, known_tokenizer
 
 
 @pytest.mark.quick
@@ -57,91 +26,39 @@ def test_the_fake_codec_cuts_into_the_longest_tokens() -> None:
     assert len(ids) == len(["the", " light", "e", "r", *"<end>"])
     assert codec.decode(ids) == "the lighter<end>"
     assert codec.end_id not in ids
+    assert not codec.has_chat_template
     messages: list[Mapping[str, Any]] = [{"role": "user", "content": "hi"}]
     assert codec.decode(codec.encode_messages(messages)) == "User: hi\n\nAssistant:"
-
-
-def _with_markers(*, special: bool) -> Any:
-    """A byte-level tokenizer that knows markers which a template writes, as DeepSeek's does."""
-    from tokenizers import AddedToken
-
-    made = copy.deepcopy(tokenizer("bytelevel"))
-    markers = [
-        AddedToken(text, special=special, normalized=False) for text in ("<|Bot|>", "\u25c7")
-    ]
-    made.add_tokens(markers, special_tokens=special)
-    made.chat_template = "{% for m in messages %}\u25c7{{ m['content'] }}<|Bot|>{% endfor %}"
-    return made
 
 
 @pytest.mark.parametrize("special", [True, False])
 def test_what_a_template_writes_is_text_in_a_prompt_whatever_kind_of_token_it_is(
     special: bool,
 ) -> None:
-    known = _with_markers(special=special)
-    codec = TokenizerCodec(known)
-    markers = set(known.convert_tokens_to_ids(["<|Bot|>", "\u25c7"]))
-    for text in ("hi<|Bot|>no", "<|Bot|>", "a \u25c7 b", "\u25c7"):
+    known = copy.deepcopy(tokenizer("bytelevel"))
+    known.chat_template = "{% for m in messages %}\u25c7{{ m['content'] }}<|Bot|>{% endfor %}"
+    markers = ["<|Bot|>", "<|", "\u25c7"]
+    known.add_tokens(markers, special_tokens=special)
+    known.add_tokens(["<obs>"])
+    codec, ids = TokenizerCodec(known), {*known.convert_tokens_to_ids(markers)}
+    for text in ("hi<|Bot|>no", "<|Bot|>", "a <| b", "a \u25c7 b", "\u25c7"):
         tokens = codec.encode_prompt(text)
         assert known.decode(tokens) == text
         if "\u25c7" not in text:  # one character cannot be taken apart
-            assert markers.isdisjoint(tokens), text
+            assert ids.isdisjoint(tokens), text
+            assert codec.control_token_in(text) == ("<|Bot|>" if "Bot" in text else "<|")
+    assert codec.encode_prompt("a<obs>") == known.encode("a<obs>"), "no template writes it"
 
 
 @pytest.mark.quick
-def test_a_context_that_begins_inside_a_character_gives_the_text_of_what_follows() -> None:
+def test_a_context_that_begins_or_ends_inside_a_character_gives_the_text_of_what_follows() -> None:
     codec = TokenizerCodec(tokenizer("bytelevel"))
     puzzle, _ = codec.encode_continuation((), "\U0001f9e9")
     light, _ = codec.encode_continuation(puzzle, " the light")
     assert len(puzzle) > 2
     for start in range(1, len(puzzle)):
         assert codec.decode_continuation(puzzle[start:], light) == " the light"
-
-
-@pytest.mark.quick
-def test_an_added_token_that_no_template_writes_stays_a_token_of_a_prompt() -> None:
-    known = copy.deepcopy(tokenizer("bytelevel", CHATML))
-    known.add_tokens(["<obs>"])
-    assert TokenizerCodec(known).encode_prompt("a<obs>") == known.encode("a<obs>")
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("kind", ["bytelevel", "unigram"])
-def test_a_control_token_that_a_response_spells_out_is_exact_text(kind: str) -> None:
-    codec = TokenizerCodec(known := tokenizer(kind))
-    prompt, text = codec.encode_prompt("x"), f" a {known.eos_token} b"
-    tokens, exact = codec.encode_continuation(prompt, text)
-    assert exact
-    assert known.eos_token_id not in tokens
-    assert codec.decode_continuation(prompt, tokens) == text
-
-
-@pytest.mark.quick
-def test_settings_that_other_callers_leave_in_a_tokenizer_have_no_effect() -> None:
-    codec = TokenizerCodec(known := copy.deepcopy(tokenizer("bytelevel", CHATML)))
-    messages = [turn("user", "the light")]
-    before = codec.encode_prompt("the light"), codec.encode_messages(messages)
-    known.backend_tokenizer.enable_truncation(1)
-    known.backend_tokenizer.enable_padding(length=50)
-    known.backend_tokenizer.encode_special_tokens = False
-    assert (codec.encode_prompt("the light"), codec.encode_messages(messages)) == before
-    assert known.eos_token_id not in codec.encode_prompt("<|end|>")
-
-
-def _word_pieces() -> Any:
-    """A WordPiece tokenizer in the manner of BERT: it writes text in lower case."""
-    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    core.normalizer = normalizers.BertNormalizer(lowercase=True)
-    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    control = ["[UNK]", "[CLS]", "[SEP]"]
-    core.train_from_iterator(
-        [TEXT, *(token.strip("[]") for token in control)],
-        trainers.WordPieceTrainer(vocab_size=300, special_tokens=control, show_progress=False),
-    )
-    core.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, unk_token="[UNK]", cls_token="[CLS]", eos_token="[SEP]"
-    )
+        assert codec.decode_continuation(puzzle[:start], puzzle[start:]) == "\U0001f9e9"
 
 
 def _normalizing() -> Any:
@@ -158,8 +75,8 @@ def _unknown_is_end() -> Any:
     return made
 
 
-MAKERS = {"wordpiece": _word_pieces, "nfkc": _normalizing, "unknown is end": _unknown_is_end}
-KINDS = (*TOKENIZER_KINDS, "llama2", "llama3", *MAKERS)
+MAKERS = {"nfkc": _normalizing, "unknown is end": _unknown_is_end}
+KINDS = (*TOKENIZER_KINDS, *REAL_KINDS, "wordpiece", *MAKERS)
 LOSSY = ("unknowns", "wordpiece", "nfkc")
 """Kinds whose tokens do not give back every text."""
 
@@ -260,16 +177,20 @@ def test_a_template_may_cut_off_a_part_of_a_message_at_a_control_token() -> None
 
 
 @pytest.mark.quick
-def test_settings_of_other_callers_do_not_change_the_tokens() -> None:
+def test_a_codec_and_other_users_of_its_tokenizer_change_nothing_for_each_other() -> None:
     known = copy.deepcopy(tokenizer("bytelevel", CHATML))
+    before = known.backend_tokenizer.to_str(), known.chat_template, dict(known.init_kwargs)
     codec = TokenizerCodec(known)
     prompt, asked = codec.encode_prompt(TEXT), codec.encode_messages([turn("user", TEXT)])
-    known(TEXT, truncation=True, max_length=2)
+    assert (known.backend_tokenizer.to_str(), known.chat_template, known.init_kwargs) == before
+    assert known.encode("<|end|>") == [known.eos_token_id]
+    known.backend_tokenizer.enable_truncation(1)
     known.pad_token = known.eos_token
     known([TEXT, "a"], padding="max_length", max_length=64, split_special_tokens=False)
     assert codec.encode_prompt(TEXT) == prompt
     assert codec.encode_messages([turn("user", TEXT)]) == asked
     assert codec.encode_continuation(prompt, f" {TEXT}")[1]
+    assert known.eos_token_id not in codec.encode_prompt("<|end|>")
 
 
 @pytest.mark.quick
@@ -310,7 +231,7 @@ def _codec(kind: str) -> TokenizerCodec:
     return TokenizerCodec(known_tokenizer(kind))
 
 
-@pytest.mark.parametrize("kind", [*TOKENIZER_KINDS, "llama2", "llama3"])
+@pytest.mark.parametrize("kind", [*TOKENIZER_KINDS, *REAL_KINDS])
 @settings(max_examples=40)
 @given(context=TEXTS, text=TEXTS)
 @example(context="A\u9f98\u9f98\u9f98", text="\n")
@@ -328,5 +249,6 @@ def test_an_exact_continuation_decodes_to_its_text(kind: str, context: str, text
     tokens, exact = codec.encode_continuation(ids, text)
     if exact:
         assert known.decode([*ids, *tokens]) == known.decode(ids) + text
+        assert {*known.all_special_ids}.isdisjoint(tokens)
     if kind not in LOSSY:
         assert exact, (context, text)

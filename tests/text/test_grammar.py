@@ -81,12 +81,9 @@ def tokens_of(mask: bytes) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["unknowns", "wordpiece", "slow"])
 def test_members_whose_tokens_cannot_write_every_byte_are_refused(kind: str) -> None:
-    if kind == "unknowns":
-        member: Any = backend(Recipe("llama", kind, seed=1, layers=1))
-    else:
-        base = backend(Recipe("llama", "bytelevel", seed=1, layers=1))
-        member = HuggingFaceBackend(base.model, known_tokenizer(kind), kind)
-    with AdaFuseEngine([member]) as ensemble, pytest.raises(GrammarError, match=member.name):
+    base = backend(Recipe("llama", "bytelevel", seed=1, layers=1))
+    member = HuggingFaceBackend(base.model, known_tokenizer(kind), kind)
+    with AdaFuseEngine([member]) as ensemble, pytest.raises(GrammarError, match=kind):
         ensemble.generate("x", regex="[a-z\u4e2d]+")
 
 
@@ -119,6 +116,10 @@ TOO_LONG = f"{NO_TEXT}|too many states"
         ({"grammar": 'start: a\na: "x" a'}, NO_TEXT),
         ({"regex": "a{20000}"}, NO_TEXT),
         ({"json_schema": {"type": "string", "minLength": 100_000}}, TOO_LONG),
+        (
+            {"json_schema": {"properties": {f"p{number}": {} for number in range(3_000)}}},
+            "items; max is 2000",
+        ),
     ],
 )
 def test_a_grammar_without_a_short_text_is_refused_soon(
@@ -126,35 +127,19 @@ def test_a_grammar_without_a_short_text_is_refused_soon(
 ) -> None:
     config = AdaFuseConfig(**options)
     began = time.thread_time()
-    with pytest.raises(GrammarError, match=message):
+    with pytest.raises(GrammarError, match=message) as caught:
         Grammar.of(config)
+    assert "<state>" not in str(caught.value)
     assert time.thread_time() - began < 2 * MAX_SECONDS
 
 
-def test_the_limits_of_llguidance_are_named() -> None:
-    properties = {f"p{number}": {"type": "string"} for number in range(3_000)}
-    schema = {"type": "object", "properties": properties}
-    with pytest.raises(GrammarError, match=r"items; max is 2000") as caught:
-        Grammar.of(AdaFuseConfig(json_schema=schema))
-    assert "<state>" not in str(caught.value)
-
-
 WORDY = {"enum": ["a value of many words that nobody would write without a reason", "b"]}
-CHAIN = {
-    "type": "object",
-    "properties": {
-        "v": {"type": "integer", "minimum": 0, "maximum": 9},
-        "next": {"anyOf": [{"$ref": "#/$defs/chain"}, {"type": "null"}]},
-    },
-    "required": ["v", "next"],
-}
-
-
+END_OR_MORE = {"anyOf": [{"$ref": "#/$defs/chain"}, {"type": "null"}]}
 CHAINS = {
     "type": "array",
     "minItems": 2,
     "items": {"$ref": "#/$defs/chain"},
-    "$defs": {"chain": CHAIN},
+    "$defs": {"chain": {"type": "object", "properties": {"a": END_OR_MORE}, "required": ["a"]}},
 }
 
 
@@ -171,7 +156,7 @@ CHAINS = {
         ({"regex": "([a-z]+ ){300}"}, "", "a " * 300),
         ({"regex": "[a-z]*(foo|x;)"}, "", "x;"),
         ({"grammar": 'start: e\ne: "xa" e | "zzz"'}, "", "zzz"),
-        ({"json_schema": CHAINS}, "", '[{"v": 0, "next": null}, {"v": 0, "next": null}]'),
+        ({"json_schema": CHAINS}, "", '[{"a": null}, {"a": null}]'),
     ],
 )
 def test_a_closing_takes_the_short_way(

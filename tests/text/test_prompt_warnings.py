@@ -12,6 +12,7 @@ from tokenizers import normalizers
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.exactness import change_of, difference
 from tests.support.models import CHATML, tokenizer
@@ -22,12 +23,8 @@ RUNS_ON = "Yes. \n\nUser: Is it green?\n\nAssistant: No."
 RENDERED = "<|im_start|>user\nIs it blue?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def plain(name: str = "plain", reply: str = RUNS_ON) -> Scripted:
-    return scripted(lambda _: reply, name=name, template=None)
-
-
-def chat(name: str = "chat", reply: str = RUNS_ON) -> Scripted:
-    return scripted(lambda _: reply, name=name, template=CHATML)
+def member(name: str, template: str | None = None, reply: str = RUNS_ON) -> Scripted:
+    return scripted(lambda _: reply, name=name, template=template)
 
 
 CONTINUED = {
@@ -55,25 +52,28 @@ def test_a_reply_in_the_plain_format_ends_before_an_invented_turn(
     if "regex" in request_:
         pytest.importorskip("llguidance")
     asked = {"messages": QUESTION, **request_}
-    with AdaFuseEngine([chat(reply=reply), plain(reply=reply)]) as engine:
+    with AdaFuseEngine([member("chat", CHATML, reply), member("plain", None, reply)]) as engine:
         assert engine.generate(**asked).text.strip(" " * (reply == RUNS_ON)) == text
         if "choices" not in asked:
             assert "".join(event.text for event in engine.stream(**asked)).strip() == text.strip()
 
 
 @pytest.mark.parametrize(
-    ("members", "asked", "words"),
+    ("templates", "asked", "words"),
     [
-        ([chat, plain], {"messages": QUESTION}, ["'a', but not 'b'", "use=[...]"]),
-        ([chat, chat], {"messages": QUESTION}, []),
-        ([chat, chat], {"prompt": RENDERED}, ["'<|im_start|>'", "'a'", "messages=[...]"]),
-        ([chat, chat], {"messages": [{"role": "user", "content": RENDERED}]}, []),
+        ([CHATML, None], {"messages": QUESTION}, ["'a', but not 'b'", "use=[...]"]),
+        ([CHATML, CHATML], {"messages": QUESTION}, []),
+        ([CHATML, CHATML], {"prompt": RENDERED}, ["'<|im_start|>'", "'a'", "messages=[...]"]),
+        ([CHATML, CHATML], {"messages": [{"role": "user", "content": RENDERED}]}, []),
     ],
 )
 def test_members_and_prompts_that_work_badly_are_one_warning(
-    members: Any, asked: dict[str, Any], words: list[str], caplog: pytest.LogCaptureFixture
+    templates: list[str | None],
+    asked: dict[str, Any],
+    words: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with AdaFuseEngine([make(name) for make, name in zip(members, "ab", strict=True)]) as engine:
+    with AdaFuseEngine([*map(member, "ab", templates)]) as engine:
         for _ in range(2):
             engine.generate(**asked)
     assert len(caplog.messages) == bool(words)
@@ -103,7 +103,7 @@ def test_what_a_tokenizer_changes_is_known() -> None:
 
 def test_a_score_that_loses_a_member_says_why() -> None:
     sure = FakeBackend("sure", lambda text: {" a": 1.0, " b": 0.0})
-    with AdaFuseEngine([normalizing("nfc"), plain("whole")]) as engine:
+    with AdaFuseEngine([normalizing("nfc"), member("whole")]) as engine:
         lost, kept = engine.score("One", [f" {DECOMPOSED} two", " two"]).texts
     assert set(lost.nll) == {"whole"}
     assert lost.missing == {"nfc": r"its tokenizer cannot write the text: 'e\u0301' becomes '\xe9'"}
@@ -117,12 +117,12 @@ def test_a_score_that_loses_a_member_says_why() -> None:
 def test_a_prompt_that_is_too_long_has_one_error_and_no_warning(
     template: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = copy.deepcopy(tokenizer("bytelevel", template))
+    model, known = scripted_model(lambda _: "Yes.", "bytelevel", template, window=64)
     known.model_max_length = 64
     long = [{"role": "user", "content": "word " * 200}]
     logging.getLogger("transformers").addHandler(caplog.handler)
     try:
-        with AdaFuseEngine([Scripted(lambda _: "Yes.", known, "ink", 64)]) as engine:
+        with AdaFuseEngine([HuggingFaceBackend(model, known, "ink")]) as engine:
             for asked in ({"messages": long}, {"prompt": "word " * 200}):
                 with pytest.raises(ContextWindowError, match="exceeds the context window of 64"):
                     engine.generate(**asked)

@@ -159,12 +159,10 @@ TURNS: list[dict[str, Any]] = [
 
 
 def test_only_templates_that_read_reasoning_see_it() -> None:
-    for name in ("deepseek", "chatml", "plain"):
+    for name in ("deepseek", "chatml", "plain", "qwen"):
         text = decoded(codec(name), codec(name).encode_messages(TURNS))
-        assert "early" not in text
-        assert "late" not in text
-    text = decoded(codec("qwen"), codec("qwen").encode_messages(TURNS))
-    assert "early" not in text  # the template shows reasoning only after the last question
+        assert "early" not in text  # qwen shows reasoning only after the last question
+        assert "late" not in text or name == "qwen"
 
 
 READER = (
@@ -200,17 +198,11 @@ def test_reasoning_is_part_of_turns_with_calls_in_the_templates_own_form() -> No
 
 # Continued messages -----------------------------------------------------------------------------
 
-CALLED: list[dict[str, Any]] = [
-    {"role": "user", "content": "Add."},
-    {"role": "assistant", "content": "", "tool_calls": CALLS},
-    {"role": "tool", "tool_call_id": "1", "content": "3"},
-]
-
 
 @pytest.mark.parametrize("name", [*FAMILIES, *TOOL_FAMILIES])
 def test_every_family_reads_exactly_the_text_to_continue(name: str) -> None:
     made = TokenizerCodec(family_tokenizer(name))
-    for asked in (ASKED, CALLED):
+    for asked in (ASKED, TURNS[2:]):
         begun = {"role": "assistant", "content": " <|im_end|>It  is\n"}
         conversation = check_conversation([*asked, begun]).continued()
         text = decoded(made, made.encode_conversation(conversation))

@@ -189,6 +189,9 @@ OTHERS = [closed(k={"const": "b"}, n={"const": number}) for number in (1, 2)]
     ],
 )
 def test_what_a_schema_allows_stays_possible(schema: Any, right: Any, wrong: Any) -> None:
+    before = repr(schema)
+    enforceable(schema)
+    assert repr(schema) == before
     text = start(schema)
     for document in right:
         assert text.can_end(document), document
@@ -209,18 +212,9 @@ def test_what_a_schema_allows_stays_possible(schema: Any, right: Any, wrong: Any
     ],
 )
 def test_digits_end(schema: dict[str, Any]) -> None:
+    text = start(schema)
     for first in ("0", "0.", "1", "1.", "9", "-", "-1."):
-        text = start(schema)
-        if not text.holds(first):
-            continue
-        text.commit(first)
-        for _ in range(40):
-            digit = next((each for each in "0123456789" if text.holds(each)), None)
-            if digit is None:
-                break
-            text.commit(digit)
-        else:
-            pytest.fail(f"the digits after {first} go on")
+        assert not [digit for digit in "0123456789" if text.holds(first + 40 * digit)]
 
 
 def test_bounds_lose_no_number_of_a_few_decimals() -> None:
@@ -260,24 +254,13 @@ ATOMS = (
 CHARACTERS = ("a", "1", '"', "\\", "\n", "\r", "_", " ", "-", "]", ".", "\ufeff", "#", "\u2028")
 
 
-def random_pattern(rng: random.Random, depth: int = 0) -> str:
-    kind = rng.random()
-    if depth > 2 or kind < 0.5:
-        return rng.choice(ATOMS)
-    inner = random_pattern(rng, depth + 1)
-    if kind < 0.7:
-        return inner + random_pattern(rng, depth + 1)
-    if kind < 0.85:
-        return f"(?:{inner}|{random_pattern(rng, depth + 1)})"
-    return f"({inner}){rng.choice('*+?')}"
-
-
 def test_patterns_allow_only_what_python_allows() -> None:
     rng = random.Random(2)
     texts = ["", *CHARACTERS, *(x + y for x in CHARACTERS[:3] for y in CHARACTERS)]
     found = {True: 0, False: 0}
     for _ in range(40):
-        pattern = f"^(?:{random_pattern(rng)})$"
+        one, two, three = rng.choices(ATOMS, k=3)
+        pattern = f"^(?:{one}|({two}){rng.choice('*+?')}{three})$"
         try:
             schema = start({"pattern": pattern})
         except GrammarError:
@@ -348,13 +331,6 @@ def test_every_keyword_of_a_draft_is_enforced_refused_or_an_annotation(draft: st
     known = {keyword for name in names for keyword in getattr(prepared_schemas, name)}
     assert len(found) > 30
     assert found <= known | ANNOTATIONS
-
-
-def test_the_given_schema_is_not_changed() -> None:
-    schema = {"propertyNames": {"enum": ["a"]}, "items": {"format": "date", "minimum": 1}}
-    before = json.dumps(schema)
-    enforceable(schema)
-    assert json.dumps(schema) == before
 
 
 # What pydantic writes

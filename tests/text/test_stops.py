@@ -20,13 +20,6 @@ def test_a_possible_beginning_of_a_stop_sequence_is_held_back_and_released() -> 
     assert transcript.text == "one ENV"
 
 
-def test_what_was_held_back_is_released_at_the_end() -> None:
-    transcript = Transcript(["\n\n"])
-    assert transcript.push("done\n") == "done"
-    assert transcript.flush() == "\n"
-    assert transcript.flush() == ""
-
-
 @pytest.mark.parametrize("gap", ["\n", "\n\n", " \n\n"])
 def test_a_next_turn_ends_the_response_without_the_whitespace_before_it(gap: str) -> None:
     transcript = Transcript(turns=TURNS)

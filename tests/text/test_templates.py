@@ -164,17 +164,7 @@ ONE_CALL = [*HISTORY[:2], {**HISTORY[2], "tool_calls": HISTORY[2]["tool_calls"][
 AFTER = [turn("assistant", "It is 3."), turn("user", "Thanks.")]
 
 ADD_JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
-CALLS = (
-    f'<tool_call>\n{{"name": "add", "arguments": {ADD_JSON}}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call><|im_end|>\n'
-)
-QWEN = (
-    "<|im_start|>user\nAdd, and look up.<|im_end|>\n<|im_start|>assistant\nI will.\n"
-    f"{CALLS}<|im_start|>user\n<tool_response>\nno <b>one\n</tool_response>\n"
-    "<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-)
 OWN_FORMS = {
-    "qwen3": QWEN,
     # its template accepts one call per message
     "llama3.1": "Add, and look up.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     f'{{"name": "add", "parameters": {ADD_JSON}}}<|eot_id|>'
@@ -192,7 +182,7 @@ OWN_FORMS = {
     "<｜tool▁output▁begin｜>no <b>one<｜tool▁output▁end｜>"
     "<｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜Assistant｜>",
 }
-COMMON = ("qwen3", "hermes")
+COMMON = ("qwen3", "qwen3", "hermes")
 """The families that write calls in the common form."""
 
 
@@ -235,18 +225,11 @@ def test_members_are_told_the_common_form_where_their_own_differs(name: str) -> 
         assert "\nIn French." in text
 
 
-NESTED = [
-    {
-        **each,
-        "tool_calls": [
-            {"id": c["id"], "type": "function", "function": {**c, "arguments": {"b": "é"}}}
-            for c in each["tool_calls"]
-        ],
-    }
-    if "tool_calls" in each
-    else each
-    for each in HISTORY
+NESTED_CALLS = [
+    {"id": call["id"], "type": "function", "function": {**call, "arguments": {"b": "é"}}}
+    for call in HISTORY[2]["tool_calls"]
 ]
+NESTED = [*HISTORY[:2], {**HISTORY[2], "tool_calls": NESTED_CALLS}, *HISTORY[3:]]
 """The history in the form of OpenAI's API, without the spelling of a control token."""
 
 SCHEMA = {
@@ -266,10 +249,13 @@ OPENAI_TOOLS = [
 
 
 @pytest.mark.parametrize("messages", [NESTED[1:2], NESTED[:2], NESTED, [*NESTED[1:], *AFTER]])
-def test_with_automatic_calls_the_prompt_is_what_transformers_makes(messages: list[Any]) -> None:
-    codec = TokenizerCodec(family_tokenizer("qwen3"))
+@pytest.mark.parametrize("name", ["qwen3", "qwen3"])
+def test_with_automatic_calls_the_prompt_is_what_transformers_makes(
+    name: str, messages: list[Any]
+) -> None:
+    codec = TokenizerCodec(family_tokenizer(name))
     tokens = codec.encode_conversation(check_conversation(messages, OPENAI_TOOLS))
-    assert tokens == own("qwen3", messages, tools=OPENAI_TOOLS)
+    assert tokens == own(name, messages, tools=OPENAI_TOOLS)
 
 
 @pytest.mark.parametrize("name", TOOL_FAMILIES)
@@ -285,15 +271,12 @@ DEFAULT = "You are a helper."
 """The default system text of the family `qwen`."""
 
 
-@pytest.mark.parametrize(("choice", "added"), [("auto", AUTO), ("add", NAMED.format(name="add"))])
-def test_the_default_system_text_stays_before_tools(choice: str, added: str) -> None:
-    text = rendered("qwen", check_conversation(HISTORY[1:2], [ADD], choice))
-    assert f"system\n{DEFAULT}\n\n# Tools\n" in text
-    assert f" {added}<|im_end|>" in text
-    assert DEFAULT not in rendered("qwen", check_conversation(HISTORY[:2], [ADD], choice))
-
-
-def test_the_default_system_text_stays_before_instructions() -> None:
+def test_the_default_system_text_stays_before_tools_and_instructions() -> None:
+    for choice, added in (("auto", AUTO), ("add", NAMED.format(name="add"))):
+        text = rendered("qwen", check_conversation(HISTORY[1:2], [ADD], choice))
+        assert f"system\n{DEFAULT}\n\n# Tools\n" in text
+        assert f" {added}<|im_end|>" in text
+        assert DEFAULT not in rendered("qwen", check_conversation(HISTORY[:2], [ADD], choice))
     for name, text in (("qwen", f"{DEFAULT}\n\nIn JSON."), ("llama3", "\n\nIn JSON.")):
         conversation = check_conversation(HISTORY[1:2], instructions="In JSON.")
         assert text in rendered(name, conversation)
@@ -325,21 +308,13 @@ def test_control_tokens_in_tools_calls_and_results_are_text(name: str) -> None:
     assert "# Tools\n\nYou have" not in known.decode(hostile)  # the form of the template
 
 
-# The engine -------------------------------------------------------------------------------------
-
-
-def _member(name: str, template: str, seed: int) -> HuggingFaceBackend:
-    recipe = Recipe("llama", seed=seed)
-    known = copy.deepcopy(tokenizer(recipe.kind))
-    known.chat_template = template
-    return HuggingFaceBackend(model(recipe), known, name)
-
-
 def test_each_member_of_an_engine_reads_its_own_form() -> None:
     conversation = check_conversation(HISTORY[1:], [ADD], "add")
-    families = {name: TOOL_FAMILIES[name].template for name in ("mistral-3-tools", "qwen3")}
-    families["gemma"] = FAMILIES["gemma"].template
-    members = [_member(*each, seed) for seed, each in enumerate(families.items())]
+    members = []
+    for seed, name in enumerate(("mistral-3-tools", "qwen3", "gemma")):
+        known = copy.deepcopy(tokenizer("bytelevel"))
+        known.chat_template = {**FAMILIES, **TOOL_FAMILIES}[name].template
+        members.append(HuggingFaceBackend(model(Recipe("llama", seed=seed)), known, name))
     counts = {m.name: len(m.codec.encode_conversation(conversation)) for m in members}
     assert len(set(counts.values())) == 3
     with AdaFuseEngine(members) as engine:

@@ -30,26 +30,10 @@ def test_added_text(before: str, after: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "closed"),
-    [
-        ("the", False),
-        (" the", False),
-        (".\n\n", True),
-        ("the ", True),
-        (" ", False),
-        ("\n\n", False),
-        ("", False),
-        ("the\u00a0", True),
-        ("\ufffd", False),
-    ],
-)
-def test_a_word_is_closed_by_whitespace_it_carries(word: str, closed: bool) -> None:
-    assert is_closed(word, 1, 16) is closed
-
-
-@pytest.mark.parametrize(
     ("word", "tokens", "closed"),
     [
+        *((word, 1, True) for word in (".\n\n", "the ", "the\u00a0")),
+        *((word, 1, False) for word in ("the", " the", " ", "\n\n", "", "\ufffd")),
         ("abc", 4, True),
         ("abc", 3, False),
         ("   ", 4, True),
@@ -57,28 +41,10 @@ def test_a_word_is_closed_by_whitespace_it_carries(word: str, closed: bool) -> N
         ("ab\ufffd", 7, True),
     ],
 )
-def test_a_word_is_closed_by_its_length(word: str, tokens: int, closed: bool) -> None:
+def test_a_word_is_closed_by_whitespace_it_carries_and_by_its_length(
+    word: str, tokens: int, closed: bool
+) -> None:
     assert is_closed(word, tokens, 4) is closed
-
-
-@pytest.mark.parametrize(
-    ("word", "extended", "ends"),
-    [
-        ("the", "the light", True),
-        ("the", "the\n", True),
-        ("the", "there", False),
-        (" ", " the", False),
-        ("", " the", False),
-        ("caf\ufffd", "caf\u00e9", False),
-        ("caf\ufffd", "caf\ufffd ", True),
-        ("caf\ufffd", "caf\ufffd\ufffd", False),
-        ("the", "the", False),
-        ("\u4e2d", "\u4e2d\u6587", False),
-        ("the", "the\u00a0x", True),
-    ],
-)
-def test_a_word_ends_before_whitespace(word: str, extended: str, ends: bool) -> None:
-    assert ends_before(word, extended, 256) is ends
 
 
 def test_small_text_functions() -> None:
@@ -87,31 +53,42 @@ def test_small_text_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "extended", "letters", "ends"),
+    ("word", "added", "letters", "ends"),
     [
-        ("\u4e2d", "\u4e2d\u6587", 1, True),
-        ("\u4e2d", "\u4e2d\u6587", 2, False),
-        ("\u4e2d", "\u4e2d\u6587\u5b57", 2, True),
-        ("\u4e2d\u6587\u5b57", "\u4e2d\u6587\u5b57\uff0c", 2, False),
-        ("\u4e2d", "\u4e2dPython", 1, False),
-        ("\u4e2dPython", "\u4e2dPython\u6587", 1, True),
-        ("Python", "Python\u4e2d", 1, False),
-        ("\u4e2d", "\u4e2d\U0001f600", 1, False),
-        ("\u4e2d", "\u4e2d\ufffd", 1, True),
-        ("\u4e2d\ufffd", "\u4e2d\u6587", 1, False),
-        ("\u0e01", "\u0e01\u0e34", 1, False),
-        ("\u0e01", "\u0e01\u0e34\u0e01", 1, False),
-        ("\u304b", "\u304b\u3099", 1, False),
-        ("\u30ab", "\u30ab\u30fc", 1, True),
-        ("\ud55c", "\ud55c\uad6d", 1, False),
-        ("\u4e2d", "\u4e2d \u6587", 9, True),
-        (" ", " \u4e2d", 1, False),
+        *(("the", more, 256, True) for more in (" light", "\n", "\u00a0x")),
+        *((word, "re", 256, False) for word in ("the", "", " ")),
+        ("the", "", 256, False),
+        ("caf\ufffd", " ", 256, True),
+        ("caf\ufffd", "\ufffd", 256, False),
+        # scripts without spaces have a limit of letters
+        ("\u4e2d", "\u6587", 256, False),
+        ("\u4e2d", "\u6587", 1, True),
+        ("\u4e2d", "\u6587", 2, False),
+        ("\u4e2d", "\u6587\u5b57", 2, True),
+        ("\u4e2d\u6587\u5b57", "\uff0c", 2, False),
+        ("\u4e2d", "Python", 1, False),
+        ("\u4e2dPython", "\u6587", 1, True),
+        ("Python", "\u4e2d", 1, False),
+        ("\u4e2d", "\U0001f600", 1, False),
+        ("\u4e2d", "\ufffd", 1, True),
+        ("\u0e01", "\u0e34", 1, False),
+        ("\u0e01", "\u0e34\u0e01", 1, False),
+        ("\u304b", "\u3099", 1, False),
+        ("\u30ab", "\u30fc", 1, True),
+        ("\ud55c", "\uad6d", 1, False),
+        ("\u4e2d", " \u6587", 9, True),
+        (" ", "\u4e2d", 1, False),
     ],
 )
-def test_a_word_has_a_limit_of_letters_of_scripts_without_spaces(
-    word: str, extended: str, letters: int, ends: bool
+def test_a_word_ends_before_whitespace_and_after_its_limit_of_letters(
+    word: str, added: str, letters: int, ends: bool
 ) -> None:
-    assert ends_before(word, extended, letters) is ends
+    assert ends_before(word, word + added, letters) is ends
+
+
+def test_a_word_ends_nowhere_inside_a_character() -> None:
+    assert not ends_before("caf\ufffd", "caf\u00e9", 256)
+    assert not ends_before("\u4e2d\ufffd", "\u4e2d\u6587", 1)
 
 
 # The beginning of a response --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def trainer(folder: Path, name: str = "wren", **options: Any) -> Trainer:
     return Trainer(RECIPES[name], folder, seed=5, tokens_per_step=512, **steps)
 
 
+def check_packed(run: Trainer, batch: Any, prompts: Iterable[list[int]], tolerance: float) -> None:
+    """Compare the logits of each answer of a pack with those of its prompt alone."""
+    with torch.inference_mode():
+        packed = run.model.lm_head(run.hidden(batch))[0]
+        for ids, (_, first, last, _) in zip(prompts, batch.spans, strict=True):
+            alone = run.model(input_ids=torch.tensor([ids])).logits[0, first - last - 1 : -1]
+            torch.testing.assert_close(packed[first:last], alone, rtol=tolerance, atol=tolerance)
+            assert batch.labels[0, first:last].tolist() == ids[first - last :]
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole, first = trainer(tmp_path / "whole"), trainer(tmp_path / "parts")
@@ -61,16 +72,14 @@ def test_a_branch_of_a_pack_is_like_a_prompt_of_its_own(tmp_path: Path, name: st
     packs += [run.long_packer.draw_long(names, Stage(1024, (1, 3), (2, 6), 4)) for _ in range(4)]
     for pack in packs:
         batch = assemble([[pack]], len(pack), random.Random(0), context_weight=0.1)
-        with torch.inference_mode():
-            packed = run.model.lm_head(run.hidden(batch))[0]
-            for branch, (_, first, last, _) in zip(pack.branches, batch.spans, strict=True):
-                ids = pack.prefix + branch.ids
-                again = run.tokenizer.encode(run.tokenizer.decode(ids), add_special_tokens=False)
-                assert again == ids
-                alone = run.model(input_ids=torch.tensor([ids])).logits[0]
-                expected = alone[-branch.n_answer - 1 : -1]
-                torch.testing.assert_close(packed[first:last], expected, rtol=1e-4, atol=1e-4)
-                assert batch.labels[0, first:last].tolist() == branch.ids[-branch.n_answer :]
+        prompts = [pack.prefix + branch.ids for branch in pack.branches]
+        for ids in prompts:
+            text = run.tokenizer.decode(ids)
+            assert run.tokenizer.encode(text, add_special_tokens=False) == ids
+        assert [last - first for _, first, last, _ in batch.spans] == [
+            branch.n_answer for branch in pack.branches
+        ]
+        check_packed(run, batch, prompts, 1e-4)
 
 
 @pytest.mark.slow
@@ -86,18 +95,14 @@ def test_a_turn_of_an_agent_in_a_pack_is_like_a_prompt_of_its_own(
         packs = [run.packer.dialogue(turns, shared) for turns in dialogues]
         length, prompt = sum(map(len, packs)), run.packer.encode(shared)
         batch = assemble([packs], length, random.Random(0), context_weight=0.1, prompt=prompt)
-        turns = [turn for turns in dialogues for turn in turns]
-        with torch.inference_mode():
-            packed = run.model.lm_head(run.hidden(batch))[0]
-            for (messages, reply), (_, first, last, _) in zip(turns, batch.spans, strict=True):
-                text = run.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
-                )
-                text += reply + run.tokenizer.eos_token
-                ids = run.tokenizer.encode(text, add_special_tokens=False)
-                assert batch.labels[0, first:last].tolist() == ids[first - last :]
-                alone = run.model(input_ids=torch.tensor([ids])).logits[0, first - last - 1 : -1]
-                torch.testing.assert_close(packed[first:last], alone, rtol=1e-3, atol=1e-3)
+        prompts = []
+        for messages, reply in (turn for turns in dialogues for turn in turns):
+            text = run.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+            text += reply + run.tokenizer.eos_token
+            prompts.append(run.tokenizer.encode(text, add_special_tokens=False))
+        check_packed(run, batch, prompts, 1e-3)
 
 
 def test_react_turns_are_those_of_llama_index() -> None:

@@ -63,21 +63,18 @@ def test_a_wrong_mode_form_size_or_token_is_refused():
 def with_longrope(arch: str) -> Any:
     """A model whose frequencies change over beyond 24 tokens, in all layers or in some."""
     sizes = {**TINY, "vocab_size": 64, "head_dim": 8, "pad_token_id": 0, "eos_token_id": None}
-    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0}
-    rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0, 5.0, 7.0, 9.0]}
-    rope |= {"original_max_position_embeddings": 24}
+    change: dict[str, Any] = {"original_max_position_embeddings": 24}
+    rope = {**change, "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4}
+    rope["long_factor"] = [3.0, 5.0, 7.0, 9.0]
     if arch == "phi3":
-        config: Any = transformers.Phi3Config(
-            **sizes, rope_parameters=rope, original_max_position_embeddings=24
-        )
-        made: Any = transformers.Phi3ForCausalLM(config)
+        config: Any = transformers.Phi3Config(**sizes, **change, rope_parameters=rope)
     else:
-        layers = {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
-        layers["full_attention"] = rope
+        usual = {"rope_type": "default", "rope_theta": 10000.0}
+        layers = {"sliding_attention": usual, "full_attention": rope}
         config = transformers.Gemma3TextConfig(
             **sizes, layer_types=[*layers], rope_parameters=layers
         )
-        made = transformers.Gemma3ForCausalLM(config)
+    made: Any = transformers.AutoModelForCausalLM.from_config(config)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in made.double().eval().parameters():

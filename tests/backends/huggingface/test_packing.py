@@ -80,9 +80,7 @@ def check_batch(
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2", "falcon", "mamba"])
 def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
-    kinds: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram")
-    kind = kinds[len(arch) % 3]
-    pair = Recipe(arch, kind, seed=7), Recipe("olmo2", "bytelevel", seed=8)
+    pair = Recipe(arch, "sentencepiece", seed=7), Recipe("olmo2", "bytelevel", seed=8)
     check_batch(pair, margin_threshold=0.2, max_new_tokens=8)
 
 
@@ -144,13 +142,11 @@ def test_layers_that_change_their_scores_share_passes(name: str) -> None:
     """A bound of the scores, and sinks; with a sliding window."""
     sizes: dict[str, Any] = {**TINY, **FULL_AND_SLIDING, "head_dim": 8, "vocab_size": 420}
     config: Any = transformers.Gemma2Config(**sizes, attn_logit_softcapping=2.0)
-    kind: Any = transformers.Gemma2ForCausalLM
     if name == "gpt_oss":
         config = transformers.GptOssConfig(**sizes, num_local_experts=2, num_experts_per_tok=1)
-        kind = transformers.GptOssForCausalLM
     config._experts_implementation = "eager"  # grouped matrix products know no float64
     torch.manual_seed(0)
-    plain = kind(config).double().eval()
+    plain = transformers.AutoModelForCausalLM.from_config(config).double().eval()
     with torch.no_grad():
         for parameter in plain.parameters():
             parameter.normal_(0, 0.4)

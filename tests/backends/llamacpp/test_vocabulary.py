@@ -49,9 +49,9 @@ def folder() -> Path:
 
 @functools.cache
 def hugging_face(kind: str) -> Any:
-    return (
-        AutoTokenizer.from_pretrained(EMBEDDED[kind]) if kind in EMBEDDED else known_tokenizer(kind)
-    )
+    if kind in EMBEDDED:
+        return AutoTokenizer.from_pretrained(EMBEDDED[kind])
+    return known_tokenizer(kind)
 
 
 def llama(known: Any, **options: Any) -> LlamaText:
@@ -61,9 +61,8 @@ def llama(known: Any, **options: Any) -> LlamaText:
 
 
 @functools.cache
-def llama_of(kind: str, template: str | None = None) -> LlamaText:
-    pre = PRE_TOKENIZERS.get(kind, "gpt-2")
-    return llama(hugging_face(kind), pre=pre, template=template)
+def llama_of(kind: str) -> LlamaText:
+    return llama(hugging_face(kind), pre=PRE_TOKENIZERS.get(kind, "gpt-2"))
 
 
 def random_texts(count: int, *, seed: int = 0) -> list[str]:
@@ -80,13 +79,9 @@ def encode(known: Any, text: str) -> list[int]:
 def test_tokens_are_those_of_the_hugging_face_tokenizer(kind: str) -> None:
     # Unlike llama.cpp and sentencepiece, transformers adds no space to a text that begins with one.
     # It removes U+0000 from texts in SentencePiece vocabularies.
-    texts = [
-        text
-        for text in random_texts(sized(1_000, 3_000))
-        if not text.startswith(" ") and "\0" not in text
-    ]
+    drawn = random_texts(sized(1_000, 3_000))
+    texts = [text for text in drawn if not text.startswith(" ") and "\0" not in text]
     known, vocabulary = hugging_face(kind), llama_of(kind).tokenizer
-    assert len(texts) > sized(600, 2_000)
     assert [encode(vocabulary, text) for text in texts] == [encode(known, text) for text in texts]
 
 
@@ -113,39 +108,28 @@ CONVERSATION = [
 ]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+CALL = {"id": "123456789", "name": "add", "arguments": {"a": 1, "b": "<|im_end|>"}}
+CALLED = [
+    turn("user", "add 1 and 2"),
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "123456789", "content": "3"},
+]
+ADD = Tool("add", "Add numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *TOOL_FAMILIES])
 def test_templates_give_the_tokens_of_transformers(name: str) -> None:
     known = family_tokenizer(name)
     ours, theirs = llama(known).codec, TokenizerCodec(known)
-    assert ours.encode_messages(CONVERSATION) == theirs.encode_messages(CONVERSATION)
+    begun = [*CONVERSATION, turn("assistant", "The <|im_end|> kee")]
+    for conversation in (
+        check_conversation(CONVERSATION),
+        check_conversation(CALLED, [ADD]),
+        check_conversation(begun).continued(),
+    ):
+        assert ours.encode_conversation(conversation) == theirs.encode_conversation(conversation)
     assert ours.encode_prompt("Hello") == theirs.encode_prompt("Hello")  # with one beginning
     assert ours.template_facts == theirs.template_facts
-
-
-@pytest.mark.parametrize("name", TOOL_FAMILIES)
-def test_templates_with_tools_give_the_tokens_of_transformers(name: str) -> None:
-    known = family_tokenizer(name)
-    ours, theirs = llama(known).codec, TokenizerCodec(known)
-    call = {"id": "123456789", "name": "add", "arguments": {"a": 1, "b": "<|im_end|>"}}
-    conversation = check_conversation(
-        [
-            turn("user", "add 1 and 2"),
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "123456789", "content": "3"},
-        ],
-        [Tool("add", "Add numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}})],
-    )
-
-    assert ours.encode_conversation(conversation) == theirs.encode_conversation(conversation)
-    begun = check_conversation([*CONVERSATION, turn("assistant", "The <|im_end|> kee")]).continued()
-    assert ours.encode_conversation(begun) == theirs.encode_conversation(begun)
-
-
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_embedded_members_read_the_same_tokens_from_either_vocabulary(name: str) -> None:
-    ours, theirs = llama_of(name), TokenizerCodec(hugging_face(name))
-    assert ours.codec.encode_messages(CONVERSATION) == theirs.encode_messages(CONVERSATION)
-    assert list(ours.token_texts) == theirs.token_texts() == ours.codec.token_texts()
 
 
 def test_a_file_without_special_tokens_has_none() -> None:
@@ -164,9 +148,7 @@ def test_ends_are_those_of_the_file_and_of_its_template(reply_ends: str) -> None
     known = copy.deepcopy(tokenizer("bytelevel"))
     ends = ["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<reponame>", "</s>"]
     known.add_tokens(ends, special_tokens=True)  # llama.cpp takes all of them for ends
-    template = (
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n" + reply_ends + "{% endfor %}"
-    )
+    template = "{% for m in messages %}{{ m.content }}\n" + reply_ends + "{% endfor %}"
     named = {known.eos_token, reply_ends} & set(known.get_vocab())
     assert llama(known, template=template).end_ids == set(known.convert_tokens_to_ids([*named]))
     for other in ("{{ raise_exception('no') }}", "{{ messages[0].content }}"):
@@ -197,21 +179,18 @@ def test_a_text_of_ten_thousand_words_takes_less_than_two_seconds() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "wren"])
-def test_grammars_allow_the_tokens_that_they_allow_with_the_hugging_face_tokenizer(
-    kind: str,
-) -> None:
+def test_grammars_allow_the_tokens_that_they_allow_in_transformers(kind: str) -> None:
     import llguidance
 
     text, known = llama_of(kind), hugging_face(kind)
     assert text.follows_grammars
     size = len(text.tokenizer) + 3  # models often have logits that no token uses
-    ours, theirs = (
-        text.grammar_tokenizer(size, text.end_ids),
-        HuggingFaceText(known).grammar_tokenizer(size, text.end_ids),
-    )
+    tokenizers = [
+        each.grammar_tokenizer(size, text.end_ids) for each in (text, HuggingFaceText(known))
+    ]
     for pattern in (r"[a-z ]+\.", r'\{"a": -?[0-9]+\}', "(\u4e2d|\U0001f600)+ end"):
         grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
-        matchers = [llguidance.LLMatcher(each, grammar) for each in (ours, theirs)]
+        matchers = [llguidance.LLMatcher(each, grammar) for each in tokenizers]
         for _ in range(12):
             masks = [matcher.compute_bitmask() for matcher in matchers]
             assert masks[0] == masks[1]
