@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 from openai.types.responses import ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
@@ -122,16 +122,6 @@ def test_functions_are_called_and_their_results_are_read():
         chosen = {"type": "function", "name": "calculate"}
         (forced,) = ask(c, input="1364", **given, tool_choice=chosen).output
         assert forced.name == "calculate"
-
-
-class Price(BaseModel):
-    florins: int
-    reduced: bool
-
-
-def test_structured_output_fits_the_schema(client):
-    response = client.responses.parse(model="adafuse", input=QUESTION, text_format=Price)
-    assert isinstance(response.output_parsed, Price)
 
 
 def test_reasoning_is_an_item_and_returns_to_the_members():
