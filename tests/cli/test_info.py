@@ -88,7 +88,6 @@ def test_a_tokenizer_that_loses_text(adafuse, models, tmp_path):
 
 
 def test_a_server_is_described(adafuse, tmp_path):
-    pytest.importorskip("starlette")
     from tests.support.inference_servers import RECIPE, InferenceServer
     from tests.support.models import tokenizer
     from tests.support.serving import served

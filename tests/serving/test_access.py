@@ -12,9 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra [serve]")
-
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse

@@ -18,9 +18,6 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, LoadError
 from adafuse_llm.backends import FakeBackend
-
-pytest.importorskip("uvicorn", reason="needs the extra [serve]")
-
 from adafuse_llm.serving import server
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.server import listen, run, url_of

@@ -66,7 +66,6 @@ def test_bound_options_stay_when_tools_or_a_schema_are_bound(chat):
 
 
 def test_a_call_replaces_the_form_of_the_response(obliging):
-    pytest.importorskip("llguidance")
     chat = ChatAdaFuse(engine=obliging, regex="[0-9]{3}")
     assert re.fullmatch("[0-9]{3}", text(chat.invoke("Hi")))
     assert text(chat.invoke("Hi", json_schema='{"enum": ["Good"]}')) == '"Good"'

@@ -146,7 +146,6 @@ async def test_an_object_that_the_limit_cuts_is_an_error(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_enforced_reply_fits_whatever_the_members_write(method):
-    pytest.importorskip("llguidance")
     chat = chat_that(written(UNFIT, method), enforce=True, max_new_tokens=80)
     assert chat.with_structured_output(City, method=method).invoke("Which?").name == "Orrin"
 
@@ -180,7 +179,6 @@ class Odd(BaseModel):
 
 
 def test_a_schema_that_cannot_be_enforced_is_described_with_one_warning(caplog):
-    pytest.importorskip("llguidance")
     structured = chat_that('{"name": "Orrin"}', enforce="auto").with_structured_output(Odd)
     assert structured.invoke("Which?") == structured.invoke("Which?") == Odd(name="Orrin")
     (warning,) = caplog.messages
