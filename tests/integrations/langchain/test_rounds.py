@@ -12,44 +12,42 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langgraph.graph import MessagesState, StateGraph
 
 from adafuse_llm import InvalidInputError, MissingDependencyError
 from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler, get_round_callback
 
 
-class Recorder(BaseCallbackHandler):
-    """Remembers the runs of models, their rounds and their tokens."""
+class Printing(BaseCallbackHandler):
+    """Remembers what it would print."""
 
-    def __init__(self):
-        self.models, self.rounds, self.printed = [], [], ""
+    printed = ""
 
-    def on_llm_start(self, serialized, prompts, *, run_id, **kwargs):
-        self.models.append(run_id)
-
-    def on_chat_model_start(self, serialized, messages, *, run_id, **kwargs):
-        self.models.append(run_id)
-
-    def on_llm_new_token(self, token, *, chunk=None, run_id, **kwargs):
+    def on_llm_new_token(self, token, **kwargs):
         self.printed += token
-        self.rounds += [(run_id, each) for each in chunk.rounds]
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "astream_events"])
 async def test_rounds_arrive_with_the_tokens_of_the_models_own_run(model, way):
     chain: Any = RunnableLambda(lambda _: "Hi") | model | RunnableLambda(lambda reply: reply)
-    recorder, rounds = Recorder(), RoundCallbackHandler()
-    given = getattr(chain, way)(None, {"callbacks": [recorder, rounds]})
+    printing, rounds, runs = Printing(), RoundCallbackHandler(), RunCollectorCallbackHandler()
+    given = getattr(chain, way)(None, {"callbacks": [printing, rounds, runs]})
     if way == "ainvoke":
         await given
     elif way == "astream_events":
         assert [event async for event in given]
-    (run,) = recorder.models
-    assert {at for at, _ in recorder.rounds} == {run}
-    assert [each["round"] for each in rounds.rounds] == list(range(len(recorder.rounds)))
-    assert {each["run_id"] for each in rounds.rounds} == {str(run)}
+    _, run, _ = runs.traced_runs[0].child_runs
+    assert {each["run_id"] for each in rounds.rounds} == {str(run.id)}
+    assert [each["round"] for each in rounds.rounds] == list(range(len(rounds.rounds)))
     said = "".join(each["text"] for each in rounds.rounds)
-    assert said.strip() == recorder.printed.strip() == "Good day to you, and welcome."
+    assert said.strip() == printing.printed.strip() == "Good day to you, and welcome."
+
+
+def test_a_handler_that_prints_tokens_prints_one_response(obliging):
+    chat, printing = ChatAdaFuse(engine=obliging, temperature=1, n=2), Printing()
+    said = chat.invoke("Hi", {"callbacks": [printing]}).text
+    assert printing.printed == said
 
 
 @pytest.mark.quick
@@ -129,9 +127,3 @@ def test_a_graph_streams_only_what_the_user_lets_it_stream(obliging, options):
     assert type(streamed) is AIMessage
     first = [each["text"] for each in rounds.rounds if not each.get("response")]
     assert "".join(first).strip() == streamed.text
-
-
-def test_a_handler_that_prints_tokens_prints_one_response(obliging):
-    chat, printing = ChatAdaFuse(engine=obliging, temperature=1, n=2), Recorder()
-    said = chat.invoke("Hi", {"callbacks": [printing]}).text
-    assert printing.printed == said
