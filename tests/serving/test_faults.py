@@ -236,10 +236,13 @@ def plain():
         yield url
 
 
-def test_a_request_that_cannot_fit_is_refused_before_it_is_encoded():
+def test_models_have_windows_and_a_request_that_cannot_fit_is_refused_before_it_is_encoded():
     members = [FakeBackend("small", words, context_window=100), FakeBackend("large", words)]
     empty = {"role": "user", "content": ""}
     with served(create_app(AdaFuseEngine(members))) as url:
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        windows = {each["id"]: each["max_model_len"] for each in models}
+        assert windows == {"adafuse": 100, "small": 100, "large": None}
         large = {"prompt": "x" * 1601, "model": "large", "max_tokens": 2}
         assert httpx.post(url + COMPLETE, json=large).status_code == 200
         long = httpx.post(url + COMPLETE, json={"prompt": "x" * 1601})

@@ -73,14 +73,6 @@ def test_a_member_alone_answers_as_its_own_model(client, engine):
     assert ask(client, model=names[1]).choices[0].message.content == alone.text
 
 
-def test_options_of_the_ensemble_reach_the_engine(client, engine):
-    options = {"max_words": 1, "use": list(engine.members[:2]), "branching_factor": 1}
-    response = ask(client, extra_body={"adafuse": options})
-    expected = engine.generate(messages=QUESTION, max_new_tokens=12, **options)
-    assert response.choices[0].message.content == expected.text
-    assert [*response.model_extra["adafuse"]["usage"]["prompt_tokens"]] == options["use"]
-
-
 @pytest.mark.parametrize(
     ("allowed", "known", "unknown"),
     [

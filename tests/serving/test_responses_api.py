@@ -11,14 +11,11 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from adafuse_llm import AdaFuseEngine
-from adafuse_llm.backends import FakeBackend
-from adafuse_llm.serving import create_app
 from adafuse_llm.serving.bodies import HEADER, Ignored
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.responses import read_response
 from tests.support.scripted import scripted_engine
-from tests.support.serving import CALCULATE, CALL, openai_client, served
+from tests.support.serving import CALCULATE, CALL, openai_client
 from tests.support.thinkers import thinkers
 
 QUESTION = "What does a ticket cost if three cost 12 florins?"
@@ -210,20 +207,6 @@ def test_what_the_members_cannot_read_ends_no_conversation(client):
     assert ask(client, input=history, tools=body["tools"], max_output_tokens=400).output
     with pytest.raises(ApiError):
         read_response(body, Ignored(strict=True))
-
-
-def test_models_have_their_context_windows():
-    members = [
-        FakeBackend("small", lambda _: {"a": 1.0}, context_window=100),
-        FakeBackend("large", lambda _: {"a": 1.0}, context_window=900),
-        FakeBackend("endless", lambda _: {"a": 1.0}),
-    ]
-    with served(create_app(AdaFuseEngine(members))) as url:
-        listed = httpx.get(f"{url}/v1/models").json()["data"]
-        alone = httpx.get(f"{url}/v1/models/large").json()
-    windows = {model["id"]: model["max_model_len"] for model in listed}
-    assert windows == {"adafuse": 100, "small": 100, "large": 900, "endless": None}
-    assert alone["max_model_len"] == 900
 
 
 def test_tokens_are_those_of_each_member(address, engine):
