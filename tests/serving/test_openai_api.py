@@ -165,17 +165,16 @@ def test_tools_are_called_in_an_enforced_form():
         (call,) = choice.message.tool_calls
         assert json.loads(call.function.arguments) == {"expression": "31 * 44"}
         deltas = [part.choices[0] for part in ask(c, messages=PRODUCT, **given, stream=True)]
-        calls = [call for delta in deltas for call in delta.delta.tool_calls or ()]
-        assert [call.function.arguments for call in calls] == [call.function.arguments]
+        (streamed,) = [call for delta in deltas for call in delta.delta.tool_calls or ()]
+        assert streamed.function.arguments == call.function.arguments
         assert deltas[-1].finish_reason == "tool_calls"
         result = {"role": "tool", "tool_call_id": call.id, "content": "1364"}
-        answered = ask(c, messages=[*PRODUCT, choice.message.model_dump(), result], **given)
-        assert answered.choices[0].message.content == "It is 1364."
-        assert answered.choices[0].finish_reason == "stop"
+        history = [*PRODUCT, choice.message.model_dump(), result]
+        answered = ask(c, messages=history, **given).choices[0]
+        assert (answered.message.content, answered.finish_reason) == ("It is 1364.", "stop")
         chosen = {"type": "function", "function": {"name": "calculate"}}
-        user = [{"role": "user", "content": "1364"}]
-        forced = ask(c, messages=user, tool_choice=chosen, **given)
-        assert forced.choices[0].message.tool_calls[0].function.name == "calculate"
+        forced = ask(c, messages=history, tool_choice=chosen, **given).choices[0]
+        assert forced.message.tool_calls[0].function.name == "calculate"
 
 
 @pytest.mark.parametrize("enforce", ["auto", False])
