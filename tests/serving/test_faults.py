@@ -174,18 +174,6 @@ def test_the_end_of_the_server_completes_all_streams():
     assert (ready.status_code, health.status_code) == (503, 200)
 
 
-def test_a_request_without_text_at_the_end_of_the_server_can_be_sent_again():
-    service, free = Service(ServingConfig(drain_seconds=0.0)), threading.Event()
-    member = Member(lambda _: free.wait(20))
-    service.open(AdaFuseEngine([member]))
-    with served(build_app(service)) as url:
-        answer = background(httpx.post, url + COMPLETE, json={"prompt": "x"})
-        wait_until(lambda: member.calls)
-        service.cancel_all()
-        free.set()
-        assert answer.result().status_code == 503
-
-
 async def test_work_whose_request_has_ended_is_cancelled():
     service = Service(ServingConfig())
     cancels: list[threading.Event] = []

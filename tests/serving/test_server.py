@@ -38,6 +38,7 @@ def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) ->
     """A server in a thread: its service, listener, URL and, at its end, its result."""
     config = ServerConfig(**options)
     service, listener, made = Service(config), listen(config.host, 0), list[server._Server]()
+    url = url_of(config.host, listener)
 
     class Recorded(server._Server):
         def __init__(self, *given: Any) -> None:
@@ -49,7 +50,6 @@ def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) ->
         result = background(run, build_app(service), service, listener, load, config=config)
         wait_until(lambda: made and made[0].started)
     try:
-        url = url_of(config.host, listener)
         yield SimpleNamespace(
             service=service, listener=listener, url=url, server=made[0], result=result
         )

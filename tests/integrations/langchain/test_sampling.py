@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.runnables import RunnableLambda
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
@@ -62,17 +61,6 @@ async def test_n_responses_have_their_own_seeds_rounds_and_usage(kind, engine):
         next(model.stream("Go"))
     with pytest.raises(InvalidOptionError, match="'n'"):
         await anext(model.astream("Go"))
-
-
-@pytest.mark.quick
-async def test_events_of_a_chain_do_not_lose_responses(kind, engine):
-    """Events of a chain make LangChain stream the models that its functions invoke."""
-    model = kind(engine=engine, temperature=1, n=2, seed=1)
-    chain = RunnableLambda(model.invoke) | StrOutputParser()
-    events = [event async for event in chain.astream_events("Go", version="v2")]
-    (end,) = [event for event in events if event["event"] in ("on_llm_end", "on_chat_model_end")]
-    assert text(model.invoke("Go")) in str(end["data"]["output"])
-    assert events[-1]["data"]["output"] == text(model.invoke("Go"))
 
 
 @pytest.mark.quick

@@ -13,7 +13,7 @@ from llama_index.core.agent.workflow import (
     ReActAgent,
     ToolCallResult,
 )
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ThinkingBlock, ToolCallBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import WorkflowRuntimeError
 from llama_index.llms.adafuse import AdaFuseLLM
@@ -22,8 +22,6 @@ from adafuse_llm import AdaFuseEngine, InvalidInputError, MalformedReplyError
 from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import ask, recorded
 from tests.support.scripted import scripted, scripted_engine
-
-WAYS = ("chat", "achat", "stream_chat", "astream_chat")
 
 
 def add(a: int, b: int) -> int:
@@ -67,17 +65,7 @@ def free(llm):
     return AdaFuseLLM(engine=llm.engine, enforce=False)
 
 
-async def with_tools(llm: Any, way: str, *args: Any, **kwargs: Any) -> list[ChatResponse]:
-    """The response, or the chunks, of one of the four forms of `chat_with_tools`."""
-    given = getattr(llm, f"{way}_with_tools")(*args, **kwargs)
-    if way == "astream_chat":
-        return [each async for each in await given]
-    if way == "stream_chat":
-        return list(given)
-    return [await given if way == "achat" else given]
-
-
-def calls_of(response: ChatResponse) -> list[tuple[str, Any]]:
+def calls_of(response: Any) -> list[tuple[str, Any]]:
     blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
     return [(block.tool_name, block.tool_kwargs) for block in blocks]
 
@@ -95,18 +83,17 @@ def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, fr
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("way", WAYS)
-async def test_text_and_calls(llm, way):
-    *_, last = chunks = await with_tools(
-        llm, way, [ADD, GREET], "Do both!", allow_parallel_tool_calls=True
-    )
-    assert (last.message.content, calls_of(last)) == ("Let me see.\n", CALLS)
-    selected = llm.get_tool_calls_from_response(last)
-    assert [(each.tool_name, each.tool_kwargs) for each in selected] == CALLS
-    assert len({each.tool_id for each in selected}) == 2
-    assert "".join(chunk.delta or "" for chunk in chunks) == last.message.content
-    called = llm.predict_and_call([ADD, GREET], "Do both!", allow_parallel_tool_calls=True)
-    assert called.response == "19\n\nGood day, Zoë."
+async def test_text_and_calls(llm):
+    asked: dict[str, Any] = {"tools": [ADD, GREET], "user_msg": "Do both!"}
+    asked["allow_parallel_tool_calls"] = True
+    chunks = [*llm.stream_chat_with_tools(**asked)]
+    for response in (chunks[-1], await llm.achat_with_tools(**asked)):
+        assert (response.message.content, calls_of(response)) == ("Let me see.\n", CALLS)
+        selected = llm.get_tool_calls_from_response(response)
+        assert [(each.tool_name, each.tool_kwargs) for each in selected] == CALLS
+        assert len({each.tool_id for each in selected}) == 2
+    assert "".join(chunk.delta or "" for chunk in chunks) == "Let me see.\n"
+    assert llm.predict_and_call(**asked).response == "19\n\nGood day, Zoë."
 
 
 def nod(yes: bool) -> str:
@@ -140,10 +127,9 @@ def test_without_a_choice_of_tools_there_is_text(llm):
         ({"tools": [ADD, ADD]}, "different names"),
     ],
 )
-async def test_a_request_that_cannot_be_made_is_an_error(free, options, message):
-    for way in ("chat", "astream_chat"):
-        with pytest.raises(InvalidInputError, match=message):
-            await with_tools(free, way, user_msg="12 plus 7?", **{"tools": [ADD], **options})
+def test_a_request_that_cannot_be_made_is_an_error(free, options, message):
+    with pytest.raises(InvalidInputError, match=message):
+        free.chat_with_tools(**{"tools": [ADD], "user_msg": "12 plus 7?", **options})
 
 
 def test_a_reply_is_read_again_as_part_of_the_conversation(llm):
@@ -239,7 +225,7 @@ async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm):
 
 async def test_the_stop_of_a_react_agent_comes_beside_others_and_only_where_steps_are_asked(llm):
     asked = ReActChatFormatter.from_defaults().format([ADD], [ChatMessage("12 plus 7?")])
-    for path in WAYS:
+    for path in ("chat", "achat", "stream_chat", "astream_chat"):
         assert (await ask(llm, path, asked)).text == STEP
     assert (await ask(llm, "chat", asked, stop="12")).text == STEP.partition("12")[0]
     configured = AdaFuseEngine(llm.engine.backends, llm.engine.config.override({"stop": "12"}))
