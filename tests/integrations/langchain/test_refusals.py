@@ -18,6 +18,8 @@ from adafuse_llm import (
     RequestTimeoutError,
 )
 
+pytestmark = pytest.mark.quick
+
 MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": {}}}
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -43,7 +45,6 @@ def test_a_wrong_option_is_named_in_one_line(kind, obliging, options, named):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.quick
 def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkeypatch):
     with pytest.raises(InvalidInputError, match="members="):
         kind(model="Qwen/Qwen3-8B")
@@ -54,7 +55,6 @@ def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkey
         kind(engine=obliging).invoke("")
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("tool", "options", "named"),
     [
@@ -73,7 +73,6 @@ def test_tools_and_choices_that_cannot_be_read(chat, tool, options, named):
         chat.invoke("Hi", tools=[tool], **options)
 
 
-@pytest.mark.quick
 def test_pictures_and_unknown_methods(chat):
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     with pytest.raises(InvalidInputError, match="text"):

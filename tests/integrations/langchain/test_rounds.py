@@ -18,6 +18,8 @@ from langgraph.graph import MessagesState, StateGraph
 from adafuse_llm import InvalidInputError, MissingDependencyError
 from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler, get_round_callback
 
+pytestmark = pytest.mark.quick
+
 
 class Printing(BaseCallbackHandler):
     """Remembers what it would print."""
@@ -50,7 +52,6 @@ def test_a_handler_that_prints_tokens_prints_one_response(obliging):
     assert printing.printed == said
 
 
-@pytest.mark.quick
 def test_records_on_chunks_merge_to_those_of_the_message(chat):
     with get_round_callback() as rounds:
         *chunks, last = chat.stream("Hi", round_detail="full")
@@ -64,7 +65,6 @@ def test_records_on_chunks_merge_to_those_of_the_message(chat):
     assert [each["text"] for each in whole] == [each["text"] for each in merged]
 
 
-@pytest.mark.quick
 def test_records_of_text_models_have_the_number_of_their_prompt(llm):
     with get_round_callback() as rounds:
         result = llm.generate(["Hi", "Hey"], round_detail="full")
@@ -87,7 +87,6 @@ def test_round_detail_says_where_rounds_go(llm, obliging, detail):
     assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
 
 
-@pytest.mark.quick
 def test_rounds_in_figures_and_as_a_table(chat, monkeypatch):
     with get_round_callback() as rounds:
         both = chat.batch(["Hi", "Hey"])
@@ -102,7 +101,6 @@ def test_rounds_in_figures_and_as_a_table(chat, monkeypatch):
         rounds.to_dataframe()
 
 
-@pytest.mark.quick
 def test_rounds_as_a_page_and_in_a_notebook(chat, llm, tmp_path):
     with get_round_callback() as rounds:
         chat.invoke("Hi")

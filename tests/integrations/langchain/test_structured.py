@@ -18,14 +18,12 @@ from langchain.agents.structured_output import (
 )
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from adafuse_llm import GrammarError, MissingDependencyError
-from langchain_adafuse import ChatAdaFuse
+from tests.integrations.langchain.test_tools import chat_that, population
 from tests.support.instruction_follower import call
-from tests.support.scripted import scripted_engine
 
 GOOD: dict[str, Any] = {"name": "Orrin", "people": 1200}
 UNFIT: dict[str, Any] = {"name": "Orrin", "people": "many"}
@@ -60,12 +58,6 @@ WANTED = {
 }
 FUNCTION = {"name": "City", "description": "A city.", "parameters": WANTED}
 NAMED = {"name": "City", "schema": WANTED}
-
-
-def chat_that(script, **fields):
-    """A model that only describes schemas to its members, so that replies may not fit."""
-    script = script if callable(script) else lambda prompt, reply=script: reply
-    return ChatAdaFuse(engine=scripted_engine(script), **{"enforce": False, **fields})
 
 
 def written(value, method, name="City"):
@@ -148,12 +140,6 @@ async def test_an_object_that_the_limit_cuts_is_an_error(method):
 def test_an_enforced_reply_fits_whatever_the_members_write(method):
     chat = chat_that(written(UNFIT, method), enforce=True, max_new_tokens=80)
     assert chat.with_structured_output(City, method=method).invoke("Which?").name == "Orrin"
-
-
-@tool
-def population(city: str) -> int:
-    """How many people live in a city."""
-    return {"Orrin": 1200}[city]
 
 
 def asks_first(prompt):

@@ -29,8 +29,9 @@ from adafuse_llm.embedded import member_paths
 from tests.support.llama_calls import FORMS, ask, counting_engine, prompt_of, recorded
 from tests.support.scripted import scripted, scripted_engine
 
+pytestmark = pytest.mark.quick
 
-@pytest.mark.quick
+
 def test_making_copying_and_pickling_load_nothing(monkeypatch):
     monkeypatch.setattr("adafuse_llm.loading.members.load_members", None)
     llm = AdaFuseLLM(["no/such-model", TransformersMember(path="other/one", weight=2)], max_words=2)
@@ -61,7 +62,6 @@ async def test_members_are_loaded_in_a_thread_and_let_go(monkeypatch):
     llm.unload()
 
 
-@pytest.mark.quick
 def test_wrong_ways_of_making_one():
     with counting_engine(3) as engine:
         wrongs: list[tuple[dict[str, Any], str]] = [
@@ -78,7 +78,6 @@ def test_wrong_ways_of_making_one():
                 AdaFuseLLM(**wrong)
 
 
-@pytest.mark.quick
 def test_a_deep_copy_has_its_own_configuration_and_the_same_engine():
     with scripted_engine(lambda prompt: "One two three four.") as engine:
         callbacks, limiter = CallbackManager(), TokenBucketRateLimiter(requests_per_minute=6000)
@@ -108,7 +107,6 @@ def test_a_given_engine_is_no_part_of_pickles_and_stays_open():
 # Metadata ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 def test_metadata_is_true_and_can_be_overridden():
     members = [
         scripted(lambda p: "Yes.", name="a", window=900),
@@ -132,7 +130,6 @@ def test_metadata_is_true_and_can_be_overridden():
 # Ends -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("path", FORMS)
 async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
     """Also for streams, and without any computation."""

@@ -16,6 +16,8 @@ from adafuse_llm.backends import FakeBackend
 from tests.support.llama_calls import FORMS, ask, recorded
 from tests.support.scripted import scripted_engine
 
+pytestmark = pytest.mark.quick
+
 WORDS = {" red": 0.4, " green": 0.3, " blue": 0.3}
 DRAWN: dict[str, Any] = {"temperature": 1, "max_new_tokens": 12}
 
@@ -39,7 +41,6 @@ def engine():
         yield engine
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("path", FORMS)
 async def test_the_seed_of_a_drawn_response_gives_it_again(engine, path):
     llm = AdaFuseLLM(engine=engine, **DRAWN)
@@ -92,7 +93,6 @@ def test_where_one_response_is_used_one_is_drawn():
     assert {start.options["n"] for start in record.named("AdaFuseGenerationStartEvent")} == {1}
 
 
-@pytest.mark.quick
 def test_options_can_be_assigned_also_under_other_names(engine):
     llm: Any = AdaFuseLLM(engine=engine, max_tokens=12)
     llm.max_tokens, llm.stop_sequences = 3, " x"
