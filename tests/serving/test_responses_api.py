@@ -1,7 +1,5 @@
 """The Responses API of OpenAI, used by OpenAI's own client; tokens and context windows."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PairRanker: a tiny model with the published one's names of weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save_file

@@ -1,7 +1,5 @@
 """Fields, options of calls, and what is loaded when."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

@@ -1,7 +1,5 @@
 """What the models refuse: the type of the error, and the option or part that it names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every round reaches the callbacks, on the run of the model that played it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import reduce

@@ -1,7 +1,5 @@
 """Seeds, several responses, log-probabilities, and the metadata of responses."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import reduce

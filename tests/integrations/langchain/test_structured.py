@@ -1,7 +1,5 @@
 """Replies that fit a schema, in all ways to ask for them and to write the schema."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import reduce

@@ -1,7 +1,5 @@
 """Query engines lose no context if prompts are packed by the members' counts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
