@@ -98,9 +98,6 @@ def test_a_server_is_described(adafuse, tmp_path):
         (facts,) = json.loads(adafuse("info", address, "--json").stdout)["members"]
         assert (facts["member"], facts["format"], facts["model"]) == ("tiny", "vLLM 0.32.0", "tiny")
         assert (facts["context_window"], facts["listed_tokens"]) == (1023, 20)
-        table = adafuse("info", f"{url}?tokenizer={tmp_path}").stdout
-        assert "vLLM 0.32.0" in table
-        assert "This model can be used" in table
+        assert "This model can be used" in adafuse("info", address).stdout
     failed = adafuse("info", address)
-    assert failed.exit_code == 1
-    assert "does not answer" in failed.stdout
+    assert (failed.exit_code, "does not answer" in failed.stdout) == (1, True)
