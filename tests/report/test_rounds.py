@@ -98,7 +98,8 @@ def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else(
 
 def test_a_forced_round_has_no_owner_and_is_not_unanimous() -> None:
     done = JSON.rounds[0]
-    assert is_unanimous(done) is choice_probabilities(done) is owner(done, MEMBERS) is None
+    asked = (is_unanimous(done), choice_probabilities(done), owner(done, MEMBERS))
+    assert asked == (None, None, None)
     assert (record(done)["forced"], record(done)["proposers"]) == (True, [])
     assert json.loads(json.dumps(record(done), allow_nan=False)) == record(done)
 
