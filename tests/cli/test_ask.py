@@ -7,6 +7,8 @@ import pytest
 from adafuse_llm.cli.passages import EMBEDDED
 from adafuse_llm.embedded import handbook_path, member_paths
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def docs(tmp_path):
@@ -15,7 +17,6 @@ def docs(tmp_path):
     return tmp_path
 
 
-@pytest.mark.quick
 def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     result = adafuse("ask", "Who founded the mill?", "--docs", docs)
     assert "\x1b" not in result.stdout
@@ -37,7 +38,6 @@ def test_a_weak_best_passage_is_a_hint(adafuse, fakes, docs):
     assert "lacks" not in adafuse("ask", "Who founded the mill?", "--docs", docs).stdout
 
 
-@pytest.mark.quick
 def test_json_is_one_object(adafuse, fakes, docs):
     result = adafuse("ask", "Who founded the mill?", "--docs", docs, "--json", "--passages", 1)
     answer = json.loads(result.stdout)
@@ -49,7 +49,6 @@ def test_json_is_one_object(adafuse, fakes, docs):
     assert "alone" not in answer
 
 
-@pytest.mark.quick
 def test_each_member_also_answers_alone(adafuse, fakes, docs, tmp_path):
     page = tmp_path / "answer.html"
     asked = ("ask", "Who founded the mill?", "--docs", docs, "--compare")
@@ -70,7 +69,6 @@ def test_documents_are_checked_before_anything_is_loaded(adafuse, fakes, tmp_pat
     assert not fakes
 
 
-@pytest.mark.quick
 def test_the_embedded_members_and_the_handbook_are_the_default(adafuse):
     result = adafuse("ask", "Who is the director of the Silesse Mill?", "--max-new-tokens", 16)
     for part in (*(path.name for path in member_paths()), "Poris Wentano", "[1] silesse-mill.md"):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from adafuse_llm import AdaFuseConfig, __version__
+from adafuse_llm import AdaFuseConfig, RuntimeConfig, __version__
 from adafuse_llm.cli import COMMANDS
 from adafuse_llm.cli.terminal import print_json
 from adafuse_llm.report.styles import printable
@@ -47,22 +47,20 @@ def test_what_is_typed_comes_before_the_file(adafuse, tmp_path, fakes):
         "weights: {wren: 1, heron: 3}\nruntime: {max_requests: 3, drafting: false}\n"
     )
     flags = ["-o", "max_words=3", "--dtype", "auto", "--stop", "!", "-o", "max_requests=4"]
-    for each in ([], [*flags, "--model", "a", "--model", "b", "-o", "weights=[1, 1]"]):
-        result = adafuse("generate", "x:", "--config", path, *each)
-        assert result.exit_code == 0, result.output
-    found = [
-        (
-            [spec.path for spec in call["paths"]],
-            call["dtype"],
-            (call["config"].max_words, call["config"].stop, call["config"].weights),
-            (call["runtime"].max_requests, call["runtime"].drafting),
-        )
-        for call in fakes
+    flags += ["--model", "a", "--model", "b", "-o", "weights=[1, 1]"]
+    for each in ([], flags):
+        assert adafuse("generate", "x:", "--config", path, *each).exit_code == 0
+    of_file, typed = fakes
+    assert [[spec.path for spec in call["paths"]] for call in fakes] == [
+        ["org/wren", "org/heron"],
+        ["a", "b"],
     ]
-    assert found == [
-        (["org/wren", "org/heron"], "float64", (2, ("\n",), {"wren": 1, "heron": 3}), (3, False)),
-        (["a", "b"], "auto", (3, ("!",), (1, 1)), (4, False)),
-    ]
+    assert (of_file["dtype"], typed["dtype"]) == ("float64", "auto")
+    weights = {"wren": 1.0, "heron": 3.0}
+    assert of_file["config"] == AdaFuseConfig(max_words=2, stop=("\n",), weights=weights)
+    assert typed["config"] == AdaFuseConfig(max_words=3, stop=("!",), weights=(1, 1))
+    assert of_file["runtime"] == RuntimeConfig(max_requests=3, drafting=False)
+    assert typed["runtime"] == RuntimeConfig(max_requests=4, drafting=False)
 
 
 @pytest.mark.parametrize("text", ["max_words: 0", "trust_remote_code: true", None])
@@ -79,12 +77,8 @@ def test_a_file_that_cannot_be_used_is_named(adafuse, tmp_path, fakes, text):
 def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
     config = tmp_path / "ensemble.yaml"
     config.write_text("models: [a, b.gguf, {path: c.gguf, threads: 2}]\n")
-    for flags in ((), ("--threads", 1)):
-        assert adafuse("generate", "x:", "--config", config, *flags).exit_code == 0
-    assert [[getattr(spec, "threads", None) for spec in call["paths"]] for call in fakes] == [
-        [None, None, 2],
-        [None, 1, 2],
-    ]
+    assert adafuse("generate", "x:", "--config", config, "--threads", 1).exit_code == 0
+    assert [getattr(spec, "threads", None) for spec in fakes[0]["paths"]] == [None, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -137,15 +131,14 @@ def test_the_form_of_the_response_replaces_that_of_the_file(adafuse, fakes, tmp_
     [
         (["-o", "max_words=0"], "'max_words'"),
         (["-o", "=3"], "NAME=VALUE"),
-        (["-o", "max_word=2"], "Did you mean 'max_words'"),
-        (["-o", "seed=2", "-o", "seed=1"], "'seed' is given twice"),
+        (["-o", "max_word=2"], "'max_words'"),
+        (["-o", "seed=2", "-o", "seed=1"], "'seed'"),
         (["--temperature", "warm"], "'temperature'"),
-        (["-o", "n=2"], "temperature"),
         (["--threads", "0"], "--threads"),
-        (["--temperatur", "2"], "Did you mean '--temperature'"),
+        (["--temperatur", "2"], "'--temperature'"),
         (["--max-words", "2"], "-o max_words=VALUE"),
         (["-o", "regex=a", "--choice", "b"], "regex and choices"),
-        (["--strategy", "mixtur"], "Did you mean 'mixture'"),
+        (["--strategy", "mixtur"], "'mixture'"),
         (["--json-schema", "/no/such/file"], "/no/such/file"),
         (["--model", "/no/such/model"], "/no/such/model"),
     ],
@@ -170,12 +163,15 @@ def test_unexpected_errors_are_one_line_unless_debug(adafuse, fakes, monkeypatch
     assert "Traceback" in adafuse("generate", "x:", "--debug").stderr
 
 
-def test_the_engine_is_closed_whatever_happens(adafuse, fakes):
-    adafuse("generate", "x:")
-    adafuse("generate", "")
-    for call in fakes:
-        with pytest.raises(Exception, match="closed"):
-            call["engine"].generate("x:")
+def test_the_engine_is_closed_and_the_collector_goes_on_whatever_happens(adafuse, fakes):
+    frozen = gc.get_freeze_count()
+    for prompt in ("x:", ""):
+        gc.disable()  # as commands do at their start
+        adafuse("generate", prompt)
+        assert gc.isenabled()
+    assert gc.get_freeze_count() > frozen
+    gc.unfreeze()
+    assert [call["engine"].closed for call in fakes] == [True, True]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -221,15 +217,3 @@ def test_small_members_use_one_thread(adafuse, monkeypatch, flags, variable, sma
     monkeypatch.setattr("adafuse_llm.cli.common.SMALL", small)
     assert adafuse("generate", "x", "--max-new-tokens", 1, *flags).exit_code == 0
     assert chosen == expected
-
-
-def test_the_collector_that_commands_pause_goes_on_when_members_are_loaded(adafuse, fakes):
-    frozen = gc.get_freeze_count()
-    gc.disable()
-    try:
-        assert adafuse("generate", "Founder:").exit_code == 0
-        assert gc.isenabled()
-        assert gc.get_freeze_count() > frozen
-    finally:
-        gc.enable()
-        gc.unfreeze()

@@ -48,7 +48,6 @@ def test_the_text_alone_goes_into_a_pipe(adafuse, fakes):
 
 
 def test_a_response_that_was_closed_is_said(adafuse):
-    pytest.importorskip("llguidance")
     short = adafuse("generate", "the", "--max-new-tokens", 4, "-o", "regex=[a-z]{2,}")
     assert re.fullmatch("[a-z]{2,}\n", short.stdout)
     assert "length limit" in short.stderr

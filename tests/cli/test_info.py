@@ -28,19 +28,17 @@ def test_a_table_and_a_verdict(adafuse, models):
     )
 
 
-def test_the_members_of_a_configuration_file(adafuse, models, tmp_path):
-    file = tmp_path / "adafuse.yaml"
-    file.write_text(json.dumps({"models": [str(each) for each in models], "use": ["otter"]}))
-    members = json.loads(adafuse("info", "--config", str(file), "--json").stdout)["members"]
-    assert [each["member"] for each in members] == ["otter", "badger"]
-
-
-def test_what_a_checkpoint_asks_for(adafuse, models, tmp_path):
+def test_a_configuration_file_names_the_models_and_a_checkpoint_its_settings(
+    adafuse, models, tmp_path
+):
     shutil.copytree(models[0], tmp_path / "otter")
     path = tmp_path / "otter" / "generation_config.json"
     asked = {"repetition_penalty": 1.1, "do_sample": True, "temperature": 0.7}
     path.write_text(json.dumps(json.loads(path.read_text()) | asked))
-    (facts,) = json.loads(adafuse("info", tmp_path / "otter", "--json").stdout)["members"]
+    file = tmp_path / "adafuse.yaml"
+    file.write_text(json.dumps({"models": [str(path.parent), models[1]], "use": ["otter"]}))
+    facts, other = json.loads(adafuse("info", "--config", file, "--json").stdout)["members"]
+    assert other["member"] == "badger"
     assert facts["followed_settings"] == ["repetition_penalty=1.1"]
     assert facts["ignored_settings"] == ["do_sample=True", "temperature=0.7"]
 
@@ -90,7 +88,6 @@ def test_a_tokenizer_that_loses_text(adafuse, models, tmp_path):
 
 
 def test_a_server_is_described(adafuse, tmp_path):
-    pytest.importorskip("starlette")
     from tests.support.inference_servers import RECIPE, InferenceServer
     from tests.support.models import tokenizer
     from tests.support.serving import served
@@ -101,9 +98,6 @@ def test_a_server_is_described(adafuse, tmp_path):
         (facts,) = json.loads(adafuse("info", address, "--json").stdout)["members"]
         assert (facts["member"], facts["format"], facts["model"]) == ("tiny", "vLLM 0.32.0", "tiny")
         assert (facts["context_window"], facts["listed_tokens"]) == (1023, 20)
-        table = adafuse("info", f"{url}?tokenizer={tmp_path}").stdout
-        assert "vLLM 0.32.0" in table
-        assert "This model can be used" in table
+        assert "This model can be used" in adafuse("info", address).stdout
     failed = adafuse("info", address)
-    assert failed.exit_code == 1
-    assert "does not answer" in failed.stdout
+    assert (failed.exit_code, "does not answer" in failed.stdout) == (1, True)

@@ -54,8 +54,7 @@ def test_each_line_has_a_result_in_the_order_of_the_lines(adafuse, job, output, 
     asked = []
     intercept(lambda **request: asked.append(request.get("prompt") or request["messages"]))
     result = adafuse(*job, *["--chat"] * chat)
-    told = "4 lines: 4 answered, 0 failed; strategy adafuse\n"
-    assert result == (0, "", told)
+    assert result == (0, "", "4 lines: 4 answered, 0 failed; strategy adafuse\n")
     assert ([{"role": "user", "content": PROMPT}] if chat else PROMPT) in asked
     labels = [(each["line"], each["label"]) for each in records(output)]
     assert labels == [(1, "ada"), (2, "bo"), (3, "cy"), (4, "di")]
@@ -77,12 +76,6 @@ def test_several_lines_are_answered_at_the_same_time(adafuse, fakes, output, que
     job = ["run", "--test-set", questions(*[{"question": "x", "answer": "y"}] * 9)]
     assert adafuse(*job, "--output", output, "--max-requests", 3).exit_code == 0
     assert [each["line"] for each in records(output)] == list(range(1, 10))
-
-
-def test_answers_end_before_the_next_question_unless_a_flag_says_otherwise(adafuse, job, fakes):
-    adafuse(*job)
-    adafuse(*job, "--stop", "", "--overwrite")
-    assert [call["config"].stop for call in fakes] == [("\nQuestion:",), ()]
 
 
 @pytest.mark.quick
@@ -120,7 +113,7 @@ def test_ctrl_c_loses_no_complete_answer(adafuse, fakes, output, questions, inte
     assert len(kept) < 40
 
 
-def test_another_run_is_not_resumed_and_nothing_of_it_is_touched(adafuse, job, output):
+def test_another_run_is_not_resumed_and_nothing_of_it_is_touched(adafuse, job, output, fakes):
     adafuse(*job)
     before = output.read_bytes()
 
@@ -136,11 +129,12 @@ def test_another_run_is_not_resumed_and_nothing_of_it_is_touched(adafuse, job, o
     prompts, test_set = job[4], job[2]
     prompts.write_text("Other.\n")
     assert "another run: prompts" in refused()
-    assert adafuse(*job, "--overwrite", "--rounds").exit_code == 0
+    assert adafuse(*job, "--overwrite", "--rounds", "--stop", "").exit_code == 0
+    assert [call["config"].stop for call in fakes] == [("\nQuestion:",), ()]
     assert set(records(output)[0]["usage"]["forward_passes"]) == {"wren", "heron"}
     for before in (b"not results\n", b'{"line": 99}\n'):
         output.write_bytes(before)
-        refused("--rounds")
+        refused("--rounds", "--stop", "")
     assert adafuse(*job[:-1], test_set, "--overwrite").exit_code == 2
     assert len(test_set.read_text().split("\n")) > 4  # the test set is still there
 
@@ -171,15 +165,12 @@ def test_lines_that_fail_do_not_stop_the_run_and_lost_ones_are_asked_again(
 
 def test_bad_lines_are_reported_by_number(adafuse, job, output):
     good = b'{"question": "who is ada?", "answer": ["ada", "Ada"]}'
-    bad = [
-        b"{not json",
-        b"[]",
-        b'{"question": " ", "answer": ""}',
-        b'{"question": "no answer"}',
+    bad = (
+        *(b"{not json", b"[]", b'{"question": " ", "answer": ""}', b'{"question": "no answer"}'),
         b'{"question": "\xff", "answer": ""}',
         b'{"question": "\\ud800", "answer": ""}',
         b'{"question": "x", "answer": NaN}',
-    ]
+    )
     job[2].write_bytes(b"\n\n".join([good, *bad, good]) + b"\r\n")
     result = adafuse(*job)
     first, *others, last = records(output)
@@ -187,19 +178,17 @@ def test_bad_lines_are_reported_by_number(adafuse, job, output):
     assert [each["line"] for each in others] == list(range(3, 16, 2))
     for each in others:
         assert f"line {each['line']}: {each['error']}\n" in result.stderr
-    assert "9 lines: 2 answered, 7 failed" in result.stderr
+
+
+STEP = "Question: a\nLet's think step by step\nso\nThe answer is 1"
 
 
 @pytest.mark.parametrize(
     ("header", "form"),
     [
-        ("", "Question: {question}\nAnswer:"),
         ("Do.\n\nQuestion: a\nAnswer: b\n", "Question: {question}\nAnswer:"),
         ("Question:\na\nAnswer:\nb\n", "Question:\n{question}\nAnswer:\n"),
-        (
-            "Question: a\nLet's think step by step\nso\nThe answer is 1",
-            "Question: {question}\nLet's think step by step\n",
-        ),
+        (STEP, "Question: {question}\nLet's think step by step\n"),
     ],
 )
 def test_a_question_is_put_as_the_examples_put_theirs(header, form):

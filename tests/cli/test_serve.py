@@ -12,11 +12,8 @@ import pytest
 from adafuse_llm import InvalidInputError, RuntimeConfig
 from adafuse_llm.cli import serve
 from adafuse_llm.errors import install_command
-from adafuse_llm.serving_config import VARIABLE, read_keys
-
-pytest.importorskip("starlette", reason="needs the extra [serve]")
-
 from adafuse_llm.serving import server
+from adafuse_llm.serving_config import VARIABLE, read_keys
 from tests.support.serving import COMMAND
 
 STREAM = {"model": "adafuse", "prompt": "the mill", "max_tokens": 8000, "stream": True}

@@ -29,9 +29,7 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     assert told["alone"]["wren"]["score"] == 100
     assert told["alone"]["heron"]["score"] == 0
     assert told["written"] == {"use": ["wren"]}
-    text = (tmp_path / "tuned.yaml").read_text()
-    assert "10 questions to search on, 10 held out, seed 1" in text
-    assert "10 questions show no difference between the ensemble and its best member, wren" in text
+    assert "10 questions to search on, 10 held out" in (tmp_path / "tuned.yaml").read_text()
     assert read_config(tmp_path / "tuned.yaml").options == {"use": ("wren",)}
     assert [call["config"].stop for call in fakes] == [("\nQuestion:",)]
 
@@ -55,11 +53,8 @@ def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path
     result = adafuse(*job, *models, "-o", "max_words=2")
     assert result.exit_code == 0, result.output
     said = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
-    assert said == {
-        "strategy": "single",
-        "models": [str(tmp_path / "wren")],
-        "dtype": "float64",
-    }
+    folder = str(tmp_path / "wren")
+    assert said == {"strategy": "single", "models": [folder], "dtype": "float64"}
 
 
 def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
@@ -75,11 +70,9 @@ def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
 
 def test_enough_questions_calibrate_the_confidence(adafuse, job, questions, tmp_path):
     assert "No confidence: a calibration needs 50" in adafuse(*job).stdout
+    answers = ["Ada Brook did", *["no"] * 4] * 12
     data = questions(
-        *(
-            {"question": f"Who founded mill {n}?", "answer": "no" if n % 5 else "Ada Brook did"}
-            for n in range(60)
-        )
+        *({"question": f"Who founded mill {n}?", "answer": a} for n, a in enumerate(answers))
     )
     result = adafuse("tune", data, *job[2:], "--overwrite", "--keep-ensemble")
     assert result.exit_code == 0, result.output
@@ -97,17 +90,7 @@ def test_enough_questions_calibrate_the_confidence(adafuse, job, questions, tmp_
     assert (refused.exit_code, "'calibration'" in refused.stderr) == (2, True)
 
 
-def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, fakes, monkeypatch):
-    adafuse(*job)
-    monkeypatch.setattr(tuning, "in_order", lambda *_a, **_k: pytest.fail("decoded again"))
-    assert "describes wren alone" in adafuse(*job).stdout
-    refused = adafuse(*job, "--seed", 2)
-    assert refused.exit_code == 2
-    assert "seed 1, not 2" in refused.stderr
-    assert adafuse(*job, "--chat").exit_code == 2
-
-
-def test_an_interrupted_search_is_resumed(adafuse, job, tmp_path, monkeypatch):
+def test_an_interrupted_search_goes_on_and_another_does_not(adafuse, job, tmp_path, monkeypatch):
     real = tuning.in_order  # type: ignore[attr-defined]
     calls = []
 
@@ -124,30 +107,33 @@ def test_an_interrupted_search_is_resumed(adafuse, job, tmp_path, monkeypatch):
     assert not (tmp_path / "tuned.yaml").exists()
     assert adafuse(*job).exit_code == 0
     assert len(calls) < 4 + 7
+    monkeypatch.setattr(tuning, "in_order", lambda *_a, **_k: pytest.fail("decoded again"))
+    assert "describes wren alone" in adafuse(*job).stdout
+    assert "seed 1, not 2" in adafuse(*job, "--seed", 2).stderr
+    assert adafuse(*job, "--chat").exit_code == 2
 
 
 def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
     (tmp_path / "tuned.yaml").write_text("max_words: 1\n")
     refused = adafuse(*job)
-    assert refused.exit_code == 2
-    assert "--overwrite" in refused.stderr
+    assert (refused.exit_code, "--overwrite" in refused.stderr) == (2, True)
     assert adafuse(*job, "--overwrite").exit_code == 0
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "word"),
     [
-        (["--held-out", "0.1"], "needs 95"),
-        (["--use", "wren"], "at least two members"),
+        (["--held-out", "0.1"], "95"),
+        (["--use", "wren"], "two members"),
         (["--docs", ".", "--template", "{question}?"], "--template"),
         (["--strategy", "single"], "'single'"),
-        (["--metric", "number_"], "Did you mean 'number'"),
+        (["--metric", "number_"], "'number'"),
     ],
 )
 def test_what_cannot_be_searched_is_one_error_before_anything_is_loaded(
-    adafuse, job, fakes, flags, message, tmp_path
+    adafuse, job, fakes, flags, word, tmp_path
 ):
     result = adafuse(*job, *flags)
     assert (result.exit_code, len(result.stderr.splitlines()), fakes) == (2, 1, [])
-    assert message in result.stderr
+    assert word in result.stderr
     assert not (tmp_path / "tuned.yaml").exists()

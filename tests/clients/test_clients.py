@@ -4,8 +4,6 @@
 their versions do not bind ours.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

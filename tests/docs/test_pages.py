@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ from tests.support.documents import put_documents
 from tests.support.gguf_files import embedded_gguf
 from tests.support.inference_servers import InferenceServer
 from tests.support.paths import ROOT
+from tests.support.real_pages import SHOWN, needs_real_models, put_embedded
 from tests.support.serving import served
 
 GUIDES = ROOT / "docs" / "guides"
@@ -32,7 +36,6 @@ PAGES = sorted(
 )
 MODEL = re.compile(r'"((?:[\w.-]+/)+[\w.-]+|model-\d)"')
 """How the pages name models: these become the embedded members."""
-
 
 SERVER = "http://127.0.0.1:8000"
 """The address of the server in the pages."""
@@ -90,14 +93,14 @@ def addressed(page: Path, folder: Path) -> Iterator[Document]:
 PRINTING = {"decisions": 2, "structured-output": 7, "sampling": 2, "chat": 2, "your-documents": 3}
 """Guides that show what their code prints, and the number of these outputs."""
 
-ELSEWHERE = GUIDES / "llamaindex.md"
-"""A page that `tests/integrations` runs in a process of its own, as it changes global settings."""
+APART = GUIDES / "llamaindex.md"
+"""A page that runs in a process of its own, as it changes global settings."""
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page != ELSEWHERE and "```python" in page.read_text("utf-8")],
+    [page for page in PAGES if page != APART and "```python" in page.read_text("utf-8")],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_code_of_a_page_runs_and_prints_what_a_guide_shows(
@@ -118,6 +121,20 @@ def test_the_code_of_a_page_runs_and_prints_what_a_guide_shows(
     for output in outputs:
         assert output in printed
         assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"
+
+
+@pytest.mark.slow
+def test_the_guide_to_llamaindex_runs_offline_and_prints_what_it_says(tmp_path: Path) -> None:
+    put_embedded(tmp_path)
+    blocks = SHOWN.findall(APART.read_text(encoding="utf-8"))
+    deny = "import pytest_socket\npytest_socket.disable_socket(allow_unix_socket=True)\n"
+    code = deny + "\nprint('\\0')\n".join(block for block, _ in blocks)
+    environment = {key: value for key, value in os.environ.items() if key != "TIKTOKEN_CACHE_DIR"}
+    command = [sys.executable, "-c", code]
+    printed = subprocess.check_output(command, text=True, env=environment, cwd=tmp_path)
+    for (block, expected), said in zip(blocks, printed.split("\0"), strict=True):
+        if not needs_real_models(block):  # tests/real/test_pages.py checks what those print
+            assert not expected or said.strip() == expected.strip()
 
 
 @pytest.mark.gguf

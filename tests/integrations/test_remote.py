@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette")
-
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage
 from llama_index.core.base.llms.types import ChatMessage

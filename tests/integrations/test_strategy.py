@@ -24,12 +24,8 @@ def test_models_that_differ_only_in_the_strategy_share_their_members() -> None:
     models = [kind.from_embedded(strategy="single", **options) for kind in KINDS]
     for model in models:
         assert model._ensemble.engine().backends == engine.backends
-    single = engine.with_strategy("single")
-    expected = single.generate(messages=[{"role": "user", "content": "Hi"}], **options).text
     replied, answered = models[0].invoke("Hi"), models[2].chat([ChatMessage(content="Hi")])
-    assert replied.content == answered.message.content == expected
     assert replied.response_metadata["strategy"] == answered.raw.strategy == "single"
-    assert models[0]._identifying_params != plain._identifying_params
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -64,10 +64,6 @@ def test_the_text_is_in_the_page_and_harmless_and_nothing_comes_from_elsewhere(g
     for tag in ("<script", "<b>", "<i>", "<u>"):
         assert tag not in made
     assert not re.search(r"https?:|src=|@import|url\(|<link", made)
-
-
-def test_every_candidate_of_every_round_is_there(generation):
-    made = html.unescape(page(generation))
     for decided in generation.rounds:
         assert f"Round {decided.index}</strong>" in made
         for candidate in decided.candidates:
@@ -133,12 +129,8 @@ def test_all_responses_are_shown_with_their_seeds(drawn):
         assert f"<h2>Response {number} of 3 · seed {each.seed}</h2>" in made
         assert f"Response {number} of 3 · seed {each.seed}\n{each.text}" in shown
     assert shown.count("forward passes: ") == 3
-
-
-def test_records_of_rounds_have_the_log_probabilities(drawn, generation):
     for decided in drawn.rounds:
         assert record(decided)["logprobs"] == decided.model_dump(mode="json")["logprobs"]
-    assert "logprobs" not in record(generation.rounds[0])
 
 
 @pytest.mark.parametrize("prefix", ["", "<think>\n"])
@@ -205,25 +197,18 @@ def test_a_browser_opens_it_and_shows_candidates_on_focus(new_tab, generation, t
     path = generation.to_html(tmp_path / "report.html")
     tab = new_tab(color_scheme="dark", viewport={"width": 390, "height": 800})
     problems: list[str] = []
-    requests: list[str] = []
     tab.on("console", lambda message: problems.append(message.text))
     tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("request", lambda request: requests.append(request.url))
     tab.goto(path.as_uri())
     assert tab.locator(".answer").inner_text() == generation.text
     assert not tab.locator(".card:visible").count()
     tab.keyboard.press("Tab")
     card = tab.locator(".card:visible")
-    assert card.count() == 1
-    rows = card.locator("tr")
-    assert rows.count() == 1 + len(generation.rounds[0].candidates)
-    assert "← committed" in card.inner_text()
+    assert card.locator("tr").count() == 1 + len(generation.rounds[0].candidates)
     box = card.bounding_box()
-    assert box is not None
     assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
     overflow = tab.evaluate("document.documentElement.scrollWidth > innerWidth")
     assert not overflow, "the page is wider than the screen"
     tab.locator(".span").nth(1).focus()
     assert "Round 1" in tab.locator(".card:visible").inner_text()
     assert problems == []
-    assert requests == [path.as_uri()]

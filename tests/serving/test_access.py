@@ -12,9 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra [serve]")
-
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -39,11 +36,6 @@ async def fail(_: Request) -> Response:
     raise RuntimeError("secret path")
 
 
-async def late(_: Request) -> Response:
-    CALL.get().outcome = "timeout"
-    return Response()
-
-
 async def broken(_: Request) -> Response:
     async def parts() -> AsyncIterator[bytes]:
         yield b"one"
@@ -56,8 +48,7 @@ def client(keys: tuple[str, ...] = (), **options: Any) -> httpx.AsyncClient:
     """A client of an application with nothing but these middlewares."""
     routes = [
         *(Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/health", "/echo")),
-        *(Route(path, page) for path, page in (("/fail", fail), ("/late", late))),
-        Route("/broken", broken),
+        *(Route("/fail", fail), Route("/broken", broken)),
     ]
     config = ServingConfig(**options)
     app = Starlette(routes=routes, middleware=middlewares(config, keys))
@@ -104,16 +95,6 @@ async def test_an_unexpected_error_says_nothing_about_the_server(caplog) -> None
     assert "secret path" in caplog.text  # with the traceback, for the operator
 
 
-async def test_the_log_has_the_outcome_that_the_application_sets_and_no_probes(caplog) -> None:
-    caplog.set_level(logging.INFO, LOGGER)
-    async with client() as http:
-        await http.get("/health")
-        await http.get("/ready")
-        await http.get("/late")
-    (line,) = caplog.messages
-    assert line.endswith("outcome=timeout")
-
-
 START = {"type": "http.response.start", "status": 200, "headers": []}
 PART = {"type": "http.response.body", "body": b"a", "more_body": True}
 LAST = {"type": "http.response.body", "body": b"b"}
@@ -126,6 +107,8 @@ LAST = {"type": "http.response.body", "body": b"b"}
         ("/x", [START, PART], None, "cancelled", True),
         ("/x", [START, PART], RuntimeError, "failed", True),
         ("/x", [], asyncio.CancelledError, "failed", True),
+        ("/x", [START, LAST], "timeout", "timeout", True),  # which the application sets
+        ("/ready", [START, LAST], None, "ok", False),
         ("/metrics", [START, LAST], None, "ok", False),
         ("/metrics", [START, PART], None, "cancelled", True),
     ],
@@ -136,7 +119,9 @@ async def test_the_log_and_the_metrics_have_the_outcome_of_a_response(
     async def app(scope: Any, receive: Any, send: Any) -> None:
         for message in sent:
             await send(message)
-        if error:
+        if isinstance(error, str):
+            CALL.get().outcome = error
+        elif error:
             raise error
 
     async def send(message: Any) -> None:
@@ -146,20 +131,10 @@ async def test_the_log_and_the_metrics_have_the_outcome_of_a_response(
     counted: list[Any] = []
     log = AccessLog(app, "", lambda *call: counted.append(call[:2]), {path})
     scope = {"type": "http", "path": path, "method": "GET", "headers": []}
-    with pytest.raises(error) if error else nullcontext():
+    with pytest.raises(error) if isinstance(error, type) else nullcontext():
         await log(scope, send, send)  # type: ignore[arg-type]
     assert counted == [(path, outcome)]
     assert [m.rpartition("=")[2] for m in caplog.messages if "ms=" in m] == [outcome] * is_logged
-
-
-async def test_what_is_no_request_is_passed_on() -> None:
-    seen: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["type"])
-
-    await AccessLog(app, "", print, ())({"type": "lifespan"}, app, app)  # type: ignore[arg-type]
-    assert seen == ["lifespan"]
 
 
 @pytest.mark.parametrize(
@@ -237,16 +212,15 @@ async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so
     }
     async with client(("key-1",)) as http:
         closed = await http.options("/echo", headers=preflight)
-    assert not [name for name in closed.headers if name.startswith("access-control")]
+    assert "access-control-allow-origin" not in closed.headers
     async with client(("key-1",), cors_origins="https://app.example.org") as http:
         opened = await http.options("/echo", headers=preflight)
-        read = {**preflight, "Access-Control-Request-Method": "GET"}
-        assert (await http.options("/echo", headers=read)).status_code == 200
         other = await http.options("/echo", headers={**preflight, "Origin": "https://x.example"})
         refused = await http.post("/echo", headers={"Origin": preflight["Origin"]})
     assert opened.status_code == 200
     assert opened.headers["access-control-allow-private-network"] == "true"
     assert "x-stainless-os" in opened.headers["access-control-allow-headers"]
+    assert opened.headers["access-control-allow-methods"] == "GET, POST"
     assert other.status_code == 400
     assert "access-control-allow-origin" not in other.headers
     assert refused.status_code == 401  # a page can read the error

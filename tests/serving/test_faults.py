@@ -8,7 +8,6 @@ import json
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -28,6 +27,7 @@ CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 JSON = "application/json"
 ENDLESS = {"prompt": "x", "max_tokens": 100_000, "stream": True, "adafuse": {"max_words": 1}}
 SECRET = "the-colour-of-the-door"
+USER = {"role": "user", "content": "x"}
 
 
 def words(text):
@@ -63,10 +63,6 @@ def events_of(lines):
     return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 
-def error_of(response):
-    return response.json()["error"]
-
-
 def test_a_member_that_fails_is_named_without_paths():
     def fail(call):
         if call == 1:
@@ -75,11 +71,11 @@ def test_a_member_that_fails_is_named_without_paths():
     with serve(Member(fail)) as url:
         response = httpx.post(url + COMPLETE, json=ENDLESS)
         assert response.status_code == 500
-        assert error_of(response)["code"] == "member_failed"
+        assert response.json()["error"]["code"] == "member_failed"
         assert "'one'" in response.text
         assert "/srv" not in response.text
         assert "Traceback" not in response.text
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+        body = {"messages": [USER], "max_tokens": 3}
         assert httpx.post(url + CHAT, json=body).status_code == 200  # the server stays usable
 
 
@@ -103,7 +99,7 @@ def test_a_failure_within_a_stream_is_its_last_event():
 def test_a_silent_stream_has_comments_and_its_errors_the_words_of_the_client(monkeypatch, path):
     monkeypatch.setattr(http, "SILENT_SECONDS", 0.05)
     free = threading.Event()
-    body = {"messages": [{"role": "user", "content": "x"}], "input": "x", "stream": True}
+    body = {"messages": [USER], "input": "x", "stream": True}
     with serve(Member(lambda _: free.wait(20)), request_timeout=0.4) as url:
         late = httpx.post(url + path, json=body)
         free.set()
@@ -119,7 +115,6 @@ def test_a_pause_within_a_stream_has_comments(monkeypatch):
     with serve(Member(lambda call: time.sleep(0.2 if call == 4 else 0))) as url:
         silent = httpx.post(url + COMPLETE, json={**ENDLESS, "max_tokens": 9}).text
     assert "}\n\n: waiting\n\n" in silent
-    assert silent.endswith("[DONE]\n\n")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -143,22 +138,14 @@ def test_a_client_that_leaves_ends_its_request(stream):
     assert f'adafuse_requests_total{{outcome="cancelled",route="{COMPLETE}"}} 1.0' in counted
 
 
-def test_a_full_queue_is_an_error_that_says_when_to_try_again():
-    free = threading.Event()
-    runtime = RuntimeConfig(max_requests=1, max_waiting=2)
+def test_a_full_queue_is_an_error():
+    free, runtime = threading.Event(), RuntimeConfig(max_requests=1, max_waiting=1)
     body = {"prompt": "x", "max_tokens": 3}
-    with (
-        serve(Member(lambda _: free.wait(20)), runtime=runtime) as url,
-        ThreadPoolExecutor(12) as pool,
-        httpx.Client(timeout=30) as client,
-    ):
-        waiting = [pool.submit(client.post, url + COMPLETE, json=body) for _ in range(12)]
-        wait_until(lambda: sum(each.done() for each in waiting) == 9)
+    with serve(Member(lambda _: free.wait(20)), runtime=runtime) as url:
+        asked = [background(httpx.post, url + COMPLETE, json=body, timeout=30) for _ in range(3)]
+        wait_until(lambda: any(each.done() for each in asked))
         free.set()
-        responses = [each.result() for each in waiting]
-    refused = [each for each in responses if each.status_code != 200]
-    assert [each.status_code for each in refused] == [429] * 9
-    assert {each.headers["retry-after"] for each in refused} == {"1"}
+        assert sorted(each.result().status_code for each in asked) == [200, 200, 429]
 
 
 def test_the_end_of_the_server_completes_all_streams():
@@ -187,18 +174,6 @@ def test_the_end_of_the_server_completes_all_streams():
     assert (ready.status_code, health.status_code) == (503, 200)
 
 
-def test_a_request_without_text_at_the_end_of_the_server_can_be_sent_again():
-    service, free = Service(ServingConfig(drain_seconds=0.0)), threading.Event()
-    member = Member(lambda _: free.wait(20))
-    service.open(AdaFuseEngine([member]))
-    with served(build_app(service)) as url:
-        answer = background(httpx.post, url + COMPLETE, json={"prompt": "x"})
-        wait_until(lambda: member.calls)
-        service.cancel_all()
-        free.set()
-        assert answer.result().status_code == 503
-
-
 async def test_work_whose_request_has_ended_is_cancelled():
     service = Service(ServingConfig())
     cancels: list[threading.Event] = []
@@ -217,17 +192,6 @@ async def test_requests_without_a_grammar_do_not_wait_for_those_with_one():
     assert await asyncio.wait_for(service.result(lambda _: "quick"), 10) == "quick"
     free.set()
     assert all(await asyncio.gather(*slow))
-
-
-def test_requests_wait_for_the_members():
-    service = Service(ServingConfig())
-    with served(build_app(service)) as url:
-        early = httpx.post(url + COMPLETE, json={"prompt": "x"})
-        assert (early.status_code, error_of(early)["code"]) == (503, "not_ready")
-        assert httpx.get(url + "/v1/models").status_code == 503
-        service.open(AdaFuseEngine([Member()]))
-        assert httpx.get(url + "/ready").json() == {"status": "ready"}
-        assert httpx.post(url + COMPLETE, json={"prompt": "x", "max_tokens": 2}).is_success
 
 
 @pytest.mark.parametrize(
@@ -250,7 +214,7 @@ def test_requests_wait_for_the_members():
 def test_a_body_that_is_no_request_is_refused(plain, status, content, kind):
     response = httpx.post(plain + COMPLETE, content=content, headers={"Content-Type": kind})
     assert response.status_code == status
-    assert error_of(response)["type"] == "invalid_request_error"
+    assert response.json()["error"]["type"] == "invalid_request_error"
     assert len(response.text) < 3000
 
 
@@ -260,49 +224,42 @@ def plain():
         yield url
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():
+def test_models_have_windows_and_a_request_that_cannot_fit_is_refused_before_it_is_encoded():
     members = [FakeBackend("small", words, context_window=100), FakeBackend("large", words)]
-    empty = [{"role": "user", "content": ""}] * 200
+    empty = {"role": "user", "content": ""}
     with served(create_app(AdaFuseEngine(members))) as url:
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        windows = {each["id"]: each["max_model_len"] for each in models}
+        assert windows == {"adafuse": 100, "small": 100, "large": None}
         large = {"prompt": "x" * 1601, "model": "large", "max_tokens": 2}
         assert httpx.post(url + COMPLETE, json=large).status_code == 200
         long = httpx.post(url + COMPLETE, json={"prompt": "x" * 1601})
-        many = httpx.post(url + CHAT, json={"messages": [*empty, {"role": "user", "content": "x"}]})
+        many = httpx.post(url + CHAT, json={"messages": [*[empty] * 200, USER]})
+        stops = httpx.post(url + COMPLETE, json={"prompt": "x", "stop": ["x" * 801, "y" * 800]})
     for response in (long, many):
-        assert error_of(response)["code"] == "context_length_exceeded"
+        assert response.json()["error"]["code"] == "context_length_exceeded"
         assert "this server allows 1600" in response.text
-
-
-def test_texts_of_an_option_are_as_long_as_a_prompt_at_most():
-    member = FakeBackend("small", words, context_window=100)
-    with served(create_app(AdaFuseEngine([member]))) as url:
-        texts = [f"x{number:03}" for number in range(500)]
-        given = {"prompt": "x", "max_tokens": 8}
-        refused = httpx.post(url + COMPLETE, json={**given, "stop": texts})
-        accepted = httpx.post(url + COMPLETE, json={**given, "stop": texts[:2]})
-    assert (refused.status_code, error_of(refused)["param"]) == (400, "stop")
-    assert accepted.status_code == 200
+    assert (stops.status_code, stops.json()["error"]["param"]) == (400, "stop")
 
 
 def test_the_time_limit_counts_before_the_decode_and_while_a_member_hangs(monkeypatch):
     free = threading.Event()
     engine = AdaFuseEngine([Member(lambda _: free.wait(20))])
     monkeypatch.setattr(engine, "check_grammar", lambda **_: free.wait(20))
-    body = {"messages": [{"role": "user", "content": "x"}]}
     form = {"response_format": {"type": "json_object"}}
     with served(create_app(engine, ServingConfig(request_timeout=0.2))) as url:
         for fields in (form, {"max_tokens": 3}):
-            response = httpx.post(url + CHAT, json={**body, **fields}, timeout=5)
-            assert (response.status_code, error_of(response)["code"]) == (504, "timeout")
+            late = httpx.post(url + CHAT, json={"messages": [USER], **fields}, timeout=5)
+            assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
         free.set()
 
 
 def test_an_address_or_a_method_that_does_not_exist_is_told_what_does(plain):
     unknown = httpx.post(plain + "/v1/chat/completion", json={})
-    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "not_found")
-    assert CHAT in error_of(unknown)["message"]
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+    assert CHAT in unknown.text
     wrong = httpx.get(plain + COMPLETE)
-    assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
 
 
@@ -311,12 +268,8 @@ def test_no_log_has_a_prompt(caplog):
         if call == 3:
             raise RuntimeError("broken")
 
-    bodies: list[dict[str, Any]] = [
-        {"max_tokens": 2},
-        {"max_tokens": 0},
-        {SECRET: 1},
-        {"max_tokens": 30, "adafuse": {"stop": SECRET}},
-    ]
+    bodies: list[Any] = [{"max_tokens": 2}, {"max_tokens": 0}, {SECRET: 1}]
+    bodies += [{"max_tokens": 30, "adafuse": {"stop": SECRET}}]
     with serve(Member(fail)) as url, caplog.at_level(logging.DEBUG, "adafuse_llm"):
         for body in bodies:
             httpx.post(url + COMPLETE, json={"prompt": SECRET, **body})

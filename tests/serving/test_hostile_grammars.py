@@ -7,9 +7,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [serve]")
-pytest.importorskip("llguidance")
-
 from benchmarks import fuzz_grammars
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")

@@ -7,14 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
-
-pytest.importorskip("prometheus_client", reason="needs the extra [serve]")
-
-from prometheus_client.parser import text_string_to_metric_families
-
 from adafuse_llm.serving.metrics import Metrics
 from tests.support.waiting import wait_until
 

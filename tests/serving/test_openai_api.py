@@ -31,13 +31,6 @@ def ask(client, **changes):
     )
 
 
-def decision(done):
-    """What a round decided; scores may differ in their last digits, as passes are shared."""
-    winner = done.candidates[done.winner]
-    scores = [pytest.approx(each.score, abs=1e-4) for each in done.candidates]
-    return done.text, winner.proposers, [each.text for each in done.candidates], scores
-
-
 @pytest.mark.quick
 def test_a_chat_is_the_response_of_the_engine(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
@@ -45,7 +38,7 @@ def test_a_chat_is_the_response_of_the_engine(client, engine):
     (choice,) = response.choices
     assert (choice.message.content, choice.message.role) == (expected.text, "assistant")
     rounds = [Round.model_validate(each) for each in choice.model_extra["adafuse"]["rounds"]]
-    assert list(map(decision, rounds)) == list(map(decision, expected.rounds))
+    assert [each.text for each in rounds] == [each.text for each in expected.rounds]
     assert choice.model_extra["adafuse"]["finish_reason"] == expected.finish_reason
     prompt = expected.usage.prompt_tokens
     assert response.model_extra["adafuse"]["usage"]["prompt_tokens"] == prompt
@@ -80,14 +73,6 @@ def test_a_member_alone_answers_as_its_own_model(client, engine):
     assert ask(client, model=names[1]).choices[0].message.content == alone.text
 
 
-def test_options_of_the_ensemble_reach_the_engine(client, engine):
-    options = {"max_words": 1, "use": list(engine.members[:2]), "branching_factor": 1}
-    response = ask(client, extra_body={"adafuse": options})
-    expected = engine.generate(messages=QUESTION, max_new_tokens=12, **options)
-    assert response.choices[0].message.content == expected.text
-    assert [*response.model_extra["adafuse"]["usage"]["prompt_tokens"]] == options["use"]
-
-
 @pytest.mark.parametrize(
     ("allowed", "known", "unknown"),
     [
@@ -96,9 +81,7 @@ def test_options_of_the_ensemble_reach_the_engine(client, engine):
     ],
     ids=["default", "list"],
 )
-def test_a_request_may_name_the_strategies_that_the_operator_allows(
-    engine, allowed, known, unknown
-):
+def test_a_request_may_name_strategies_that_the_operator_allows(engine, allowed, known, unknown):
     """The place of a strategy is for the operator: a client cannot make the server import it."""
     with openai_client(engine, allowed_strategies=allowed) as client:
         for name in known:
@@ -182,17 +165,16 @@ def test_tools_are_called_in_an_enforced_form():
         (call,) = choice.message.tool_calls
         assert json.loads(call.function.arguments) == {"expression": "31 * 44"}
         deltas = [part.choices[0] for part in ask(c, messages=PRODUCT, **given, stream=True)]
-        calls = [call for delta in deltas for call in delta.delta.tool_calls or ()]
-        assert [call.function.arguments for call in calls] == [call.function.arguments]
+        (streamed,) = [call for delta in deltas for call in delta.delta.tool_calls or ()]
+        assert streamed.function.arguments == call.function.arguments
         assert deltas[-1].finish_reason == "tool_calls"
         result = {"role": "tool", "tool_call_id": call.id, "content": "1364"}
-        answered = ask(c, messages=[*PRODUCT, choice.message.model_dump(), result], **given)
-        assert answered.choices[0].message.content == "It is 1364."
-        assert answered.choices[0].finish_reason == "stop"
+        history = [*PRODUCT, choice.message.model_dump(), result]
+        answered = ask(c, messages=history, **given).choices[0]
+        assert (answered.message.content, answered.finish_reason) == ("It is 1364.", "stop")
         chosen = {"type": "function", "function": {"name": "calculate"}}
-        user = [{"role": "user", "content": "1364"}]
-        forced = ask(c, messages=user, tool_choice=chosen, **given)
-        assert forced.choices[0].message.tool_calls[0].function.name == "calculate"
+        forced = ask(c, messages=history, tool_choice=chosen, **given).choices[0]
+        assert forced.message.tool_calls[0].function.name == "calculate"
 
 
 @pytest.mark.parametrize("enforce", ["auto", False])
@@ -226,6 +208,8 @@ def test_structured_output_fits_the_schema(client):
         model="adafuse", messages=QUESTION, response_format=Price, max_tokens=80
     )
     assert isinstance(parsed.choices[0].message.parsed, Price)
+    response = client.responses.parse(model="adafuse", input=QUESTION, text_format=Price)
+    assert isinstance(response.output_parsed, Price)
 
 
 def test_a_form_that_cannot_be_enforced_is_described_or_refused(client):
@@ -285,11 +269,9 @@ def test_an_error_names_the_field(client, param, changes):
 
 def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client):
     for size in (10_000, 20_000):  # above the window, and above the server's limit of characters
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises(openai.BadRequestError, match="exceeds the context window") as caught:
             ask(client, messages=[{"role": "user", "content": "mill " * size}])
-        assert caught.value.code == "context_length_exceeded"
-        assert caught.value.param == "messages"
-        assert "exceeds the context window" in caught.value.message  # agents look for these words
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
 @pytest.mark.quick

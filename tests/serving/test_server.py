@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,9 +18,6 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, LoadError
 from adafuse_llm.backends import FakeBackend
-
-pytest.importorskip("uvicorn", reason="needs the extra [serve]")
-
 from adafuse_llm.serving import server
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.server import listen, run, url_of
@@ -35,45 +33,29 @@ def small_engine() -> AdaFuseEngine:
     return AdaFuseEngine([FakeBackend("wren", lambda _: {"<end>": 1.0})])
 
 
-class Running:
-    """A server in a thread."""
-
-    server: server._Server
-
-    def __init__(self, load: Callable[[], AdaFuseEngine], config: ServerConfig) -> None:
-        self.service = Service(config)
-        self.listener = listen(config.host, 0)
-        self.url = url_of(config.host, self.listener)
-        self.result: Any = None
-        self.thread = threading.Thread(target=self._run, args=(load, config))
-
-    def _run(self, load: Callable[[], AdaFuseEngine], config: ServerConfig) -> None:
-        app = build_app(self.service)
-        try:
-            self.result = run(app, self.service, self.listener, load, config=config)
-        except BaseException as error:
-            self.result = error
-
-
 @contextmanager
-def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) -> Iterator[Running]:
-    each = Running(load, ServerConfig(**options))
+def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) -> Iterator[Any]:
+    """A server in a thread: its service, listener, URL and, at its end, its result."""
+    config = ServerConfig(**options)
+    service, listener, made = Service(config), listen(config.host, 0), list[server._Server]()
+    url = url_of(config.host, listener)
 
     class Recorded(server._Server):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            each.server = self
+            made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "_Server", Recorded)
-        each.thread.start()
-        wait_until(lambda: hasattr(each, "server") and each.server.started)
+        result = background(run, build_app(service), service, listener, load, config=config)
+        wait_until(lambda: made and made[0].started)
     try:
-        yield each
+        yield SimpleNamespace(
+            service=service, listener=listener, url=url, server=made[0], result=result
+        )
     finally:
-        each.server.should_exit = True
-        each.thread.join(30)
-        assert not each.thread.is_alive()
+        made[0].should_exit = True
+        result.exception(30)
 
 
 def test_the_server_answers_while_members_load_and_a_signal_closes_them() -> None:
@@ -92,7 +74,7 @@ def test_the_server_answers_while_members_load_and_a_signal_closes_them() -> Non
         assert "server" not in response.headers
         engine = each.service.view()
         each.server.handle_exit(signal.SIGTERM, None)
-    assert each.result == 0
+    assert each.result.result() == 0
     assert engine.closed
 
 
@@ -100,9 +82,8 @@ def test_members_that_cannot_be_loaded_stop_the_server() -> None:
     def load() -> AdaFuseEngine:
         raise LoadError("there is no such folder")
 
-    with running(load) as each:
-        each.thread.join(20)
-    assert isinstance(each.result, LoadError)
+    with running(load) as each, pytest.raises(LoadError):
+        each.result.result(20)
 
 
 def test_a_member_that_hangs_does_not_keep_the_process_alive(monkeypatch, caplog) -> None:
@@ -134,7 +115,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch) -> None:
         each.server.handle_exit(signal.SIGINT, None)
         assert ended == []
         each.server.handle_exit(signal.SIGINT, None)
-    assert ended == [each.result] == [130]
+    assert ended == [each.result.result()] == [130]
 
 
 def test_a_busy_port_and_an_unknown_address_are_clear_errors() -> None:

@@ -12,7 +12,6 @@ from tokenizers import normalizers
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.exactness import change_of, difference
 from tests.support.models import CHATML, tokenizer
@@ -117,12 +116,12 @@ def test_a_score_that_loses_a_member_says_why() -> None:
 def test_a_prompt_that_is_too_long_has_one_error_and_no_warning(
     template: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, known = scripted_model(lambda _: "Yes.", "bytelevel", template, window=64)
+    known = copy.deepcopy(tokenizer("bytelevel", template))
     known.model_max_length = 64
     long = [{"role": "user", "content": "word " * 200}]
     logging.getLogger("transformers").addHandler(caplog.handler)
     try:
-        with AdaFuseEngine([HuggingFaceBackend(model, known, "ink")]) as engine:
+        with AdaFuseEngine([Scripted(lambda _: "Yes.", known, "ink", 64)]) as engine:
             for asked in ({"messages": long}, {"prompt": "word " * 200}):
                 with pytest.raises(ContextWindowError, match="exceeds the context window of 64"):
                     engine.generate(**asked)

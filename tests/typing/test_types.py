@@ -16,6 +16,8 @@ from langchain_adafuse._model import IGNORED, ModelFields
 @pytest.mark.quick
 def test_typed_options_and_keywords_are_the_options_and_fields() -> None:
     assert {*DecodeOptions.__annotations__} == {*AdaFuseConfig.model_fields}
+    for kind in (lc.AdaFuseLLM, lc.ChatAdaFuse, li.AdaFuseLLM):
+        assert {kind.model_fields[name].default for name in AdaFuseConfig.model_fields} == {None}
     fields = {*lc.AdaFuseLLM.model_fields, *lc.ChatAdaFuse.model_fields}
     assert {*ModelFields.__annotations__} == {*fields, *ALIASES, *IGNORED, "model"}
     own = {"members", "engine"}  # parameters of the class itself

@@ -1,7 +1,5 @@
 """The embedded members call functions and fill objects, end to end."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest

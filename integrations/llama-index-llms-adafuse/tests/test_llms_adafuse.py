@@ -1,7 +1,5 @@
 """The package: its base classes, and what importing it loads."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Metrics of the paper's tables, compared with manual cases and with other implementations."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.paper.metrics import (

@@ -1,7 +1,5 @@
 """The command from beginning to end, on the embedded members."""
 
-from __future__ import annotations
-
 import pytest
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, MemberOutOfMemoryError

@@ -1,7 +1,5 @@
 """Intervals and tests of scores that are not right or wrong, compared with their definitions."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

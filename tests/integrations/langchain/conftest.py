@@ -1,7 +1,5 @@
 """LangChain's tests run without a network; two scripted members answer them."""
 
-from __future__ import annotations
-
 import pytest
 import pytest_socket
 

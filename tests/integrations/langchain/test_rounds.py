@@ -1,7 +1,5 @@
 """Every round reaches the callbacks, on the run of the model that played it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import reduce
@@ -11,62 +9,47 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
-from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langgraph.graph import MessagesState, StateGraph
 
 from adafuse_llm import InvalidInputError, MissingDependencyError
 from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler, get_round_callback
 
+pytestmark = pytest.mark.quick
 
-class Recorder(BaseCallbackHandler):
-    """Remembers the runs of models, their rounds and their tokens."""
 
-    def __init__(self):
-        self.models, self.rounds, self.printed = [], [], ""
+class Printing(BaseCallbackHandler):
+    """Remembers what it would print."""
 
-    def on_llm_start(self, serialized, prompts, *, run_id, **kwargs):
-        self.models.append(run_id)
+    printed = ""
 
-    def on_chat_model_start(self, serialized, messages, *, run_id, **kwargs):
-        self.models.append(run_id)
-
-    def on_llm_new_token(self, token, *, chunk=None, run_id, **kwargs):
+    def on_llm_new_token(self, token, **kwargs):
         self.printed += token
-        self.rounds += [(run_id, each) for each in chunk.rounds]
 
 
-async def ainvoke(runnable, given, config):
-    return await runnable.ainvoke(given, config)
-
-
-async def astream(runnable, given, config):
-    return [chunk async for chunk in runnable.astream(given, config)]
-
-
-async def events(runnable, given, config):
-    return [event async for event in runnable.astream_events(given, config, version="v2")]
-
-
-async def batch(runnable, given, config):
-    return runnable.batch([given], config)
-
-
-@pytest.mark.parametrize("way", [batch, ainvoke, astream, events])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "astream_events"])
 async def test_rounds_arrive_with_the_tokens_of_the_models_own_run(model, way):
-    chain = PromptTemplate.from_template("{input}") | model
-    runnable: Any = chain | RunnableLambda(lambda reply: reply)
-    recorder, rounds = Recorder(), RoundCallbackHandler()
-    await way(runnable, {"input": "Hi"}, {"callbacks": [recorder, rounds]})
-    (run,) = recorder.models
-    assert {at for at, _ in recorder.rounds} == {run}
-    assert [each["round"] for each in rounds.rounds] == list(range(len(recorder.rounds)))
-    assert {each["run_id"] for each in rounds.rounds} == {str(run)}
+    chain: Any = RunnableLambda(lambda _: "Hi") | model | RunnableLambda(lambda reply: reply)
+    printing, rounds, runs = Printing(), RoundCallbackHandler(), RunCollectorCallbackHandler()
+    given = getattr(chain, way)(None, {"callbacks": [printing, rounds, runs]})
+    if way == "ainvoke":
+        await given
+    elif way == "astream_events":
+        assert [event async for event in given]
+    _, run, _ = runs.traced_runs[0].child_runs
+    assert {each["run_id"] for each in rounds.rounds} == {str(run.id)}
+    assert [each["round"] for each in rounds.rounds] == list(range(len(rounds.rounds)))
     said = "".join(each["text"] for each in rounds.rounds)
-    assert said.strip() == recorder.printed.strip() == "Good day to you, and welcome."
+    assert said.strip() == printing.printed.strip() == "Good day to you, and welcome."
 
 
-@pytest.mark.quick
+def test_a_handler_that_prints_tokens_prints_one_response(obliging):
+    chat, printing = ChatAdaFuse(engine=obliging, temperature=1, n=2), Printing()
+    said = chat.invoke("Hi", {"callbacks": [printing]}).text
+    assert printing.printed == said
+
+
 def test_records_on_chunks_merge_to_those_of_the_message(chat):
     with get_round_callback() as rounds:
         *chunks, last = chat.stream("Hi", round_detail="full")
@@ -80,14 +63,14 @@ def test_records_on_chunks_merge_to_those_of_the_message(chat):
     assert [each["text"] for each in whole] == [each["text"] for each in merged]
 
 
-@pytest.mark.quick
 def test_records_of_text_models_have_the_number_of_their_prompt(llm):
     with get_round_callback() as rounds:
         result = llm.generate(["Hi", "Hey"], round_detail="full")
     for number, (generation,) in enumerate(result.generations):
-        kept = [each["text"] for each in generation.generation_info["adafuse_rounds"]]
-        assert "".join(kept) == generation.text
-        assert kept == [each["text"] for each in rounds.rounds if each["prompt"] == number]
+        kept = generation.generation_info["adafuse_rounds"]
+        assert "".join(each["text"] for each in kept) == generation.text
+        heard = [each for each in rounds.rounds if each["prompt"] == number]
+        assert [each["text"] for each in heard] == [each["text"] for each in kept]
 
 
 @pytest.mark.parametrize("detail", ["none", "summary", "full"])
@@ -102,7 +85,6 @@ def test_round_detail_says_where_rounds_go(llm, obliging, detail):
     assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
 
 
-@pytest.mark.quick
 def test_rounds_in_figures_and_as_a_table(chat, monkeypatch):
     with get_round_callback() as rounds:
         both = chat.batch(["Hi", "Hey"])
@@ -117,7 +99,6 @@ def test_rounds_in_figures_and_as_a_table(chat, monkeypatch):
         rounds.to_dataframe()
 
 
-@pytest.mark.quick
 def test_rounds_as_a_page_and_in_a_notebook(chat, llm, tmp_path):
     with get_round_callback() as rounds:
         chat.invoke("Hi")
@@ -142,9 +123,3 @@ def test_a_graph_streams_only_what_the_user_lets_it_stream(obliging, options):
     assert type(streamed) is AIMessage
     first = [each["text"] for each in rounds.rounds if not each.get("response")]
     assert "".join(first).strip() == streamed.text
-
-
-def test_a_handler_that_prints_tokens_prints_one_response(obliging):
-    chat, printing = ChatAdaFuse(engine=obliging, temperature=1, n=2), Recorder()
-    said = chat.invoke("Hi", {"callbacks": [printing]}).text
-    assert printing.printed == said

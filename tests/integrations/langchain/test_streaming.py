@@ -36,8 +36,7 @@ def engine():
         yield engine
 
 
-def text(reply):
-    return reply if isinstance(reply, str) else reply.content
+text = StrOutputParser().invoke
 
 
 @pytest.mark.parametrize(
@@ -50,10 +49,9 @@ def text(reply):
 )
 async def test_all_ways_give_the_text_of_the_engine(engine, kind, reply, stop):
     model = kind(engine=engine, stop=stop)
-    prompt = f"Say {reply}." if kind is ChatAdaFuse else f"Say {reply}.\nAnswer:"
-    given: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
-    if kind is AdaFuseLLM:
-        given = {"prompt": prompt}
+    prompt: Any = f"Say {reply}.\nAnswer:"
+    messages = [{"role": "user", "content": prompt}]
+    given: Any = {"prompt": prompt} if kind is AdaFuseLLM else {"messages": messages}
     pieces = [event.text for event in engine.stream(stop=stop, **given) if event.text]
     whole = "".join(pieces)
 

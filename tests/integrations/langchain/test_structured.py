@@ -1,13 +1,10 @@
 """Replies that fit a schema, in all ways to ask for them and to write the schema."""
 
-from __future__ import annotations
-
 import json
-import re
 import sys
 from functools import reduce
 from operator import add
-from typing import Any, Literal
+from typing import Any
 
 import pydantic.v1
 import pytest
@@ -19,14 +16,12 @@ from langchain.agents.structured_output import (
 )
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from adafuse_llm import GrammarError, InvalidOptionError, MissingDependencyError
-from langchain_adafuse import ChatAdaFuse
+from tests.integrations.langchain.test_tools import chat_that, population
 from tests.support.instruction_follower import call
-from tests.support.scripted import scripted_engine
 
 GOOD: dict[str, Any] = {"name": "Orrin", "people": 1200}
 UNFIT: dict[str, Any] = {"name": "Orrin", "people": "many"}
@@ -59,22 +54,8 @@ WANTED = {
     "properties": {"name": {"type": "string"}, "people": {"type": "integer"}},
     "required": ["name", "people"],
 }
-SCHEMAS: dict[str, Any] = {
-    "v2": City,
-    "v1": CityV1,
-    "typed dict": CityDict,
-    "json schema": City.model_json_schema(),
-    "function": {"name": "City", "description": "A city.", "parameters": WANTED},
-    "named": {"name": "City", "schema": WANTED},
-    "chat completions": {"type": "json_schema", "json_schema": {"name": "City", "schema": WANTED}},
-    "responses": {"type": "json_schema", "name": "City", "schema": WANTED},
-}
-
-
-def chat_that(script, **fields):
-    """A model that only describes schemas to its members, so that replies may not fit."""
-    script = script if callable(script) else lambda prompt, reply=script: reply
-    return ChatAdaFuse(engine=scripted_engine(script), **{"enforce": False, **fields})
+FUNCTION = {"name": "City", "description": "A city.", "parameters": WANTED}
+NAMED = {"name": "City", "schema": WANTED}
 
 
 def written(value, method, name="City"):
@@ -86,14 +67,13 @@ def plain(value):
 
 
 @pytest.mark.parametrize(
-    ("method", "kind"),
-    [("json_schema", "typed dict"), ("function_calling", "v1"), ("json_mode", "function")],
+    ("method", "schema"),
+    [("json_schema", CityDict), ("function_calling", CityV1), ("json_mode", FUNCTION)],
 )
-async def test_methods_give_the_object_in_all_ways(method, kind):
-    schema = SCHEMAS[kind]
+async def test_methods_give_the_object_in_all_ways(method, schema):
     chat = chat_that(written(GOOD, method, getattr(schema, "__name__", "City")))
     structured = chat.with_structured_output(schema, method=method)
-    assert type(structured.invoke("?")) is (schema if kind == "v1" else dict)
+    assert type(structured.invoke("?")) is (CityV1 if schema is CityV1 else dict)
     pieces = list(structured.stream("?"))
     raw = chat.with_structured_output(schema, method=method, include_raw=True)
     whole: Any = reduce(add, raw.stream("?"))
@@ -109,11 +89,18 @@ async def test_methods_give_the_object_in_all_ways(method, kind):
     assert (len(pieces) > 1) == (method != "function_calling")
 
 
-@pytest.mark.parametrize("kind", [*SCHEMAS])
-def test_every_form_of_a_schema_reaches_the_members(kind):
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *(City, CityV1, CityDict, City.model_json_schema(), FUNCTION, NAMED),
+        {"type": "json_schema", "json_schema": NAMED},
+        {"type": "json_schema", **NAMED},
+    ],
+)
+def test_every_form_of_a_schema_reaches_the_members(schema):
     prompts = []
     chat = chat_that(lambda prompt: prompts.append(prompt) or json.dumps(GOOD))
-    assert plain(chat.with_structured_output(SCHEMAS[kind]).invoke("Which?")) == GOOD
+    assert plain(chat.with_structured_output(schema).invoke("Which?")) == GOOD
     assert any("people" in prompt for prompt in prompts)
 
 
@@ -132,24 +119,18 @@ async def test_what_does_not_fit_is_an_error_of_the_parser(method):
         whole.invoke("?", max_tokns=5)
 
 
-class Pair(BaseModel):
-    a: str
-    b: str
-
-
 @pytest.mark.parametrize("method", METHODS)
 async def test_an_object_that_the_limit_cuts_is_an_error(method):
-    reply = written({"a": "x", "b": "mill " * 40}, method, "Pair")
-    chat: Any = chat_that(reply, max_tokens=130, enforce="auto")
-    found = chat.with_structured_output(Pair, method=method, include_raw=True).invoke("?")
-    assert found["parsed"] is None
+    reply = written({**GOOD, "name": "mill " * 40}, method)
+    chat: Any = chat_that(reply, max_tokens=120, enforce="auto")
+    structured = chat.with_structured_output(City, method=method)
+    with pytest.raises(OutputParserException, match="max_tokens"):
+        await anext(structured.astream("?"))
+    found = chat.with_structured_output(City, method=method, include_raw=True).invoke("?")
     assert "max_tokens" in str(found["parsing_error"])
     assert reply.startswith(found["raw"].text)  # nothing that the engine added
-    stream = chat.with_structured_output(Pair, method=method).astream("?")
-    with pytest.raises(OutputParserException, match="max_tokens"):
-        await anext(stream)
     if method == "json_schema":
-        agent: Any = create_agent(chat, [], response_format=ProviderStrategy(Pair))
+        agent: Any = create_agent(chat, [], response_format=ProviderStrategy(City))
         with pytest.raises(StructuredOutputValidationError):
             agent.invoke({"messages": [("user", "?")]})
 
@@ -159,36 +140,8 @@ async def test_an_object_that_the_limit_cuts_is_an_error(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_enforced_reply_fits_whatever_the_members_write(method):
-    pytest.importorskip("llguidance")
     chat = chat_that(written(UNFIT, method), enforce=True, max_new_tokens=80)
     assert chat.with_structured_output(City, method=method).invoke("Which?").name == "Orrin"
-
-
-class Expr(BaseModel):
-    """An expression."""
-
-    op: Literal["add", "multiply"]
-    of: Expr | Literal[1, 2]
-
-
-@tool
-def evaluate(expr: Expr) -> str:
-    """Evaluate an expression."""
-    return type(expr.of).__name__
-
-
-def test_a_class_that_contains_itself_is_enforced_at_every_depth():
-    pytest.importorskip("llguidance")
-    inner = {"op": "add", "of": {"op": "multiply", "of": "two"}}
-    chat = chat_that(call("evaluate", expr=inner), enforce=True, max_new_tokens=200)
-    (made,) = chat.bind_tools([evaluate], tool_choice="any").invoke("Go").tool_calls
-    assert evaluate.invoke(made["args"]) == "Expr"
-
-
-@tool
-def population(city: str) -> int:
-    """How many people live in a city."""
-    return {"Orrin": 1200}[city]
 
 
 def asks_first(prompt):
@@ -214,16 +167,15 @@ class Odd(BaseModel):
 
 
 def test_a_schema_that_cannot_be_enforced_is_described_with_one_warning(caplog):
-    pytest.importorskip("llguidance")
     chat = chat_that('{"name": "Orrin"}', enforce="auto")
-    structured = chat.with_structured_output(Odd)
-    assert structured.invoke("Which?") == structured.invoke("Which?") == Odd(name="Orrin")
-    raw = chat.with_structured_output(Odd, include_raw=True).invoke("Which?")["raw"]
-    assert "not enforced" in raw.response_metadata["adafuse_warnings"][0]
-    (record,) = caplog.records
-    assert re.search("not enforced.*look-?ahead", record.message)
-    with pytest.raises(GrammarError, match=r"look-?ahead"):
-        chat.with_structured_output(Odd, enforce=True).invoke("Which?")
+    structured = chat.with_structured_output(Odd, include_raw=True)
+    first, second = structured.invoke("Which?"), structured.invoke("Which?")
+    assert first["parsed"] == second["parsed"] == Odd(name="Orrin")
+    (warning,) = caplog.messages
+    assert "not enforced" in warning
+    assert second["raw"].response_metadata["adafuse_warnings"] == [warning]
+    with pytest.raises(GrammarError):
+        chat_that("", enforce=True).with_structured_output(Odd).invoke("Which?")
 
 
 def test_without_the_extra_nothing_is_enforced(monkeypatch, caplog):

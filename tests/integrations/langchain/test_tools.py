@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from functools import reduce
 from operator import add
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import InjectedToolArg, tool
+from pydantic import BaseModel
 
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import call
@@ -51,14 +52,22 @@ def called(message):
     return [(each["name"], each["args"]) for each in message.tool_calls]
 
 
-def test_functions_may_have_injected_arguments_of_any_class():
+class Expression(BaseModel):
+    """An expression."""
+
+    of: Expression | int
+
+
+def test_arguments_may_be_injected_or_classes_that_contain_themselves():
     def look_up(city, index):
         """Look a city up."""
 
     index = Annotated[InMemoryCache, InjectedToolArg]
     look_up.__annotations__ = {"city": str, "index": index, "return": str}
-    (described,) = chat_that("").bind_tools([look_up]).kwargs["tools"]
-    assert [*described["function"]["parameters"]["properties"]] == ["city"]
+    tools = chat_that("").bind_tools([look_up, Expression]).kwargs["tools"]
+    described, nested = (each["function"]["parameters"]["properties"] for each in tools)
+    assert [*described] == ["city"]
+    assert "$ref" in str(nested)
 
 
 @pytest.mark.parametrize(
@@ -97,26 +106,25 @@ def test_calls_stream_whole_and_stop_sequences_do_not_cut_them():
 MALFORMED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>'
 
 
-async def test_a_malformed_call_has_its_reason_and_can_be_answered(caplog):
+def test_a_malformed_call_has_its_reason_and_can_be_answered(caplog):
     prompts: list[str] = []
     bound = chat_that(
         lambda prompt: "It is 6." if "Bad JSON." in prompt else f"So:\n{MALFORMED}", prompts
     ).bind_tools(TOOLS)
-    written = MALFORMED.removesuffix("</tool_call>")
     streamed: Any = reduce(add, list(bound.stream("Go")))
-    for message in (bound.invoke("Go"), await bound.ainvoke("Go"), streamed):
+    for message in (bound.invoke("Go"), streamed):
         (invalid,) = message.invalid_tool_calls
         (warning,) = message.response_metadata["adafuse_warnings"]
         assert "not JSON" in warning
         assert message is streamed or "not JSON" in invalid["error"]
-        assert (message.tool_calls, message.content, invalid["args"]) == ([], "So:\n", written)
+        assert (message.tool_calls, message.content) == ([], "So:\n")
         assert message.response_metadata["finish_reason"] == "stop"
         answer = ToolMessage("Bad JSON.", tool_call_id=invalid["id"], status="error")
         assert bound.invoke([HumanMessage("Go"), message, answer]).content == "It is 6."
     assert "not JSON" in caplog.text
     for template in TEMPLATES:
         (read, *_) = [p for p in prompts if template in p and "Bad JSON." in p]
-        assert f"So:\n{written.strip()}\n</tool_call>" in read
+        assert f"So:\n{MALFORMED}" in read
         assert '<tool_response>\n{"content": "Bad JSON."}\n</tool_response>' in read
 
 
@@ -124,38 +132,38 @@ async def test_a_malformed_call_has_its_reason_and_can_be_answered(caplog):
 
 
 @pytest.mark.parametrize("enforce", ["auto", False])
-async def test_a_tool_is_not_called_with_what_the_limit_cuts(enforce, tmp_path):
+def test_a_tool_is_not_called_with_what_the_limit_cuts(enforce):
+    saved = []
+
     @tool
     def save_note(text: str) -> str:
         """Save a note."""
-        (tmp_path / "note.txt").write_text(text, encoding="utf-8")
+        saved.append(text)
         return "Saved."
 
-    def check(message):
+    story = call("save_note", text="A fox. " * 40)
+    chat = chat_that(story, max_tokens=120, enforce=enforce, cache=InMemoryCache())
+    bound, agent = chat.bind_tools([save_note]), cast("Any", create_agent(chat, [save_note]))
+    said = {"messages": [HumanMessage("Save a story.")]}
+    for message in (
+        bound.invoke("Save."),
+        bound.invoke("Save."),  # from the cache
+        reduce(add, list(bound.stream("Save."))),
+        agent.invoke(said)["messages"][-1],
+        [*agent.stream(said, stream_mode=["messages", "values"])][-1][1]["messages"][-1],
+    ):
         (cut,) = message.invalid_tool_calls
         assert (message.tool_calls, cut["name"]) == ([], "save_note")
         assert message.response_metadata["finish_reason"] == "length"
         assert "max_tokens" in str(message.response_metadata["adafuse_warnings"])
-        return cut
-
-    story = call("save_note", text="A fox. " * 40)
-    chat = chat_that(story, max_tokens=120, enforce=enforce, cache=InMemoryCache())
-    bound = chat.bind_tools([save_note])
-    for message in (bound.invoke("Save."), bound.invoke("Save.")):
-        assert "max_tokens" in check(message)["error"]
-    check(reduce(add, list(bound.stream("Save."))))
-    agent: Any = create_agent(chat, [save_note])
-    given = {"messages": [HumanMessage("Save a story.")]}
-    async for mode, data in agent.astream(given, stream_mode=["messages", "values"]):
-        last = data["messages"][-1] if mode == "values" else None
-    check(last)
-    assert not list(tmp_path.iterdir())
+    assert not saved
 
 
 # Histories ------------------------------------------------------------------------------------
 
 
 PICTURE: dict[str, Any] = {"type": "image", "url": "data:x"}
+LOST: Any = {"type": "invalid_tool_call", "name": "f", "args": None, "id": "2", "error": None}
 BLOCKS: list[Any] = ["1200", {"type": "json", "json": {"é": 1}}, PICTURE]
 HISTORY = [
     SystemMessage([{"type": "text", "text": "Be brief."}]),
@@ -168,7 +176,8 @@ HISTORY = [
     ),
     ToolMessage(BLOCKS, tool_call_id="1"),
     AIMessage("<think>more hidden thoughts</think>It has 1200."),
-    AIMessage("So."),
+    AIMessage([{"type": "refusal", "refusal": "I stop."}, PICTURE], invalid_tool_calls=[LOST]),
+    AIMessage([{"type": "server_tool_use", "id": "3", "name": "g", "input": {}}, "So."]),
     HumanMessage("Thanks"),
 ]
 
@@ -181,39 +190,16 @@ def test_what_members_read_of_a_history(caplog):
     assert tokens == chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
     for template in TEMPLATES:
         (read, *_) = [each for each in prompts if template in each and "Thanks" in each]
-        for said in ("Be brief.", "Anna: How many?", "I look.", '"name": "population"', "It has"):
-            assert said in read
         result = json.dumps('1200\n{"é": 1}', ensure_ascii=False)
-        assert f'<tool_response>\n{{"name": "population", "content": {result}}}' in read
+        for said in (
+            *("Be brief.", "Anna: How many?", "I look.", "It has", "I stop.", "So."),
+            f'<tool_response>\n{{"name": "population", "content": {result}}}',
+        ):
+            assert said in read
         assert "hidden" not in read
         assert "tool_use" not in read
-    assert [each.getMessage().endswith(": image") for each in caplog.records] == [True]
+    (warning,) = caplog.messages
+    assert warning.endswith(": image, server_tool_use")
     picture = [*HISTORY[:4], ToolMessage([PICTURE], tool_call_id="1")]
     assert bound.invoke(picture).content == "Well."
     assert any("(image left out)" in prompt for prompt in prompts)
-
-
-@pytest.mark.parametrize(
-    ("block", "text", "noted"),
-    [
-        ({"type": "text", "text": "It is 4."}, "It is 4.", ""),
-        ({"type": "refusal", "refusal": "I refuse."}, "I refuse.", ""),
-        ({"type": "image_url", "image_url": {"url": "data:x"}}, "", "image"),
-        ({"type": "server_tool_use", "id": "1", "name": "f", "input": {}}, "", "server_tool_use"),
-    ],
-    ids=str,
-)
-def test_assistant_blocks_of_other_providers_are_read_or_omitted(block, text, noted, caplog):
-    prompts: list[str] = []
-    chat = chat_that("Good.", prompts)
-    lost = {"type": "invalid_tool_call", "name": "f", "args": None, "id": "1", "error": None}
-    history = [
-        HumanMessage("2+2?"),
-        AIMessage([block, "Yes."], invalid_tool_calls=[lost]),
-        HumanMessage("Sure?"),
-    ]
-    assert chat.invoke(history).content == "Good."
-    assert any(f"{text}Yes." in prompt for prompt in prompts)
-    assert [each.getMessage().endswith(f": {noted}") for each in caplog.records] == (
-        [True] if noted else []
-    )

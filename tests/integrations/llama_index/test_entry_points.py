@@ -148,13 +148,9 @@ def test_a_chat_gives_every_member_its_own_template():
         assert "None" not in text
         assert "<Where" not in text
         assert "<Which one?>" in text
-
-
-def test_predict_adds_the_system_prompt_once():
     with reading(CHATML) as (engine, texts):
-        AdaFuseLLM(engine=engine, system_prompt="Be brief.").predict(PromptTemplate("Is it?"))
-    (prompt,) = texts
-    assert prompt.count("Be brief.") == 1
+        AdaFuseLLM(engine=engine, **fields).predict(PromptTemplate("Is it?"))
+    assert texts.pop().count("Be brief.") == 1
 
 
 async def test_a_completion_is_a_chat_with_one_user_message():
@@ -271,8 +267,7 @@ def test_reasoning_of_histories_is_kept_for_templates_that_read_it():
 
 
 @pytest.mark.quick
-async def test_every_option_is_a_field_and_reaches_the_engine(engine):
-    assert {*AdaFuseConfig.model_fields} <= {*AdaFuseLLM.model_fields}
+async def test_options_of_fields_and_of_calls_reach_the_engine(engine):
     said: dict[str, Any] = {"use": ("quill",), "weights": {"quill": 2.0}, "logit_bias": {"x": -1.0}}
     llm = AdaFuseLLM(engine=engine)
     for path in ("complete", "chat"):

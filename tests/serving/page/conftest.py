@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 pytest.importorskip("playwright")
-pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.serving import create_app

@@ -1,7 +1,5 @@
 """The embedded members as agents of LangChain and LangGraph, with real tools, end to end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
