@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.tools import BaseTool, create_schema_from_function
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import BaseModel
 
 from adafuse_llm import Tool
 from adafuse_llm.adapters.conversation import Turn
-from adafuse_llm.adapters.schema import recursive_schema
 from adafuse_llm.errors import InvalidInputError, short_repr
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
@@ -83,9 +80,6 @@ def _read(message: AIMessage | ToolMessage) -> tuple[list[str], list[str], set[s
 def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, Any]:
     """Convert a tool from any form that LangChain accepts to a function of OpenAI's API.
 
-    LangChain's converter lets every value pass where a class contains itself, so such a class keeps
-    its own schema.
-
     Raises:
         InvalidInputError: the tool runs on the servers of another provider, or has no name.
     """
@@ -97,30 +91,7 @@ def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, A
             "with the schema of a function. Tools that run on another provider's servers are not "
             f"supported; got {short_repr(tool)}"
         )
-    if (parameters := recursive_schema(_argument_schema(tool))) is not None:
-        parameters.pop("description", None)
-        converted = convert_to_openai_tool({**function, "parameters": parameters}, strict=strict)
     return converted
-
-
-def _argument_schema(tool: ToolLike) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; empty for a TypedDict."""
-    form: Any = tool
-    if isinstance(tool, BaseTool):
-        form = tool.tool_call_schema
-    elif callable(tool) and not isinstance(tool, type):
-        form = create_schema_from_function(
-            tool.__name__,
-            tool,
-            parse_docstring=True,
-            error_on_invalid_docstring=False,
-            include_injected=False,
-        )
-    if isinstance(form, type) and is_basemodel_subclass(form):
-        pydantic_class: Any = form
-        is_v2 = issubclass(form, BaseModel)
-        return dict(pydantic_class.model_json_schema() if is_v2 else pydantic_class.schema())
-    return form if isinstance(form, dict) else {}
 
 
 def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:

@@ -7,7 +7,7 @@ import re
 import sys
 from functools import reduce
 from operator import add
-from typing import Any, Literal
+from typing import Any
 
 import pydantic.v1
 import pytest
@@ -158,27 +158,6 @@ def test_an_enforced_reply_fits_whatever_the_members_write(method):
     pytest.importorskip("llguidance")
     chat = chat_that(written(UNFIT, method), enforce=True, max_new_tokens=80)
     assert chat.with_structured_output(City, method=method).invoke("Which?").name == "Orrin"
-
-
-class Expr(BaseModel):
-    """An expression."""
-
-    op: Literal["add", "multiply"]
-    of: Expr | Literal[1, 2]
-
-
-@tool
-def evaluate(expr: Expr) -> str:
-    """Evaluate an expression."""
-    return type(expr.of).__name__
-
-
-def test_a_class_that_contains_itself_is_enforced_at_every_depth():
-    pytest.importorskip("llguidance")
-    inner = {"op": "add", "of": {"op": "multiply", "of": "two"}}
-    chat = chat_that(call("evaluate", expr=inner), enforce=True, max_new_tokens=200)
-    (made,) = chat.bind_tools([evaluate], tool_choice="any").invoke("Go").tool_calls
-    assert evaluate.invoke(made["args"]) == "Expr"
 
 
 @tool
