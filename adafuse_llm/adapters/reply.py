@@ -212,16 +212,6 @@ class ReplyReader:
             delta.warnings = self._warnings(cut, closing)
         return delta
 
-    def unfinished(self) -> tuple[str, str] | None:
-        """Return the name and the JSON of the arguments so far of a call that has begun.
-
-        It is None if no call with markers has begun, or before its arguments begin.
-        """
-        if self._kind is not ToolCall or (self._calls and not self._parallel):
-            return None
-        name, arguments = _begun(self._buffer)
-        return None if name is None or arguments[:1] != "{" else (name, arguments)
-
     # Markers -----------------------------------------------------------------------------------
 
     def _split(self, text: str, *, is_last: bool = False) -> list[Part]:
@@ -422,17 +412,16 @@ def _unclosed(text: str, cut: str) -> Call:
     if isinstance(call, ToolCall):
         return call
     error = cut or f"it is not closed by {CALL_CLOSES}"
-    return InvalidToolCall(_begun(text)[0], text, error, is_cut=bool(cut), is_closed=False)
+    return InvalidToolCall(_name_in(text), text, error, is_cut=bool(cut), is_closed=False)
 
 
-def _begun(text: str) -> tuple[str | None, str]:
-    """Return the name and the JSON of the arguments of a call as far as it has them."""
-    head, _, arguments = text.partition(', "arguments": ')
+def _name_in(text: str) -> str | None:
+    """Return the name in a call that is not whole, if it is there."""
     try:
-        name = read_json(head + "}")["name"]
+        name = read_json(text.partition(', "arguments": ')[0] + "}")["name"]
     except (ValueError, KeyError, TypeError):
-        name = None
-    return name if isinstance(name, str) else None, arguments
+        return None
+    return name if isinstance(name, str) else None
 
 
 def _read_call(text: str) -> Call:

@@ -277,18 +277,6 @@ def test_a_reply_of_text_alone_is_completed_too() -> None:
         assert parts == [Text(shown)]
 
 
-def test_a_call_that_is_being_written_shows_its_arguments() -> None:
-    reader = ReplyReader(TOOLS)
-    reader.add('<tool_call>\n{"name": "add", "argum')
-    assert reader.unfinished() is None
-    reader.add('ents": ')
-    assert reader.unfinished() is None
-    reader.add('{"a": 1')
-    assert reader.unfinished() == ("add", '{"a": 1')
-    reader.add(', "b": 2}}\n</tool_call>')
-    assert reader.unfinished() is None
-
-
 # Pieces --------------------------------------------------------------------------------------
 
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")

@@ -527,8 +527,6 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     ) -> list[ToolSelection]:
         """Return the tool calls in a response or in a chunk of a stream.
 
-        In a chunk, the arguments of the last call may be unfinished.
-
         Raises:
             MalformedReplyError: there is no call and `error_on_no_tool_call` is true, or a limit
                 cut the only call off.
