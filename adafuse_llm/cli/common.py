@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import gc
 import inspect
 import logging
@@ -80,9 +79,6 @@ FIELDS: Final = {
     **ServerConfig.model_fields,
 }
 """What commands can set, by name."""
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk. Without a file's name, they are about standard output."""
 
 
 @dataclass(frozen=True)
@@ -418,8 +414,7 @@ def _described(error: Exception) -> tuple[str, int]:
     """Return an error as text, and the exit code."""
     if isinstance(error, AdaFuseError):
         return str(error), UNUSABLE
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}", UNUSABLE
-    if isinstance(error, OSError) and error.errno in FULL:
-        return f"standard output: {error.strerror}", UNUSABLE
+    if isinstance(error, OSError) and error.strerror:  # a full disk has no file name
+        named = "" if error.filename is None else f"{error.filename}: "
+        return f"{named}{error.strerror}", UNUSABLE
     return f"{type(error).__name__}: {error} (unexpected; --debug shows the traceback)", FAILED

@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,7 +19,6 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from adafuse_llm import Generation, StreamEvent
-from adafuse_llm.evaluation.files import naming
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display, Growing
 
@@ -148,12 +146,6 @@ def print_json(value: object) -> None:
     text = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
-
-
-def write_page(path: Path, html: str) -> None:
-    """Write a page to the file of --html."""
-    with naming(path):
-        path.write_text(html, encoding="utf-8")
 
 
 def progress_bar() -> Progress:

@@ -31,7 +31,7 @@ from adafuse_llm.config import SAMPLING
 from adafuse_llm.documents import question_messages
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.confidence import Reliability
-from adafuse_llm.evaluation.files import Results, naming, prompt_form
+from adafuse_llm.evaluation.files import Results, prompt_form
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.tuning import (
     Answer,
@@ -144,8 +144,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
             tell(RESUMABLE)
             return INTERRUPTED
     options = found.ensemble if flags.keep_ensemble else found.options
-    with naming(output):
-        write_config(output, _file_options(setup, found, options), comment=_comment(found))
+    write_config(output, _file_options(setup, found, options), comment=_comment(found))
     if flags.json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})
