@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -12,7 +12,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from adafuse_llm import Tool
 from adafuse_llm.adapters.conversation import Turn
-from adafuse_llm.errors import InvalidInputError, short_repr
+from adafuse_llm.text.conversation import check_tools
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
 UNREAD_BLOCKS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use")
@@ -77,27 +77,10 @@ def _read(message: AIMessage | ToolMessage) -> tuple[list[str], list[str], set[s
     return texts, reasoning, omitted
 
 
-def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, Any]:
-    """Convert a tool from any form that LangChain accepts to a function of OpenAI's API.
+def to_tools(tools: Sequence[ToolLike]) -> tuple[Tool, ...]:
+    """Convert tools from any form that LangChain accepts.
 
     Raises:
-        InvalidInputError: the tool runs on the servers of another provider, or has no name.
+        InvalidInputError: a tool runs on the servers of another provider, or has no name.
     """
-    converted = convert_to_openai_tool(tool, strict=strict)
-    function = converted.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise InvalidInputError(
-            "a tool must be a function, a class with a schema, an instance of BaseTool, or a dict "
-            "with the schema of a function. Tools that run on another provider's servers are not "
-            f"supported; got {short_repr(tool)}"
-        )
-    return converted
-
-
-def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:
-    """Convert tools from any form that LangChain accepts."""
-    functions = [to_openai_tool(tool)["function"] for tool in tools]
-    return [
-        Tool(function["name"], function.get("description", ""), function.get("parameters", {}))
-        for function in functions
-    ]
+    return check_tools([convert_to_openai_tool(tool) for tool in tools])
