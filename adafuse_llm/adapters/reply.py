@@ -34,9 +34,6 @@ CUT = {
 }
 """The finish reasons of replies that end before the members end them, and what happened."""
 
-MIN_MARKER = len("<tool")
-"""Characters of an opening marker that are taken for it if a grammar forbids the whole marker."""
-
 HEAD = 32
 """Characters within which the JSON of calls without markers has its first key."""
 
@@ -146,8 +143,6 @@ class ReplyReader:
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
-        calls_forbidden: whether a grammar keeps the reply from opening a call. The beginning of an
-            opening marker at the end of the reply is then dropped.
         completes: whether to show text with which the engine completed a reply that was cut off.
         as_text: whether malformed calls are text, and nothing is left of a call that was cut off.
     """
@@ -157,13 +152,11 @@ class ReplyReader:
         tools: Sequence[Tool] = (),
         *,
         parallel: bool = True,
-        calls_forbidden: bool = False,
         completes: bool = True,
         as_text: bool = False,
     ) -> None:
         self._tools = tools
         self._parallel = parallel
-        self._calls_forbidden = calls_forbidden
         self._completes = completes
         self._as_text = as_text
         self._kind: type[Text | Reasoning | ToolCall] | None = None  # None before the first text
@@ -190,21 +183,14 @@ class ReplyReader:
         finish_reason, closing = (None, "") if end is None else (end.finish_reason, end.closing)
         is_last, cut = finish_reason is not None, CUT.get(finish_reason or "", "")
         text = text.removesuffix(closing)
-        begun = self._buffer + text
-        head = begun.lstrip()[: len(REASONING_OPENS)]
-        may_reason = self._may_reason and REASONING_OPENS.startswith(head)
-        if self._kind is Text and not (self._tools or self._calls_forbidden or may_reason):
-            parts: list[Part] = [Text(begun + (closing if self._completes else ""))]
-            self._buffer, self._may_reason = "", False
-        else:
-            parts = self._split(text)
-            if is_last and not closing:
-                parts += self._ended(cut)
-            parts = [each for part in parts for each in self._released(part)]
-            if is_last and self._held:
-                parts += self._without_markers("" if closing else cut)
-            if closing:
-                parts += self._completed(closing, cut)
+        parts = self._split(text)
+        if is_last and not closing:
+            parts += self._ended(cut)
+        parts = [each for part in parts for each in self._released(part)]
+        if is_last and self._held:
+            parts += self._without_markers("" if closing else cut)
+        if closing:
+            parts += self._completed(closing, cut)
         delta = ReplyDelta()
         for part in parts:
             self._show(part, delta)
@@ -224,23 +210,19 @@ class ReplyReader:
             self._buffer = self._buffer[len(marker) :]
             self._kind = _KIND_AFTER[marker]
         if self._kind is not ToolCall:
-            is_forbidden = self._calls_forbidden and self._kind is Text
-            markers = [*self._markers(), *[CALL_OPENS] * is_forbidden]
-            parts += self._take(len(self._buffer) - begun_size(self._buffer, markers))
+            parts += self._take(len(self._buffer) - begun_size(self._buffer, self._markers()))
         return parts
 
     def _ended(self, cut: str) -> list[Part]:
         """Return the parts that are still in the buffer when the reply ends.
 
-        The beginning of an opening marker is text, unless the reply is cut or the call forbidden.
+        The beginning of an opening marker is text, unless the reply is cut.
         """
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
             rest, self._buffer, self._kind = self._buffer, "", Text
             return [*parts, _unclosed(rest, cut)]
-        may_call = self._kind is Text and (self._tools or self._calls_forbidden)
-        is_most = self._calls_forbidden and len(self._buffer) >= MIN_MARKER
-        if may_call and CALL_OPENS.startswith(self._buffer) and (cut or is_most):
+        if cut and self._tools and self._kind is Text and CALL_OPENS.startswith(self._buffer):
             self._buffer = ""
         return parts + self._take(len(self._buffer))
 

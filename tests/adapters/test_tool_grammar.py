@@ -86,11 +86,6 @@ def test_auto_forbids_malformed_calls():
     ("options", "allowed", "forbidden"),
     [
         (
-            {"choice": "none"},
-            ("", "Four.", "<think>a</think>\n\nFour.", "a <tool_cal"),
-            (A_SUM, f"So:\n{A_SUM}", "<tool_call>", "<think><tool_call>"),
-        ),
-        (
             {"choice": "required"},
             (A_TIME, f"{A_TIME}\n{A_SUM}"),
             ("", "Four.", f"So: {A_SUM}", f"<think></think>{A_SUM}"),
