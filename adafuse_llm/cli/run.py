@@ -12,11 +12,9 @@ from threading import Event
 from typing import Any
 
 from adafuse_llm import (
-    AdaFuseConfig,
     AdaFuseEngine,
     Generation,
     InvalidInputError,
-    InvalidOptionError,
 )
 from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Command, Parser, Setup
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar, tell
@@ -61,7 +59,14 @@ def run(setup: Setup, flags: Namespace) -> int:
     form = prompt_form(flags.prompts, flags.template)
     content = test_set.read_bytes()
     lines = read_lines(content, conversations=True)
-    _check(setup.file.config, lines, flags)
+    if flags.prompts or flags.template:
+        for line in lines:
+            if line.messages is not None:
+                raise InvalidInputError(
+                    "--prompts and --template are for questions, and line "
+                    f"{line.number} of the test set has messages: leave them out, or put the text "
+                    "into the messages"
+                )
     results = Results(output)
     if output.exists() and any(output.samefile(path) for path in (test_set, flags.prompts) if path):
         raise InvalidInputError(f"--output {output} is also an input file; choose another output")
@@ -122,28 +127,6 @@ def _divide(
     for line in todo:
         errors.pop(line.number, None)
     return errors, todo
-
-
-def _check(config: AdaFuseConfig, lines: Sequence[Line], flags: Namespace) -> None:
-    """Raise an error if an option or a flag does not fit the lines or the other flags."""
-    for name in ("logprobs", "top_logprobs"):
-        if (value := getattr(config, name)) and not flags.rounds:
-            raise InvalidOptionError(
-                f"option {name!r}: the rounds hold the log-probabilities, so also pass --rounds; "
-                f"got {value}"
-            )
-    for line in lines:
-        if line.messages is not None and (flags.prompts or flags.template):
-            raise InvalidInputError(
-                "--prompts and --template are for questions, and line "
-                f"{line.number} of the test set has messages: leave them out, or put the text "
-                "into the messages"
-            )
-        if config.continue_final_message and line.messages is None and line.problem is None:
-            raise InvalidOptionError(
-                "option 'continue_final_message': it needs messages, and line "
-                f"{line.number} of the test set has a question; got True"
-            )
 
 
 def _answer(
