@@ -41,7 +41,6 @@ from adafuse_llm.evaluation.tuning import (
     candidates,
     divide,
     embedded_questions,
-    optimizer,
     read_questions,
 )
 from adafuse_llm.loading.config_file import write_config
@@ -99,7 +98,6 @@ def tune(setup: Setup, flags: Namespace) -> int:
         config = config.override({"stop": STOP})
     names = member_names(setup.file.members)
     candidates(names, config.use, find_strategy(setup.file.strategy))
-    optimizer(seed)
     searched, tested = map(len, divide(questions, held_out, seed))
     asked = repr([(each.request, each.accepted) for each in questions])
     identity = {
