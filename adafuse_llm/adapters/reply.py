@@ -183,14 +183,21 @@ class ReplyReader:
         finish_reason, closing = (None, "") if end is None else (end.finish_reason, end.closing)
         is_last, cut = finish_reason is not None, CUT.get(finish_reason or "", "")
         text = text.removesuffix(closing)
-        parts = self._split(text)
-        if is_last and not closing:
-            parts += self._ended(cut)
-        parts = [each for part in parts for each in self._released(part)]
-        if is_last and self._held:
-            parts += self._without_markers("" if closing else cut)
-        if closing:
-            parts += self._completed(closing, cut)
+        begun = self._buffer + text
+        head = begun.lstrip()[: len(REASONING_OPENS)]
+        may_reason = self._may_reason and REASONING_OPENS.startswith(head)
+        if self._kind is Text and not (self._tools or may_reason):
+            parts: list[Part] = [Text(begun + (closing if self._completes else ""))]
+            self._buffer, self._may_reason = "", False
+        else:
+            parts = self._split(text)
+            if is_last and not closing:
+                parts += self._ended(cut)
+            parts = [each for part in parts for each in self._released(part)]
+            if is_last and self._held:
+                parts += self._without_markers("" if closing else cut)
+            if closing:
+                parts += self._completed(closing, cut)
         delta = ReplyDelta()
         for part in parts:
             self._show(part, delta)
