@@ -12,9 +12,11 @@ from threading import Event
 from typing import Any
 
 from adafuse_llm import (
+    AdaFuseConfig,
     AdaFuseEngine,
     Generation,
     InvalidInputError,
+    InvalidOptionError,
 )
 from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Command, Parser, Setup
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar, tell
@@ -59,14 +61,7 @@ def run(setup: Setup, flags: Namespace) -> int:
     form = prompt_form(flags.prompts, flags.template)
     content = test_set.read_bytes()
     lines = read_lines(content, conversations=True)
-    if flags.prompts or flags.template:
-        for line in lines:
-            if line.messages is not None:
-                raise InvalidInputError(
-                    "--prompts and --template are for questions, and line "
-                    f"{line.number} of the test set has messages: leave them out, or put the text "
-                    "into the messages"
-                )
+    _check(setup.file.config, lines, flags)
     results = Results(output)
     if output.exists() and any(output.samefile(path) for path in (test_set, flags.prompts) if path):
         raise InvalidInputError(f"--output {output} is also an input file; choose another output")
@@ -127,6 +122,21 @@ def _divide(
     for line in todo:
         errors.pop(line.number, None)
     return errors, todo
+
+
+def _check(config: AdaFuseConfig, lines: Sequence[Line], flags: Namespace) -> None:
+    """Raise an error if an option or a flag does not fit the lines or the other flags."""
+    if config.counted_logprobs is not None and not flags.rounds:
+        raise InvalidOptionError(
+            "options 'logprobs' and 'top_logprobs': the rounds hold them, so also pass --rounds"
+        )
+    for line in lines:
+        if line.messages is not None and (flags.prompts or flags.template):
+            raise InvalidInputError(
+                "--prompts and --template are for questions, and line "
+                f"{line.number} of the test set has messages: leave them out, or put the text "
+                "into the messages"
+            )
 
 
 def _answer(

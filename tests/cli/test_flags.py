@@ -96,7 +96,6 @@ def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
         ("tune", "logprobs=true", "log-probabilities"),
         ("generate", "continue_final_message=true", "--prefill"),
         ("run", "top_logprobs=2", "--rounds"),
-        ("run", "continue_final_message=true", "messages"),
     ],
 )
 def test_options_that_a_command_cannot_use_are_refused(
