@@ -193,19 +193,13 @@ def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
     A file has one key on each line. Empty lines and lines that begin with ``#`` do not count.
 
     Raises:
-        InvalidInputError: the file cannot be read, it or the variable has no keys, or a key is not
-            usable.
+        OSError: the file cannot be read.
+        InvalidInputError: the file or the variable has no keys.
     """
     sources = {}
     if path is not None:
-        try:
-            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise InvalidInputError(f"API key file {path}: {reason}") from error
-        sources[f"API key file {path}"] = [
-            each for each in lines if not each.lstrip().startswith("#")
-        ]
+        lines = Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines()
+        sources[path] = [line for line in lines if not line.lstrip().startswith("#")]
     if VARIABLE in environment:
         sources[VARIABLE] = environment[VARIABLE].split(",")
     keys: list[str] = []
@@ -215,11 +209,5 @@ def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
             raise InvalidInputError(
                 f"{source} has no keys. Write at least one, or remove it to serve without keys."
             )
-        for number, key in enumerate(found, start=1):
-            if not KEY.fullmatch(key):
-                raise InvalidInputError(
-                    f"{source}: key {number} is not usable. A key has letters, digits and "
-                    "punctuation of ASCII, without spaces."
-                )
         keys += found
     return keys

@@ -23,7 +23,7 @@ PACKAGES = {
 """The packages, and the folders that they are imported from."""
 
 OPTIONAL = {
-    *("bm25s", "lm_eval", "matplotlib", "optuna", "pandas", "prometheus_client"),
+    *("bm25s", "lm_eval", "matplotlib", "pandas", "prometheus_client"),
     *("rich", "sacrebleu", "starlette", "uvicorn"),
 }
 """Packages of the extras, and those that only benchmarks need."""

@@ -57,17 +57,28 @@ class Ensemble:
     def of(
         cls,
         members: Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"],
+        given: Engine | None = None,
         **loading: Any,
     ) -> Ensemble:
         """Create an ensemble from folders, GGUF files, hub ids, or descriptions of members.
 
-        The members can also be ``"embedded"``: those that ship with adafuse-llm.
+        The members can also be ``"embedded"``: those that ship with adafuse-llm. With an existing
+        engine, they have no effect.
 
         Raises:
             InvalidInputError: `members` is no list of these or is empty, or names are not unique.
-            InvalidOptionError: a field is unknown or out of range, or the strategy is unknown.
+            InvalidOptionError: a field is unknown or out of range, the strategy is unknown, or
+                there are an engine and a strategy.
         """
-        find_strategy(loading.get("strategy", AUTO))
+        strategy = loading.get("strategy", AUTO)
+        if given is not None and strategy != AUTO:
+            raise InvalidOptionError(
+                "engine= and strategy= cannot be combined. Pass "
+                f"engine=engine.with_strategy({strategy!r})"
+            )
+        if given is not None:
+            return cls(given=given)
+        find_strategy(strategy)
         if members == "embedded":
             return cls(**loading)
         specs = as_specs(members, loading.get("revision"))

@@ -43,16 +43,6 @@ INSTEAD = {
 }
 """Keywords of other libraries that are no options here, and what to do instead."""
 
-MEMBER_SETTINGS = {
-    "n_ctx": "context",
-    "num_ctx": "context",
-    "n_gpu_layers": "gpu_layers",
-    "num_gpu": "gpu_layers",
-    "n_threads": "threads",
-    "num_thread": "threads",
-}
-"""Names that llama-cpp-python and Ollama have for settings of a member."""
-
 SIMILARITY = 0.7
 """Lowest similarity of a suggested option. With 0.6, ``stop`` would be suggested for ``top_p``."""
 
@@ -120,8 +110,7 @@ def _advice(keyword: str, extra: Iterable[str]) -> str:
     """Return what to use in place of an unknown option, as a sentence after a space."""
     if keyword in INSTEAD:
         return f" It does not exist here: {INSTEAD[keyword]}."
-    setting = MEMBER_SETTINGS.get(keyword, keyword)
-    if setting in SETTINGS:
-        return f" It is a setting of a member: members=[{{'path': ..., {setting!r}: ...}}]."
+    if keyword in SETTINGS:
+        return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
     names = (*AdaFuseConfig.model_fields, *ALIASES, *extra)
     return advice(keyword, names, limit=3, similarity=SIMILARITY)

@@ -35,7 +35,7 @@ CUT = {
 """The finish reasons of replies that end before the members end them, and what happened."""
 
 MIN_MARKER = len("<tool")
-"""Characters of an opening marker that are taken for it if a grammar forbids the whole marker."""
+"""Characters of an opening marker that are taken for a call if the reply is cut after them."""
 
 HEAD = 32
 """Characters within which the JSON of calls without markers has its first key."""
@@ -146,8 +146,6 @@ class ReplyReader:
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
-        calls_forbidden: whether a grammar keeps the reply from opening a call. The beginning of an
-            opening marker at the end of the reply is then dropped.
         completes: whether to show text with which the engine completed a reply that was cut off.
         as_text: whether malformed calls are text, and nothing is left of a call that was cut off.
     """
@@ -157,13 +155,11 @@ class ReplyReader:
         tools: Sequence[Tool] = (),
         *,
         parallel: bool = True,
-        calls_forbidden: bool = False,
         completes: bool = True,
         as_text: bool = False,
     ) -> None:
         self._tools = tools
         self._parallel = parallel
-        self._calls_forbidden = calls_forbidden
         self._completes = completes
         self._as_text = as_text
         self._kind: type[Text | Reasoning | ToolCall] | None = None  # None before the first text
@@ -193,7 +189,7 @@ class ReplyReader:
         begun = self._buffer + text
         head = begun.lstrip()[: len(REASONING_OPENS)]
         may_reason = self._may_reason and REASONING_OPENS.startswith(head)
-        if self._kind is Text and not (self._tools or self._calls_forbidden or may_reason):
+        if self._kind is Text and not (self._tools or may_reason):
             parts: list[Part] = [Text(begun + (closing if self._completes else ""))]
             self._buffer, self._may_reason = "", False
         else:
@@ -212,16 +208,6 @@ class ReplyReader:
             delta.warnings = self._warnings(cut, closing)
         return delta
 
-    def unfinished(self) -> tuple[str, str] | None:
-        """Return the name and the JSON of the arguments so far of a call that has begun.
-
-        It is None if no call with markers has begun, or before its arguments begin.
-        """
-        if self._kind is not ToolCall or (self._calls and not self._parallel):
-            return None
-        name, arguments = _begun(self._buffer)
-        return None if name is None or arguments[:1] != "{" else (name, arguments)
-
     # Markers -----------------------------------------------------------------------------------
 
     def _split(self, text: str, *, is_last: bool = False) -> list[Part]:
@@ -234,28 +220,23 @@ class ReplyReader:
             self._buffer = self._buffer[len(marker) :]
             self._kind = _KIND_AFTER[marker]
         if self._kind is not ToolCall:
-            is_forbidden = self._calls_forbidden and self._kind is Text
-            markers = [*self._markers(), *[CALL_OPENS] * is_forbidden]
-            parts += self._take(len(self._buffer) - begun_size(self._buffer, markers))
+            parts += self._take(len(self._buffer) - begun_size(self._buffer, self._markers()))
         return parts
 
     def _ended(self, cut: str) -> list[Part]:
         """Return the parts that are still in the buffer when the reply ends.
 
-        The beginning of an opening marker is text, unless the call is forbidden, or the reply is
-        cut: then most of a marker is a call that was cut off.
+        The beginning of an opening marker is text, unless the reply is cut: then most of a marker
+        is a call that was cut off.
         """
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
             rest, self._buffer, self._kind = self._buffer, "", Text
             return [*parts, _unclosed(rest, cut)]
-        may_call = self._kind is Text and (self._tools or self._calls_forbidden)
-        is_most = len(self._buffer) >= MIN_MARKER
-        if may_call and CALL_OPENS.startswith(self._buffer):
-            if cut and is_most and not self._calls_forbidden:
+        if cut and self._tools and self._kind is Text and CALL_OPENS.startswith(self._buffer):
+            if len(self._buffer) >= MIN_MARKER:
                 parts.append(_unclosed("", cut))
-            if cut or (is_most and self._calls_forbidden):
-                self._buffer = ""
+            self._buffer = ""
         return parts + self._take(len(self._buffer))
 
     def _completed(self, closing: str, cut: str) -> list[Part]:
@@ -427,17 +408,16 @@ def _unclosed(text: str, cut: str) -> Call:
     if isinstance(call, ToolCall):
         return call
     error = cut or f"it is not closed by {CALL_CLOSES}"
-    return InvalidToolCall(_begun(text)[0], text, error, is_cut=bool(cut), is_closed=False)
+    return InvalidToolCall(_name_in(text), text, error, is_cut=bool(cut), is_closed=False)
 
 
-def _begun(text: str) -> tuple[str | None, str]:
-    """Return the name and the JSON of the arguments of a call as far as it has them."""
-    head, _, arguments = text.partition(', "arguments": ')
+def _name_in(text: str) -> str | None:
+    """Return the name in a call that is not whole, if it is there."""
     try:
-        name = read_json(head + "}")["name"]
+        name = read_json(text.partition(', "arguments": ')[0] + "}")["name"]
     except (ValueError, KeyError, TypeError):
-        name = None
-    return name if isinstance(name, str) else None, arguments
+        return None
+    return name if isinstance(name, str) else None
 
 
 def _read_call(text: str) -> Call:

@@ -101,7 +101,6 @@ class ReplyForm:
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,
-            calls_forbidden=bool(self.tools) and not self.calls_tools,
             completes=as_text,
             as_text=as_text,
         )
@@ -113,23 +112,21 @@ def enforced(
     """Return options that enforce the form of a reply, and why they do not, if they should.
 
     A constraint in `options` takes precedence over the form, and the form over a constraint of the
-    engine, unless it only forbids calls. Compiling a grammar for the first time takes a moment.
+    engine. Compiling a grammar for the first time takes a moment.
 
     Raises:
         InvalidOptionError: `enforce` is True, and the form cannot be enforced.
         MissingDependencyError: `enforce` is True, and the extra is not installed.
     """
-    is_free = not form.tools and form.schema is None
+    is_free = not form.calls_tools and form.schema is None
     if is_free or any(options.get(name) is not None for name in CONSTRAINTS):
         return {**options}, ""
     own = [name for name in CONSTRAINTS if getattr(engine.config, name) is not None]
-    if own and not form.calls_tools and form.schema is None:
-        return {**options}, ""
     free = {**options, **dict.fromkeys(own)}
     if not enforce:
         return free, ""
     try:
-        if form.schema is not None and not form.calls_tools:
+        if not form.calls_tools and form.schema is not None:
             constrained = {**free, "json_schema": close_objects(form.schema)}
         else:
             more: dict[str, Any] = {"parallel": form.parallel, "reply": form.schema}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-_DEFINITIONS = ("$defs", "definitions")
-_MAPS = ("properties", "patternProperties", *_DEFINITIONS)
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value maps names to schemas."""
 
 _DATA = ("const", "enum", "default", "examples")
@@ -16,7 +13,6 @@ _DATA = ("const", "enum", "default", "examples")
 
 _OPEN = {"additionalProperties", "patternProperties", "propertyNames", "minProperties"}
 _COMBINED = {"properties", "allOf", "anyOf", "oneOf", "$ref"}
-_REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,52 +26,24 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     combines = False
 
-    def closed(part: dict[str, Any]) -> dict[str, Any]:
+    def closed(schema: Any) -> Any:
         nonlocal combines
+        if isinstance(schema, (list, tuple)):
+            return [closed(item) for item in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        part: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in _MAPS and isinstance(value, Mapping):
+                part[key] = {name: closed(each) for name, each in value.items()}
+            else:
+                part[key] = value if key in _DATA else closed(value)
         parts, properties = part.get("allOf"), part.get("properties")
-        combines = combines or len(_COMBINED & part.keys()) > 1
-        combines = combines or (isinstance(parts, list) and len(parts) > 1)
+        combines |= len(_COMBINED & part.keys()) > 1 or (isinstance(parts, list) and len(parts) > 1)
         if not isinstance(properties, Mapping) or _OPEN & part.keys():
             return part
         lists_all = set(part.get("required") or ()) <= properties.keys()
         return {**part, "additionalProperties": False} if lists_all else part
 
-    mapped: dict[str, Any] = _mapped(schema, closed)
-    return dict(schema) if combines else mapped
-
-
-def recursive_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a schema that contains itself, without titles; None for every other schema.
-
-    A schema that only refers to a definition becomes this definition.
-    """
-    parts: dict[str, Any] = {
-        f"#/{keyword}/{name}": part
-        for keyword in _DEFINITIONS
-        for name, part in (schema.get(keyword) or {}).items()
-    }
-    parts["#"] = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
-    refs = {at: {*_REFERENCE.findall(json.dumps(part))} for at, part in parts.items()}
-    for _ in refs:  # references of references
-        for found in refs.values():
-            found.update(*[refs.get(ref, ()) for ref in found])
-    if not any(at in found for at, found in refs.items()):
-        return None
-    whole = {**parts.get(schema.get("$ref", ""), {}), **schema}
-    whole.pop("$ref", None)
-    return dict(_mapped(whole, lambda part: {k: v for k, v in part.items() if k != "title"}))
-
-
-def _mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a schema with a function applied to it and to all schemas in it."""
-    if isinstance(schema, (list, tuple)):
-        return [_mapped(item, change) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    mapped: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, Mapping):
-            mapped[key] = {name: _mapped(part, change) for name, part in value.items()}
-        else:
-            mapped[key] = value if key in _DATA else _mapped(value, change)
-    return change(mapped)
+    result: dict[str, Any] = closed(schema)
+    return dict(schema) if combines else result

@@ -50,12 +50,6 @@ TEXT_AND_CALL_0: TEXT_AND_CALL & ~/{_SPACE}{_ANY}/
 """.strip()
 
 
-_NO_CALLS = rf"""
-start: TEXT?
-TEXT: /\S(?s:.*)/ & ~/{_ANY}{CALL_OPENS}{_ANY}/
-""".strip()
-
-
 def tool_grammar(
     tools: Sequence[Tool],
     *,
@@ -71,8 +65,7 @@ def tool_grammar(
     Args:
         tools: at least one tool, each with a different name.
         choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
-            more calls and nothing else; ``"none"`` for text without a call; the name of a tool for
-            exactly one call of that tool.
+            more calls and nothing else; the name of a tool for exactly one call of that tool.
         parallel: whether a reply can have several calls.
         reply: a JSON schema of the replies without calls that ``"auto"`` allows, instead of text
             and reasoning.
@@ -83,8 +76,6 @@ def tool_grammar(
             tool and the reason.
         MissingDependencyError: llguidance is not installed.
     """
-    if choice == "none":
-        return f"{_NO_CALLS}\n"
     named = choice not in ("auto", "required")
     used = [tool for tool in tools if tool.name == choice] if named else list(tools)
     opens = _literal(CALL_OPENS)

@@ -19,7 +19,6 @@ from adafuse_llm.cli.terminal import (
     print_json,
     show_stream,
     tell,
-    write_page,
 )
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import handbook_path
@@ -70,7 +69,9 @@ def ask(setup: Setup, flags: Namespace) -> int:
             console.print()
     if flags.html is not None:
         named = [(passage.source, passage.text) for passage in sources]
-        write_page(flags.html, page(generation, title=question, alone=alone, sources=named))
+        flags.html.write_text(
+            page(generation, title=question, alone=alone, sources=named), encoding="utf-8"
+        )
     if flags.json:
         answer = {
             "question": question,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import gc
 import inspect
 import logging
@@ -81,13 +80,6 @@ FIELDS: Final = {
 }
 """What commands can set, by name."""
 
-SMALL = 100_000_000
-"""Number of parameters below which a member counts as small. With one thread, a small member loses
-little on an idle machine and gains much on a busy one."""
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk. Without a file's name, they are about standard output."""
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -97,8 +89,9 @@ class Setup:
         file: models, loading settings and options: of the flags, else of the file of --config, else
             of the command. Options that the command refuses are absent.
         threads: number of CPU threads for the members. None for one thread if all members are
-            small (`SMALL`), and otherwise for PyTorch's default. Members always load with one
-            thread then. The variable OMP_NUM_THREADS has precedence over None.
+            embedded, and otherwise for PyTorch's default. With one thread, a small member loses
+            little on an idle machine and gains much on a busy one. The variable OMP_NUM_THREADS has
+            precedence over None.
         trust_remote_code: whether code that comes with a model may run.
         debug: whether to show tracebacks and the logs of libraries.
     """
@@ -152,9 +145,10 @@ class Setup:
                 logging.basicConfig(level=logging.INFO)
             else:
                 silence_libraries()
-            default = torch.get_num_threads()
-            if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
-                torch.set_num_threads(self.threads or 1)
+            if self.threads is not None:
+                torch.set_num_threads(self.threads)
+            elif self.is_embedded and "OMP_NUM_THREADS" not in os.environ:
+                torch.set_num_threads(1)
             engine = AdaFuseEngine.from_pretrained(
                 members,
                 config=config or self.file.config,
@@ -165,8 +159,6 @@ class Setup:
                 trust_remote_code=self.trust_remote_code,
                 revision=self.file.revision,
             )
-            if self.threads is None and not _are_small(engine):
-                torch.set_num_threads(default)
         if not gc.isenabled():  # `main` has paused it
             gc.freeze()  # it never visits the objects that exist now
             gc.enable()
@@ -178,12 +170,6 @@ def _with_threads(spec: MemberSpec, threads: int | None) -> MemberSpec:
     if isinstance(spec, GGUFMember) and spec.threads is None:
         return spec.model_copy(update={"threads": threads})
     return spec
-
-
-def _are_small(engine: AdaFuseEngine) -> bool:
-    """Return whether every member has fewer than `SMALL` parameters."""
-    models = [getattr(backend, "model", None) for backend in engine.backends]
-    return all(model is None or model.num_parameters() < SMALL for model in models)
 
 
 class Parser(argparse.ArgumentParser):
@@ -318,8 +304,7 @@ class Command:
         parser.flag(
             "--threads N",
             "Number of CPU threads of each member. Default: all physical cores for GGUF files; 1 "
-            f"if every member has fewer than {SMALL / 1e6:.0f} million parameters; otherwise "
-            "PyTorch's default.",
+            "for the embedded members; otherwise PyTorch's default.",
         )
         parser.flag("--trust-remote-code", "Allow code that comes with a model to run.")
         text = "Any other option, such as revision=main. Repeatable."
@@ -429,8 +414,7 @@ def _described(error: Exception) -> tuple[str, int]:
     """Return an error as text, and the exit code."""
     if isinstance(error, AdaFuseError):
         return str(error), UNUSABLE
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}", UNUSABLE
-    if isinstance(error, OSError) and error.errno in FULL:
-        return f"standard output: {error.strerror}", UNUSABLE
+    if isinstance(error, OSError) and error.strerror:  # a full disk has no file name
+        named = "" if error.filename is None else f"{error.filename}: "
+        return f"{named}{error.strerror}", UNUSABLE
     return f"{type(error).__name__}: {error} (unexpected; --debug shows the traceback)", FAILED

@@ -20,7 +20,6 @@ from adafuse_llm.cli.terminal import (
     show_stream,
     stderr_console,
     tell,
-    write_page,
 )
 from adafuse_llm.report import styles
 from adafuse_llm.report.page import page
@@ -78,7 +77,7 @@ def generate(setup: Setup, flags: Namespace) -> int:
                 display.console.print("", display.summary(generation, seconds), sep="\n")
     if flags.html is not None:
         title = textwrap.shorten(flags.prompt, 100, placeholder=" …") or "Ensemble response"
-        write_page(flags.html, page(generation, title=title))
+        flags.html.write_text(page(generation, title=title), encoding="utf-8")
     reasons = {each.finish_reason for each in styles.responses(generation)}
     if setup.has_grammar and "length" in reasons:
         tell(CLOSED)

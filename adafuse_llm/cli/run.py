@@ -126,23 +126,16 @@ def _divide(
 
 def _check(config: AdaFuseConfig, lines: Sequence[Line], flags: Namespace) -> None:
     """Raise an error if an option or a flag does not fit the lines or the other flags."""
-    for name in ("logprobs", "top_logprobs"):
-        if (value := getattr(config, name)) and not flags.rounds:
-            raise InvalidOptionError(
-                f"option {name!r}: the rounds hold the log-probabilities, so also pass --rounds; "
-                f"got {value}"
-            )
+    if config.counted_logprobs is not None and not flags.rounds:
+        raise InvalidOptionError(
+            "options 'logprobs' and 'top_logprobs': the rounds hold them, so also pass --rounds"
+        )
     for line in lines:
         if line.messages is not None and (flags.prompts or flags.template):
             raise InvalidInputError(
                 "--prompts and --template are for questions, and line "
                 f"{line.number} of the test set has messages: leave them out, or put the text "
                 "into the messages"
-            )
-        if config.continue_final_message and line.messages is None and line.problem is None:
-            raise InvalidOptionError(
-                "option 'continue_final_message': it needs messages, and line "
-                f"{line.number} of the test set has a question; got True"
             )
 
 

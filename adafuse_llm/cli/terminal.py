@@ -11,16 +11,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from adafuse_llm import Generation, StreamEvent
-from adafuse_llm.evaluation.files import naming
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display, Growing
 
@@ -82,32 +79,13 @@ def last(
     Until the first event, a terminal shows a spinner with this text.
     """
     generation = None
-    with _without_echo(), stderr_console().status(spinner) as status:
+    with stderr_console().status(spinner) as status:
         for event in events:
             status.stop()
             show(event)
             generation = event.generation
     assert generation is not None
     return generation
-
-
-@contextmanager
-def _without_echo() -> Iterator[None]:
-    """Keep what is typed out of the output of the ``with`` block."""
-    modes: list[Any] | None = None
-    with suppress(ImportError, OSError):  # no terminal, or not that of this process
-        import termios
-
-        # to change the terminal would stop a job in the background
-        if sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
-            modes = termios.tcgetattr(sys.stdin)
-            silent = [*modes[:3], modes[3] & ~termios.ECHO, *modes[4:]]
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
-    try:
-        yield
-    finally:
-        if modes is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
 
 
 @contextmanager
@@ -148,12 +126,6 @@ def print_json(value: object) -> None:
     text = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
-
-
-def write_page(path: Path, html: str) -> None:
-    """Write a page to the file of --html."""
-    with naming(path):
-        path.write_text(html, encoding="utf-8")
 
 
 def progress_bar() -> Progress:

@@ -31,7 +31,7 @@ from adafuse_llm.config import SAMPLING
 from adafuse_llm.documents import question_messages
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.confidence import Reliability
-from adafuse_llm.evaluation.files import Results, naming, prompt_form
+from adafuse_llm.evaluation.files import Results, prompt_form
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.tuning import (
     Answer,
@@ -41,7 +41,6 @@ from adafuse_llm.evaluation.tuning import (
     candidates,
     divide,
     embedded_questions,
-    optimizer,
     read_questions,
 )
 from adafuse_llm.loading.config_file import write_config
@@ -99,7 +98,6 @@ def tune(setup: Setup, flags: Namespace) -> int:
         config = config.override({"stop": STOP})
     names = member_names(setup.file.members)
     candidates(names, config.use, find_strategy(setup.file.strategy))
-    optimizer(seed)
     searched, tested = map(len, divide(questions, held_out, seed))
     asked = repr([(each.request, each.accepted) for each in questions])
     identity = {
@@ -144,8 +142,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
             tell(RESUMABLE)
             return INTERRUPTED
     options = found.ensemble if flags.keep_ensemble else found.options
-    with naming(output):
-        write_config(output, _file_options(setup, found, options), comment=_comment(found))
+    write_config(output, _file_options(setup, found, options), comment=_comment(found))
     if flags.json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})

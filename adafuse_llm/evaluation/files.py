@@ -137,17 +137,6 @@ def is_lost(error: str | None) -> bool:
     return error is not None and error.partition(":")[0] not in LASTING
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the file to errors of the ``with`` block that name no file, such as a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-
 class Results:
     """An output file, with a second file that describes its run, and a third one to lock it.
 
@@ -236,11 +225,10 @@ class Results:
     def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
         """Prepare the file for appending: drop an incomplete line, or all lines if `afresh`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with naming(self.path), self.path.open("ab") as file:
+        with self.path.open("ab") as file:
             file.truncate(0 if afresh else sum(map(len, self._lines())))
         if afresh:
-            with naming(self._identity):
-                self._identity.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+            self._identity.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
 
     def tidy(self) -> None:
         """Sort the lines, and keep only the last result of each question."""
@@ -249,13 +237,12 @@ class Results:
         ordered = [last[number] for number in sorted(last)]
         if ordered != lines:
             other = self.path.with_name(f"{self.path.name}.new")
-            with naming(other):
-                other.write_bytes(b"".join(ordered))
+            other.write_bytes(b"".join(ordered))
             other.replace(self.path)
 
     def append(self, record: dict[str, Any]) -> None:
         """Append a result to the file, and close the file."""
-        with naming(self.path), self.path.open("ab") as file:
+        with self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
     @property

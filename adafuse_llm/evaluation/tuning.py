@@ -1,9 +1,9 @@
 """Search for the best members and options on some questions, and test them on others.
 
 The labeled questions are divided at random. On the *search* part, every member answers alone, and
-an optimizer (optuna's TPE) tries settings of the ensemble. The search selects the best setting and
-the best single member. These two are compared on the *held-out* part, which the search never sees.
-Only this comparison shows whether the ensemble is better than its best member.
+settings of the ensemble are tried, most of them drawn at random. The search selects the best
+setting and the best single member. These two are compared on the *held-out* part, which the search
+never sees. Only this comparison shows whether the ensemble is better than its best member.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -28,9 +28,7 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
-    MissingDependencyError,
     RequestCancelledError,
-    install_command,
     short_repr,
 )
 from adafuse_llm.evaluation.comparison import Comparison, Score, compare, share
@@ -40,9 +38,6 @@ from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.report.page import count
 from adafuse_llm.strategies.base import Strategy
-
-if TYPE_CHECKING:
-    import optuna
 
 __all__ = ["Answer", "Question", "Trial", "Tuning", "embedded_questions", "read_questions", "tune"]
 
@@ -287,7 +282,6 @@ def tune(
         InvalidInputError: there are too few members or questions, the strategy has no options to
             search, or the metric is unknown; nothing was computed.
         InvalidOptionError: an option is unknown or out of range.
-        MissingDependencyError: optuna is not installed.
         RequestCancelledError: `cancel` was set before the end.
     """
     fixed = dict(fixed or {})
@@ -309,24 +303,26 @@ def tune(
         config.override({"use": chosen}).member_weights(engine.members)
     measure = load_metric(metric)
     search, test = divide(questions, held_out, seed)
-    study = optimizer(seed)
     cancel = cancel or threading.Event()
     answers = _Answers(engine, measure, known=known, log=log, cancel=cancel, on_answer=on_answer)
     alone = {member: answers.trial(search, {"use": [member]}) for member in members}
     ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
     best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
     ensembles = dict.fromkeys("+".join(names) for names in (members, best_two))
-    for branches, names in itertools.product((AdaFuseConfig().branches, 1), ensembles):
-        study.enqueue_trial({**_DEFAULTS, "use": names, "branching_factor": branches})
     varied = CHOICES.keys() & engine.strategy.options - fixed.keys()
     choices = {name: values for name, values in CHOICES.items() if name in varied}
+    planned: list[dict[str, Any]] = [
+        {"use": sets[names], **_DEFAULTS, "branching_factor": branches}
+        for branches, names in itertools.product((AdaFuseConfig().branches, 1), ensembles)
+    ]
+    rng = random.Random(seed)  # noqa: S311
+    while len(planned) < trials:
+        drawn = {name: rng.choice(values) for name, values in choices.items()}
+        planned.append({"use": rng.choice([*sets.values()]), **drawn})
     tried = []
-    for _ in range(trials):
-        asked = study.ask()
-        options: dict[str, Any] = {"use": sets[asked.suggest_categorical("use", list(sets))]}
-        options |= {name: asked.suggest_categorical(name, each) for name, each in choices.items()}
+    for each in planned[:trials]:
+        options = {name: value for name, value in each.items() if name in ("use", *choices)}
         tried.append(answers.trial(search, {**options, **fixed}))
-        study.tell(asked, tried[-1].score)
     best = min(tried, key=lambda trial: (-trial.score, trial.tokens))
     settings = {"ensemble": best.options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
     tested = {name: answers.trial(test, each) for name, each in settings.items()}
@@ -397,20 +393,6 @@ def candidates(
             f"tuning an ensemble needs at least two members; got {', '.join(names) or 'none'}"
         )
     return names
-
-
-def optimizer(seed: int) -> optuna.Study:
-    """Return the optuna study that suggests settings, or raise `MissingDependencyError`."""
-    try:
-        import optuna
-    except ImportError as missing:
-        raise MissingDependencyError(f"tuning needs optuna: {install_command('tune')}") from missing
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would log the new study
-    sampler = optuna.samplers.TPESampler(seed=seed)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    optuna.logging.set_verbosity(verbosity)
-    return study
 
 
 class _Answers:

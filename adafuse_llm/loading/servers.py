@@ -13,7 +13,6 @@ from adafuse_llm.adjustment import changes_of
 from adafuse_llm.errors import (
     LoadError,
     MemberError,
-    MemberUnavailableError,
     MissingDependencyError,
     UnsupportedModelError,
     install_command,
@@ -115,22 +114,18 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
         "sglang": SglangApi(),
         "vllm": VllmApi(),
     }
-    kind = spec.api or _kind(server)
+    found = _kind(server)
+    kind = spec.api or found
     if kind not in apis:
         raise server.error(
             f"it is {kind or 'of another kind'}, neither vLLM, SGLang nor llama-server. {INSTEAD}"
         )
+    if found not in (None, kind):
+        hint = f"Leave out api={kind!r}" if found in apis else INSTEAD
+        raise server.error(f"it is {found}, not {kind}. {hint}")
     try:
         return apis[kind], apis[kind].facts(server, spec.model)
-    except MemberUnavailableError:
-        raise
-    except (MemberError, *UNEXPECTED) as error:
-        found = _kind(server) or kind
-        if found != kind:
-            hint = f"Leave out api={kind!r}" if found in apis else INSTEAD
-            raise server.error(f"it is {found}, not {kind}. {hint}") from error
-        if isinstance(error, MemberError):
-            raise
+    except UNEXPECTED as error:
         raise server.error(f"its answers are not those of {kind}") from error
 
 

@@ -2,6 +2,5 @@
 
 terminal  tables and spans in a terminal
 page      HTML pages and notebook output, from the ``.jinja`` templates
-charts    charts of the pages
 styles    the mark and the color of each member
 """

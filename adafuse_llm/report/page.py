@@ -6,7 +6,7 @@ The HTML has no scripts and loads no fonts or images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from adafuse_llm.report.charts import POINTS, Line, bar_chart, line_chart
 from adafuse_llm.report.styles import (
     AGREED,
     CHOSEN,
@@ -43,8 +42,7 @@ from adafuse_llm.summary import Summary, choice_probabilities
 HERE = Path(__file__).parent
 
 STROKES = ("solid", "dashed", "dotted", "double")
-DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4", "10 3 2 3 2 3")
-"""Line styles below spans and in charts. They distinguish members without color."""
+"""Line styles below spans. They distinguish members without color."""
 
 
 STROKES_OF_SHARED = {AGREED: "double", CHOSEN: "solid", FORCED: "dotted"}
@@ -135,29 +133,43 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
             ]
         ),
         figures=_figures(summary, members),
-        points=POINTS,
-        margins=_margins(generation.rounds, members),
-        seconds=line_chart([Line([(each.elapsed, each.index) for each in generation.rounds])]),
         usage=_usage(generation, members),
     )
 
 
 def _figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
     """Return the data for a summary's charts: words per round, rounds by member, agreement."""
-    rows = {member.name: (f"{member.mark} {member.name}", member.color) for member in members}
 
     def by_member(counts: Mapping[str, int]) -> list[dict[str, Any]]:
-        return bar_chart({name: counts.get(name, 0) for name in rows}, looks=rows)
+        return _bars([(f"{m.mark} {m.name}", counts.get(m.name, 0), m.color) for m in members])
 
-    words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
-    is_uneven = len({summary.asked.get(name, 0) for name in rows}) > 1
+    words = [(count(n, "word"), rounds, None) for n, rounds in summary.words_per_round.items()]
+    is_uneven = len({summary.asked.get(member.name, 0) for member in members}) > 1
     return {
-        "words": bar_chart(words),
+        "words": _bars(words),
         "asked": by_member(summary.asked) if is_uneven else (),
         "backed": by_member(summary.backed),
         "decided": by_member(summary.decided),
         "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
     }
+
+
+def _bars(
+    rows: Sequence[tuple[str, float, str | None]],
+    shown: Callable[[float], str] = "{:,}".format,
+    most: float | None = None,
+) -> list[dict[str, Any]]:
+    """Return a bar chart of labels, values and colors, from 0 to `most` (default: the largest)."""
+    top = most or max((value for _, value, _ in rows), default=0.0) or 1.0
+    return [
+        {
+            "label": label,
+            "color": color,
+            "share": round(100 * value / top, 2),
+            "shown": shown(value),
+        }
+        for label, value, color in rows
+    ]
 
 
 def count(number: int, thing: str) -> str:
@@ -166,13 +178,12 @@ def count(number: int, thing: str) -> str:
 
 
 class Shown:
-    """A member's look with its line styles for charts and spans."""
+    """A member's look on a page."""
 
     def __init__(self, look: Look) -> None:
         self.name, self.mark = look.name, look.mark
         self.color = f"var(--color-{look.number % len(COLORS)})"
         self.stroke = STROKES[look.number % len(STROKES)]
-        self.dashes = DASHES[look.number % len(DASHES)]
 
 
 @cache
@@ -261,8 +272,8 @@ def _options(rounds: Sequence[Round]) -> dict[str, Any] | None:
     for decided in rounds:
         if (probabilities := choice_probabilities(decided)) is not None:
             found = ranked(decided)
-            best = {each.text: probabilities[index] for index, each in found[:OPTIONS]}
-            return {"rows": bar_chart(best, percent, most=1.0), "hidden": len(found) - len(best)}
+            best = [(each.text, probabilities[index], None) for index, each in found[:OPTIONS]]
+            return {"rows": _bars(best, percent, most=1.0), "hidden": len(found) - len(best)}
     return None
 
 
@@ -276,13 +287,3 @@ def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
         usage.completion_tokens,
     )
     return [{"look": m, "numbers": [column[m.name] for column in columns]} for m in members]
-
-
-def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any] | None:
-    """Return a chart with a line per member: its margin at each word that it considered."""
-    lines = []
-    for member in members:
-        values = [(x, each.index) for each in rounds for x in each.margins.get(member.name, ())]
-        tooltip = member.name.replace("{", "{{").replace("}", "}}") + ", {where}: {value:.2f}"
-        lines.append(Line(values, tooltip, member.color, member.dashes))
-    return line_chart(lines, most=1.0)

@@ -452,10 +452,11 @@ def check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
     return checked
 
 
-def _check_tool(number: int, tool: Any) -> Tool:
-    if isinstance(tool, Mapping):
-        function = tool.get("function")
-        function = function if isinstance(function, Mapping) else tool
+def _check_tool(number: int, given: Any) -> Tool:
+    tool = given
+    if isinstance(given, Mapping):
+        function = given.get("function")
+        function = function if isinstance(function, Mapping) else given
         tool = Tool(
             function.get("name", ""),
             function.get("description") or "",
@@ -469,7 +470,7 @@ def _check_tool(number: int, tool: Any) -> Tool:
     ):
         raise InvalidInputError(
             f"tool {number} must be a Tool, or a dict with 'name', 'description' and 'parameters' "
-            f"(a JSON schema); got {short_repr(tool)}"
+            f"(a JSON schema); got {short_repr(given)}"
         )
     label = f"tool {tool.name!r}"
     check_text(tool.name, label)

@@ -1,21 +1,15 @@
 """Metrics of the paper's tables. Scores are percentages.
 
-    exact_match, contains, verbatim, number   right or wrong (`adafuse_llm.evaluation.metrics`)
-    f1              overlap of words after SQuAD's normalization
-    sentences       share of the accepted answer's sentences that the answer has
-    sentence_f1     overlap of the sentences of both answers
-    lenient_match   the paper's match, which accepts answers with only some of the words
-    lenient_number  the paper's match of numbers, which accepts only some of the digits
-    spbleu, chrf    sacrebleu's metrics over the whole test set
-
-The two lenient metrics allow a comparison with the paper's tables. They accept "war" for "World War
-I" and 3 for 13, so this project draws no conclusions from them.
+exact_match, contains, verbatim, number   right or wrong (`adafuse_llm.evaluation.metrics`)
+f1              overlap of words after SQuAD's normalization
+sentences       share of the accepted answer's sentences that the answer has
+sentence_f1     overlap of the sentences of both answers
+spbleu, chrf    sacrebleu's metrics over the whole test set
 """
 
 from __future__ import annotations
 
 import re
-import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +22,6 @@ from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.metrics import (
     contains,
     exact_match,
-    final_number,
     normalize,
     number,
     verbatim,
@@ -62,18 +55,6 @@ class Metric(Protocol):
     def score(self, sums: Sums) -> float:
         """Return the score in percent, given the sums of the answers' statistics."""
         ...
-
-
-FUNCTION_WORDS = frozenset(
-    "a about an and are as at be because been but by can could did do does for from had has have "  # noqa: SIM905
-    "how if in is may might must of on or shall should so than that the then to was were what when "
-    "where which while who whom whose why will with would".split()
-)
-"""Words that the lenient match ignores."""
-
-SLACK = 1
-"""Maximum difference in words between the lengths of texts that match leniently. The limit applies
-if the shorter text has three words or more."""
 
 
 def f1(prediction: str, accepted: Iterable[str]) -> float:
@@ -121,55 +102,6 @@ def sentence_f1(prediction: str, accepted: Iterable[str]) -> float:
     """Return the harmonic mean of precision and recall of an answer's sentences, from 0 to 1."""
     ours = sentences(prediction)
     return max((_overlap(ours, sentences(each)) for each in accepted), default=0.0)
-
-
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer matches an accepted one by the paper's rule.
-
-    Both texts are converted to lower case, and ASCII punctuation and `FUNCTION_WORDS` are removed.
-    If nothing is left of a text, such as "The Who", it is only converted to lower case. The texts
-    match if they are equal, or if every word of the shorter one occurs in the longer one. If the
-    shorter one has three words or more, the lengths must also differ by at most `SLACK`.
-
-    The authors' scripts remove different words, and use different values of the slack (5 for
-    SQuAD). Some of them also treat number words as digits, or plurals as singulars. This function
-    does neither.
-    """
-    return any(_lenient(_content(prediction), _content(each)) for each in accepted)
-
-
-def _content(text: str) -> list[str]:
-    words = text.lower().translate(_PUNCTUATION).split()
-    return [word for word in words if word not in FUNCTION_WORDS] or text.lower().split()
-
-
-def _lenient(left: list[str], right: list[str]) -> bool:
-    short, long = sorted((left, right), key=len)
-    if not short or (len(short) >= 3 and len(long) - len(short) > SLACK):
-        return left == right
-    return set(short) <= set(long)
-
-
-def lenient_number(prediction: str, accepted: Iterable[str]) -> bool:
-    r"""Return whether an answer matches an accepted one by the paper's rule for numbers.
-
-    The final numbers are written with two decimals and without a sign. They match if the
-    digits of one contain those of the other, so 3 matches 13.
-
-    The authors' script reads the number in ``\boxed{``. From a response without it, the script
-    joins all digits to one number. This function always reads the final number.
-    """
-    digits = _digits(prediction)
-    others = [_digits(each) for each in accepted]
-    return bool(digits) and any(each and (digits in each or each in digits) for each in others)
-
-
-def _digits(text: str) -> str:
-    value = final_number(text)
-    return "" if value is None else f"{abs(value):.2f}"
 
 
 @dataclass(frozen=True)
@@ -245,8 +177,6 @@ METRICS: Mapping[str, Callable[[], Metric]] = {
     "number": lambda: MeanMetric("number", number),
     "sentences": lambda: MeanMetric("sentences", sentence_recall, binary=False),
     "sentence_f1": lambda: MeanMetric("sentence_f1", sentence_f1, binary=False),
-    "lenient_match": lambda: MeanMetric("lenient_match", lenient_match),
-    "lenient_number": lambda: MeanMetric("lenient_number", lenient_number),
     "spbleu": _spbleu,
     "chrf": _chrf,
 }

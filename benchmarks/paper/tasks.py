@@ -152,7 +152,7 @@ _STOP = ("\nQuestion:",)
 
 
 def _short_answers(name: str) -> Task:
-    metrics = ("exact_match", "f1", "lenient_match")
+    metrics = ("exact_match", "f1")
     return Task(name, metrics, {"stop": _STOP, "max_new_tokens": 32}, first_line)
 
 
@@ -183,7 +183,7 @@ TASKS: Mapping[str, Task] = {
         _short_answers("triviaqa"),
         Task(
             "gsm8k",
-            ("number", "lenient_number"),
+            ("number",),
             {"stop": _STOP, "max_new_tokens": 400},
             read_number,
             form="Question: {question}\nLet's think step by step\n",

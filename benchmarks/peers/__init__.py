@@ -12,7 +12,6 @@ from benchmarks.peers.answers import MajorityVote, Rerank
 from benchmarks.peers.beam import BeamSearch
 from benchmarks.peers.deepen import DeePEn
 from benchmarks.peers.gac import GaC
-from benchmarks.peers.pair_ranker import PairRanker
 from benchmarks.peers.sweetspan import SweetSpan
 from benchmarks.peers.unite import UniTE
 
@@ -21,7 +20,6 @@ __all__ = [
     "DeePEn",
     "GaC",
     "MajorityVote",
-    "PairRanker",
     "Rerank",
     "SweetSpan",
     "UniTE",

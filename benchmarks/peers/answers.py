@@ -1,4 +1,4 @@
-"""Strategies that choose among the members' whole answers: a vote, the members, or a ranker."""
+"""Strategies that choose among the members' whole answers: by a vote, or by likelihood."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from typing_extensions import override
 
-from adafuse_llm import AdaFuseConfig, Candidate
+from adafuse_llm import AdaFuseConfig
 from adafuse_llm.strategies import (
     Drafting,
     Member,
     PlayRound,
-    Pool,
-    PoolCandidate,
     Proposal,
     RoundOutcome,
     Span,
@@ -30,7 +27,7 @@ from adafuse_llm.strategies import (
     play_round,
     to_result,
 )
-from benchmarks.peers.token_level import Margins, union
+from benchmarks.peers.token_level import union
 
 
 class WholeAnswers(Strategy):
@@ -59,32 +56,6 @@ def answer(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
         end = span.node
 
 
-def own_answers(
-    members: Sequence[Member], config: AdaFuseConfig
-) -> Steps[tuple[Pool, Margins, list[str]]]:
-    """Let every member answer alone.
-
-    Returns:
-        The different answers, the members' margins, and the answers up to their stop sequences.
-    """
-    proposals = yield from in_lockstep([answer(member, config) for member in members])
-    pool, margins = union(members, proposals)
-    for candidate in pool.candidates:
-        for member in members:
-            pool.encode(member, candidate)
-    texts = [candidate.shown for candidate in pool.candidates]
-    ends = [min((t.find(s) for s in config.stop if s in t), default=None) for t in texts]
-    return pool, margins, [text[:end] for text, end in zip(texts, ends, strict=True)]
-
-
-def to_result_by_proposers(
-    candidate: PoolCandidate, members: Sequence[Member], score: float
-) -> Candidate:
-    """Return a candidate with the NLLs of its proposers. No other member has read it."""
-    own = [candidate.nll(m) if m in candidate.proposers else math.inf for m in members]
-    return to_result(candidate, members, own, score)
-
-
 class MajorityVote(WholeAnswers):
     """The answer whose members have the highest sum of weights.
 
@@ -109,16 +80,23 @@ class MajorityVote(WholeAnswers):
         return partial(self._play, context.members, context.config)
 
     def _play(self, members: Sequence[Member], config: AdaFuseConfig) -> Steps[RoundOutcome]:
-        pool, margins, texts = yield from own_answers(members, config)
-        keys = [self.key(text) for text in texts]
+        proposals = yield from in_lockstep([answer(member, config) for member in members])
+        pool, margins = union(members, proposals)
+        keys = []
+        for candidate in pool.candidates:
+            for member in members:
+                pool.encode(member, candidate)
+            text = candidate.shown
+            end = min((text.find(stop) for stop in config.stop if stop in text), default=None)
+            keys.append(self.key(text[:end]))
         votes: defaultdict[str, float] = defaultdict(float)
         for key, candidate in zip(keys, pool.candidates, strict=True):
             votes[key] += math.fsum(member.weight for member in candidate.proposers)
         total = math.fsum(votes.values())
-        scored = [
-            to_result_by_proposers(candidate, members, 1.0 - votes[key] / total)
-            for key, candidate in zip(keys, pool.candidates, strict=True)
-        ]
+        scored = []
+        for key, candidate in zip(keys, pool.candidates, strict=True):
+            nll = [candidate.nll(m) if m in candidate.proposers else math.inf for m in members]
+            scored.append(to_result(candidate, members, nll, 1.0 - votes[key] / total))
         return choose_best(pool, scored, margins)
 
 
@@ -127,73 +105,17 @@ def _plain(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-class Ranker(Protocol):
-    """Interface that compares answers."""
-
-    def compare(self, question: str, answers: Sequence[str]) -> Sequence[Sequence[float]]:
-        """Return a matrix with one row and one column per answer.
-
-        Row i, column j holds the logit that answer i is better than answer j if the ranker reads
-        answer i first. The diagonal is ignored.
-        """
-        ...
-
-
 class Rerank(WholeAnswers):
-    """The best of the members' answers: the likeliest one, or the one that a ranker prefers.
+    """The likeliest of the members' answers.
 
-    Every member writes its own answer greedily. The result has one round, whose pool holds each
-    different answer once. An answer that a length limit cut off is a candidate, too.
-
-    Without a ranker, each member reads the other members' answers in one pass. The score and the
-    NLL are the same as in `AdaFuse`, for whole answers.
-
-    With a ranker, such as `PairRanker`, every answer is compared with every other answer in both
-    orders. The score of an answer is the mean logit that the other answers are better. Only the
-    members that proposed an answer have an NLL, which is the mean in nats per token. Weights have
-    no effect. Other requests wait while the ranker works.
-
-    Args:
-        ranker: object that compares the answers. Without a ranker, the members score them.
+    Every member writes its own answer greedily, and reads the other members' answers in one pass.
+    The score and the NLL are the same as in `AdaFuse`, for whole answers. The result has one round,
+    whose pool holds each different answer once. An answer that a length limit cut off is a
+    candidate, too.
     """
 
     name = "rerank"
 
-    def __init__(self, ranker: Ranker | None = None) -> None:
-        self.ranker = ranker
-        if ranker is not None:
-            self.name = "rerank-pairs"
-            self.options = self.options - {"weights"}
-
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        if self.ranker is None:
-            return partial(play_round, context.members, context.config, Drafting(), proposer=answer)
-        return partial(self._play, self.ranker, context.members, context.config)
-
-    def _play(
-        self, ranker: Ranker, members: Sequence[Member], config: AdaFuseConfig
-    ) -> Steps[RoundOutcome]:
-        pool, margins, texts = yield from own_answers(members, config)
-        texts = [text.strip() for text in texts]
-        scores = _mean_logits(ranker.compare(members[0].prompt_text, texts))
-        order = sorted(range(len(texts)), key=scores.__getitem__)
-        pool.candidates[:] = [pool.candidates[place] for place in order]
-        scored = [
-            to_result_by_proposers(candidate, members, scores[place])
-            for candidate, place in zip(pool.candidates, order, strict=True)
-        ]
-        return choose_best(pool, scored, margins)
-
-
-def _mean_logits(logits: Sequence[Sequence[float]]) -> list[float]:
-    """Return each answer's mean logit, over both orders, that the other answers are better.
-
-    If there is only one answer, its value is 0.
-    """
-    places = range(len(logits))
-    return [
-        math.fsum(logits[j][i] - logits[i][j] for j in places if j != i)
-        / max(1, 2 * (len(logits) - 1))
-        for i in places
-    ]
+        return partial(play_round, context.members, context.config, Drafting(), proposer=answer)

@@ -33,7 +33,6 @@ def test_options_have_the_names_that_frameworks_use():
         ({"max_tokens": 5, "max_new_tokens": 6}, "max_new_tokens=6"),
         ({"strategy": "single"}, "with_strategy"),
         ({"gpu_layers": 1}, "members="),
-        ({"num_ctx": 1}, "members=.*'context'"),
         ({"max_tokenz": 1}, r"mean 'max_tokens' or 'max_new_tokens' or 'max_word_tokens'\?$"),
         ({"model_name": "gpt-4o"}, "members="),
         ({"base_url": "http://a"}, "RemoteEngine"),

@@ -226,18 +226,13 @@ def test_a_call_that_is_cut_off_is_invalid_and_whole_calls_before_it_stay(begun:
     assert isinstance(part, InvalidToolCall)
 
 
-@pytest.mark.parametrize("begun", ["<", "<too", "<tool", "<tool_call"])
-def test_the_beginning_of_a_marker_is_no_text_if_a_reply_is_cut_or_calls_are_forbidden(
-    begun: str,
-) -> None:
+@pytest.mark.parametrize("begun", ["<", "<tool_call"])
+def test_the_beginning_of_a_marker_is_no_text_if_a_reply_is_cut(begun: str) -> None:
     ended = [("length", ""), ("cancelled", ""), ("stop", begun)]
     for reason, shown in ended:
         (text, *calls), _ = read(f"1 {begun}", reason=reason)
         assert text == Text(f"1 {shown}")
         assert [each.is_cut for each in calls] == [True] * (begun[:5] == "<tool" and not shown)
-        forbidden = "" if begun.startswith("<tool") else shown
-        parts, _ = read(f"1 {begun}", reason=reason, tools=(), calls_forbidden=True)
-        assert parts == [Text(f"1 {forbidden}")]
     for text in (f"1 {begun}", "<"):
         assert read(text, reason="length", tools=())[0] == [Text(text)]
 
@@ -273,18 +268,6 @@ def test_the_text_that_completes_a_reply_completes_its_text_but_no_call(
     for completes, shown in ((True, "[1]"), (False, "[1")):
         parts, _ = read("[1", reason="length", closing="]", tools=(), completes=completes)
         assert parts == [Text(shown)]
-
-
-def test_a_call_that_is_being_written_shows_its_arguments() -> None:
-    reader = ReplyReader(TOOLS)
-    reader.add('<tool_call>\n{"name": "add", "argum')
-    assert reader.unfinished() is None
-    reader.add('ents": ')
-    assert reader.unfinished() is None
-    reader.add('{"a": 1')
-    assert reader.unfinished() == ("add", '{"a": 1')
-    reader.add(', "b": 2}}\n</tool_call>')
-    assert reader.unfinished() is None
 
 
 # Pieces --------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Checks(AdaFuseEngine):
         ({}, OBJECT, {}, False, {}),
         ({"regex": "a+"}, OBJECT, {}, True, {"regex": None, "json_schema": CLOSED}),
         ({"regex": "a+"}, OBJECT, {}, False, {"regex": None}),
-        ({"regex": "a+"}, NO_CALLS, {}, True, {}),
+        ({}, NO_CALLS, {}, True, {}),
         ({"regex": "a+"}, ReplyForm(), {}, True, {}),
     ],
 )

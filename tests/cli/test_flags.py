@@ -90,7 +90,6 @@ def test_gguf_members_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
         ("tune", "logprobs=true", "log-probabilities"),
         ("generate", "continue_final_message=true", "--prefill"),
         ("run", "top_logprobs=2", "--rounds"),
-        ("run", "continue_final_message=true", "messages"),
     ],
 )
 def test_options_that_a_command_cannot_use_are_refused(
@@ -199,21 +198,14 @@ def test_help_and_version(adafuse):
 
 
 @pytest.mark.parametrize(
-    ("flags", "variable", "small", "expected"),
-    [
-        ([], None, 10**8, [1]),
-        ([], None, 1000, [1, 7]),
-        (["--threads", 3], "7", 10**8, [3]),
-        ([], "7", 10**8, []),
-    ],
+    ("flags", "variable", "expected"),
+    [([], None, [1]), (["--threads", 3], "7", [3]), ([], "7", [])],
 )
-def test_small_members_use_one_thread(adafuse, monkeypatch, flags, variable, small, expected):
+def test_embedded_members_use_one_thread(adafuse, monkeypatch, flags, variable, expected):
     chosen: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS")
     if variable:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
     monkeypatch.setattr("torch.set_num_threads", chosen.append)
-    monkeypatch.setattr("adafuse_llm.cli.common.SMALL", small)
     assert adafuse("generate", "x", "--max-new-tokens", 1, *flags).exit_code == 0
     assert chosen == expected

@@ -14,7 +14,6 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
     MemberOutOfMemoryError,
-    MissingDependencyError,
     RequestCancelledError,
     RuntimeConfig,
 )
@@ -225,9 +224,3 @@ def test_an_impossible_search_is_an_error_before_anything_is_computed(options, e
         search(complementary(), **options)
     with pytest.raises(InvalidInputError, match="'single' has no options to tune"):
         search(AdaFuseEngine(complementary().backends, strategy="single"))
-
-
-def test_without_the_optimizer_an_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install .*\[tune\]"):
-        search(complementary())

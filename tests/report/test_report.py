@@ -180,19 +180,6 @@ def test_the_colors_of_members_have_a_contrast_of_3_to_1():
                 assert (light + 0.05) / (dark + 0.05) >= 3, (name, background, scheme)
 
 
-def test_a_long_answer_has_charts_of_few_points():
-    text = " ".join(f"w{number}" for number in range(150))
-    engine = AdaFuseEngine([writes("one", text), writes("two", text)])
-    generation = engine.generate(">", max_words=1, max_new_tokens=2000)
-    assert len(generation.rounds) >= 150
-    made = page(generation)
-    lines = re.findall(r'<polyline points="(.*?)"', made)
-    assert len(lines) == 3
-    assert all(30 < len(line.split()) <= 60 for line in lines)
-    seconds = [decided.elapsed for decided in generation.rounds[:3]]
-    assert f'title="mean of rounds 0 to 2: {sum(seconds) / 3:.3f} s"' in made
-
-
 def test_a_browser_opens_it_and_shows_candidates_on_focus(new_tab, generation, tmp_path):
     path = generation.to_html(tmp_path / "report.html")
     tab = new_tab(color_scheme="dark", viewport={"width": 390, "height": 800})

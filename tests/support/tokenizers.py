@@ -14,10 +14,8 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.models import TEXT, byte_level, tokenizer, train_sentencepiece
+from tests.support.models import TEXT, byte_level, train_sentencepiece
 from tests.support.paths import TOKENIZERS
-
-known_tokenizer = tokenizer
 
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"

@@ -21,9 +21,8 @@ from adafuse_llm.text.closing import MAX_SECONDS
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar
 from tests.decoding.cases import FORMS
 from tests.reference_grammar import Follower, Language, Lead, token_bytes
-from tests.support.models import Recipe, backend, reference
+from tests.support.models import Recipe, backend, reference, tokenizer
 from tests.support.schemas import is_valid, schemas, walk
-from tests.support.tokenizers import known_tokenizer
 
 
 def compiled(**form: Any) -> Grammar:
@@ -82,7 +81,7 @@ def tokens_of(mask: bytes) -> list[int]:
 @pytest.mark.parametrize("kind", ["unknowns", "wordpiece", "slow"])
 def test_members_whose_tokens_cannot_write_every_byte_are_refused(kind: str) -> None:
     base = backend(Recipe("llama", "bytelevel", seed=1, layers=1))
-    member = HuggingFaceBackend(base.model, known_tokenizer(kind), kind)
+    member = HuggingFaceBackend(base.model, tokenizer(kind), kind)
     with AdaFuseEngine([member]) as ensemble, pytest.raises(GrammarError, match=kind):
         ensemble.generate("x", regex="[a-z\u4e2d]+")
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.tools import BaseTool, create_schema_from_function
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import BaseModel
 
 from adafuse_llm import Tool
 from adafuse_llm.adapters.conversation import Turn
-from adafuse_llm.adapters.schema import recursive_schema
-from adafuse_llm.errors import InvalidInputError, short_repr
+from adafuse_llm.text.conversation import check_tools
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
 UNREAD_BLOCKS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use")
@@ -80,53 +77,10 @@ def _read(message: AIMessage | ToolMessage) -> tuple[list[str], list[str], set[s
     return texts, reasoning, omitted
 
 
-def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, Any]:
-    """Convert a tool from any form that LangChain accepts to a function of OpenAI's API.
-
-    LangChain's converter lets every value pass where a class contains itself, so such a class keeps
-    its own schema.
+def to_tools(tools: Sequence[ToolLike]) -> tuple[Tool, ...]:
+    """Convert tools from any form that LangChain accepts.
 
     Raises:
-        InvalidInputError: the tool runs on the servers of another provider, or has no name.
+        InvalidInputError: a tool runs on the servers of another provider, or has no name.
     """
-    converted = convert_to_openai_tool(tool, strict=strict)
-    function = converted.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise InvalidInputError(
-            "a tool must be a function, a class with a schema, an instance of BaseTool, or a dict "
-            "with the schema of a function. Tools that run on another provider's servers are not "
-            f"supported; got {short_repr(tool)}"
-        )
-    if (parameters := recursive_schema(_argument_schema(tool))) is not None:
-        parameters.pop("description", None)
-        converted = convert_to_openai_tool({**function, "parameters": parameters}, strict=strict)
-    return converted
-
-
-def _argument_schema(tool: ToolLike) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; empty for a TypedDict."""
-    form: Any = tool
-    if isinstance(tool, BaseTool):
-        form = tool.tool_call_schema
-    elif callable(tool) and not isinstance(tool, type):
-        form = create_schema_from_function(
-            tool.__name__,
-            tool,
-            parse_docstring=True,
-            error_on_invalid_docstring=False,
-            include_injected=False,
-        )
-    if isinstance(form, type) and is_basemodel_subclass(form):
-        pydantic_class: Any = form
-        is_v2 = issubclass(form, BaseModel)
-        return dict(pydantic_class.model_json_schema() if is_v2 else pydantic_class.schema())
-    return form if isinstance(form, dict) else {}
-
-
-def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:
-    """Convert tools from any form that LangChain accepts."""
-    functions = [to_openai_tool(tool)["function"] for tool in tools]
-    return [
-        Tool(function["name"], function.get("description", ""), function.get("parameters", {}))
-        for function in functions
-    ]
+    return check_tools([convert_to_openai_tool(tool) for tool in tools])

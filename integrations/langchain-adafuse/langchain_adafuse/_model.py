@@ -278,15 +278,9 @@ class EnsembleModel(OptionFields, Serializable):
 
     @cached_property
     def _ensemble(self) -> Ensemble:
-        if self.engine is not None and self.strategy != AUTO:
-            raise InvalidOptionError(
-                "engine= and strategy= cannot be combined. Pass "
-                f"engine=engine.with_strategy({self.strategy!r})"
-            )
-        if self.engine is not None:
-            return Ensemble(given=self.engine)
         return Ensemble.of(
             self.members or (),
+            self.engine,
             runtime=self.runtime or RuntimeConfig(),
             **{name: getattr(self, name) for name in LOADING},
         )

@@ -6,22 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 
-from adafuse_llm import Generation, InvalidInputError, MissingDependencyError
-from adafuse_llm.errors import install_command
+from adafuse_llm import Generation, InvalidInputError
 from adafuse_llm.summary import Summary
 from langchain_adafuse._calls import Told
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-COLUMNS = ("response", "round", "text", "proposers", "unanimous", "score")
-"""Columns of tables of rounds."""
 
 
 class RoundCallbackHandler(BaseCallbackHandler):
@@ -66,29 +59,6 @@ class RoundCallbackHandler(BaseCallbackHandler):
         Agreement is the share of ``unanimous`` rounds among those with several proposers.
         """
         return Summary.of(self.rounds)
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return a table with one row per round. `rounds` has more about each of them.
-
-        The column ``response`` has the number of the response, from 0. The others have the values
-        of the records.
-
-        Raises:
-            MissingDependencyError: pandas is not installed.
-        """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingDependencyError(
-                "to_dataframe() needs the package pandas: "
-                f"{install_command('dataframe', 'langchain-adafuse')}"
-            ) from error
-        rows = [
-            {**each, "response": number}
-            for number, records in enumerate(self._responses.values())
-            for each in records
-        ]
-        return pd.DataFrame(rows, columns=list(COLUMNS))
 
     def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:
         """Write one self-contained HTML page with all finished responses.

@@ -32,7 +32,7 @@ from langchain_core.runnables import (
     RunnableMap,
     RunnablePassthrough,
 )
-from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
@@ -45,7 +45,7 @@ from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.text.conversation import CALL_OPENS
 from langchain_adafuse._calls import Call, ChatRoundChunk, Reply
-from langchain_adafuse._messages import ToolLike, to_openai_tool, to_tools, to_turns
+from langchain_adafuse._messages import ToolLike, to_tools, to_turns
 from langchain_adafuse._model import EnsembleModel, ModelFields
 
 logger = logging.getLogger(__name__)
@@ -143,8 +143,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         Raises:
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
         """
-        formatted = [to_openai_tool(tool, strict=strict) for tool in tools]
-        choice = to_tool_choice(tool_choice, [tool["function"]["name"] for tool in formatted])
+        formatted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+        choice = to_tool_choice(tool_choice, [tool.name for tool in to_tools(formatted)])
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
 
     def with_structured_output(
@@ -188,7 +188,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         if schema is None and method != "json_mode":
             raise InvalidInputError(f"method={method!r} needs a schema; got None")
         schema = {"type": "object"} if schema is None else schema
-        tool = to_openai_tool(_unwrapped(schema), strict=strict)
+        tool = convert_to_openai_tool(_unwrapped(schema), strict=strict)
         name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
         asked = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)

@@ -26,7 +26,6 @@ from tests.support.gguf_vocabularies import write_pieces, write_vocabulary
 from tests.support.models import CHATML, tokenizer
 from tests.support.sizes import sized
 from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer, turn
-from tests.support.tokenizers import known_tokenizer
 
 pytestmark = pytest.mark.gguf
 
@@ -51,7 +50,7 @@ def folder() -> Path:
 def hugging_face(kind: str) -> Any:
     if kind in EMBEDDED:
         return AutoTokenizer.from_pretrained(EMBEDDED[kind])
-    return known_tokenizer(kind)
+    return tokenizer(kind)
 
 
 def llama(known: Any, **options: Any) -> LlamaText:

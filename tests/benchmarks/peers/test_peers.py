@@ -171,34 +171,6 @@ def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
         assert engine.generate("Where:", use=("a", "b")).text == " Twelve."
 
 
-class Judge:
-    """A ranker that prefers what comes first in its list."""
-
-    def __init__(self, *preferred: str) -> None:
-        self.preferred = preferred
-        self.seen: list[tuple[str, tuple[str, ...]]] = []
-
-    def compare(self, question: str, answers: Sequence[str]) -> list[list[float]]:
-        self.seen.append((question, tuple(answers)))
-        places = [self.preferred.index(each) for each in answers]
-        return [[float(there - here) for there in places] for here in places]
-
-
-@pytest.mark.quick
-def test_the_answer_with_the_highest_mean_logit_is_committed() -> None:
-    judge = Judge("two", "three", "one", "")
-    members = [saying("a", "one"), saying("b", "two"), saying("c", "three"), saying("d", "one")]
-    with AdaFuseEngine(members, strategy=Rerank(judge)) as engine:
-        (only,) = engine.generate("Which:").rounds
-        assert [c.text for c in only.candidates] == [" two", " three", " one"]
-        assert [c.score for c in only.candidates] == [-1.5, 0, 1.5]
-        assert [c.proposers for c in only.candidates] == [("b",), ("c",), ("a", "d")]
-        assert [set(c.nll) for c in only.candidates] == [{"b"}, {"c"}, {"a", "d"}]
-        assert judge.seen == [("Which:", ("one", "two", "three"))]
-        engine.generate("Which:", stop="two")
-        assert judge.seen[1] == ("Which:", ("one", "", "three"))
-
-
 # All of them ----------------------------------------------------------------------------------
 
 

@@ -56,7 +56,7 @@ def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkey
 @pytest.mark.parametrize(
     ("tool", "options", "named"),
     [
-        ({"type": "web_search"}, {}, "function"),
+        ({"type": "web_search"}, {}, "web_search"),
         (MULTIPLY, {"tool_choice": "multiple"}, "'multiply'"),
         (MULTIPLY, {"enforce": "yes"}, "enforce"),
         (MULTIPLY, {"regex": "a"}, "regex"),

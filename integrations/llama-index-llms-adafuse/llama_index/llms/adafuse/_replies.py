@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
@@ -19,7 +18,6 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
-from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
@@ -70,31 +68,28 @@ class Reply:
         self._text = ""
         self._thinking = ""
         self._calls: list[ToolCallBlock] = []
-        self._next_id = _call_id()
 
     def take(self, chunk: Chunk) -> ChatResponse:
-        """Return the response after one more chunk.
-
-        An unfinished call is the last of the calls as soon as its arguments have begun.
-        """
+        """Return the response after one more chunk. It has the calls that are whole."""
         reason = chunk.raw.finish_reason
         added = self._reader.add(chunk.delta, chunk.reply_prefix, chunk.raw)
         for warning in added.warnings:
             logger.warning("%s", warning)
         for call in added.calls:
             assert isinstance(call, ToolCall), "malformed calls are text"
-            self._calls.append(self._block(call.name, call.arguments))
-            self._next_id = _call_id()
+            name, arguments = call.name, call.arguments
+            self._calls.append(
+                ToolCallBlock(
+                    tool_call_id=f"call_{uuid.uuid4().hex}", tool_name=name, tool_kwargs=arguments
+                )
+            )
         self._text += added.content
         if self._is_step and reason in CUT:
             self._text = _without_cut_input(self._text)
         self._thinking += added.reasoning
-        calls = [*self._calls]
-        if reason is None and (begun := self._reader.unfinished()):
-            calls.append(self._block(begun[0], _begun_arguments(begun[1])))
         extras = {"thinking_delta": added.reasoning, WARNINGS_KEY: added.warnings}
         return ChatResponse(
-            message=self._message(calls),
+            message=self._message(),
             delta=added.content,
             raw=chunk.raw,
             logprobs=chunk.logprobs,
@@ -112,10 +107,8 @@ class Reply:
             additional_kwargs=response.additional_kwargs,
         )
 
-    def _block(self, name: str, arguments: dict[str, Any]) -> ToolCallBlock:
-        return ToolCallBlock(tool_call_id=self._next_id, tool_name=name, tool_kwargs=arguments)
-
-    def _message(self, calls: list[ToolCallBlock]) -> ChatMessage:
+    def _message(self) -> ChatMessage:
+        calls = self._calls
         blocks: list[ContentBlock] = [TextBlock(text=self._text), *calls]
         if self._thinking:
             blocks = [ThinkingBlock(content=self._thinking), *blocks]
@@ -176,24 +169,10 @@ def _is_open(reply: str) -> bool:
     return reply.rfind("{") > reply.rfind("}")
 
 
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex}"
-
-
 def _openai_call(block: ToolCallBlock) -> dict[str, Any]:
     arguments = json.dumps(block.tool_kwargs, ensure_ascii=False)
     function = {"name": block.tool_name, "arguments": arguments}
     return {"id": block.tool_call_id, "type": "function", "function": function}
-
-
-def _begun_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments so far of an unfinished call. Text may follow complete arguments."""
-    arguments: dict[str, Any] = {}
-    with suppress(ValueError):
-        arguments = parse_partial_json(text)
-    with suppress(ValueError):
-        arguments, _ = json.JSONDecoder().raw_decode(text)
-    return arguments
 
 
 def _without_cut_input(text: str) -> str:

@@ -60,7 +60,6 @@ from adafuse_llm import (
     AdaFuseConfig,
     Engine,
     InvalidInputError,
-    InvalidOptionError,
     MalformedReplyError,
     MemberSpec,
     Request,
@@ -527,8 +526,6 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     ) -> list[ToolSelection]:
         """Return the tool calls in a response or in a chunk of a stream.
 
-        In a chunk, the arguments of the last call may be unfinished.
-
         Raises:
             MalformedReplyError: there is no call and `error_on_no_tool_call` is true, or a limit
                 cut the only call off.
@@ -638,14 +635,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
 
     @property
     def _ensemble(self) -> Ensemble:
-        if self._passed_engine is not None and self.strategy != AUTO:
-            raise InvalidOptionError(
-                "engine= and strategy= cannot be combined; pass a new LLM "
-                f"engine=engine.with_strategy({self.strategy!r})"
-            )
-        if self._passed_engine is not None:
-            return Ensemble(given=self._passed_engine)
-        return Ensemble.of(self.members or (), **{key: getattr(self, key) for key in _LOADING})
+        loading = {name: getattr(self, name) for name in _LOADING}
+        return Ensemble.of(self.members or (), self._passed_engine, **loading)
 
     @property
     def _model_name(self) -> str:

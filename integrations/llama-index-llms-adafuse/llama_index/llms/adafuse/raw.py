@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llama_index.core.bridge.pydantic import BaseModel, ConfigDict
+from llama_index.core.bridge.pydantic import BaseModel, ConfigDict, Field
 
 from adafuse_llm import Generation, Round, Usage
 from adafuse_llm.results import FinishReason
@@ -49,26 +49,16 @@ class AdaFuseRaw(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[Round, ...] = Field(repr=False)  # they can have megabytes
     finish_reason: FinishReason | None = None
-    usage: TokenUsage | None = None
-    summary: Summary | None = None
+    usage: TokenUsage | None = Field(default=None, repr=False)
+    summary: Summary | None = Field(default=None, repr=False)
     strategy: str | None = None
     logprob: float | None = None
     confidence: float | None = None
     seed: int | None = None
     closing: str = ""
-    alternatives: tuple[Generation, ...] = ()
-
-    def __repr__(self) -> str:
-        """Return a summary, because the rounds of a response can have megabytes."""
-        return (
-            f"{type(self).__name__}(finish_reason={self.finish_reason!r}, "
-            f"rounds=<{len(self.rounds)}>, strategy={self.strategy!r}, seed={self.seed}, "
-            f"alternatives=<{len(self.alternatives)}>)"
-        )
-
-    __str__ = __repr__
+    alternatives: tuple[Generation, ...] = Field(default=(), repr=False)
 
     @classmethod
     def of(cls, rounds: tuple[Round, ...], generation: Generation | None) -> AdaFuseRaw:
