@@ -173,16 +173,16 @@ def _summary(
         raise ValueError(f"no token can follow {query.tree.tokens(node)!r}")
     tokens = tuple(likely)[: query.top]
     chosen = word_end = None
-    spaces = {token for token, text in enumerate(texts or ()) if text[:1].isspace()}
+    ending = end_ids.union(token for token, text in enumerate(texts or ()) if text[:1].isspace())
     if node.draw is not None:
         from adafuse_llm.backends.logits.draw import draw_one  # torch takes long to import
 
         ids = sorted(likely)
         codes = token_codes(texts, end_ids, ids[-1] + 1)
-        ends = [place for place, token in enumerate(ids) if token in end_ids | spaces]
+        ends = [place for place, token in enumerate(ids) if token in ending]
         chosen = ids[draw_one([likely[t] for t in ids], [codes[t] for t in ids], node.draw, ends)]
     if query.word_ends and texts is not None:
-        word_end = _total(likely, end_ids | spaces)
+        word_end = _total(likely, ending)
     return Next(
         tokens,
         tuple(likely[token] for token in tokens),

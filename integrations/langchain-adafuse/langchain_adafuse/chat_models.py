@@ -144,7 +144,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
         """
         formatted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-        choice = to_tool_choice(tool_choice, [tool.name for tool in to_tools(formatted)])
+        names = [tool.name for each in formatted for tool in to_tools([each])]
+        choice = to_tool_choice(tool_choice, names)
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
 
     def with_structured_output(
