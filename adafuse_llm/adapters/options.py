@@ -33,7 +33,7 @@ INSTEAD = {
         "use=[...] to choose among them",
     ),
     **dict.fromkeys(("api_base", "base_url", "openai_api_base"), USE_SERVER),
-    "format": "to get JSON, pass response_format or use the framework's structured output",
+    "format": "for JSON, pass response_format to a call, or use the framework's structured output",
     **dict.fromkeys(
         ("keep_alive", "validate_model_on_init"),
         "leave it out: members load on the first call or at once with warmup(), and stay loaded",
