@@ -80,7 +80,6 @@ with Results(Path(sys.argv[1])).lock():
 
 @pytest.fixture
 def job(questions, tmp_path):
-    """The flags of a command that writes results, and its output."""
     test_set = questions(*({"question": f"{n}?", "answer": "Ada"} for n in range(4)))
     return ["run", "--test-set", test_set, "--output"], tmp_path / "out.jsonl"
 
@@ -136,8 +135,6 @@ raise SystemExit(run(["chat", "--max-new-tokens", "500"]))
 
 
 class Terminal:
-    """A terminal with a program in it."""
-
     def __init__(self, start):
         pty = pytest.importorskip("pty")
         pytest.importorskip("readline")

@@ -47,7 +47,6 @@ def lm(*recipes, **options):
 
 @pytest.fixture(scope="module")
 def harness():
-    """Return the harness's own model of the first member."""
     from lm_eval.models.huggingface import HFLM
 
     weights = model(ONE)

@@ -30,8 +30,6 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def writer(first: str, second: str):
-    """A member that begins with one text and then always writes the other."""
-
     def rule(text: str) -> dict[str, float]:
         if text.endswith(":"):
             return {first: 0.9, " x": 0.1}

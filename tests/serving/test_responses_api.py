@@ -28,7 +28,6 @@ def ask(client, **changes):
 
 
 def kinds(events):
-    """The types of events, without repetitions."""
     types = [event.type.removeprefix("response.") for event in events]
     return [each for n, each in enumerate(types) if n == 0 or types[n - 1] != each]
 

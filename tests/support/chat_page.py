@@ -120,7 +120,6 @@ class Front:
 
 
 def refuse(front: Front, *refusals: ApiError) -> None:
-    """Answer the next requests for chat completions with errors."""
     app, left = front.app, list(refusals)
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +167,6 @@ class Tab:
         page.on("request", self.note_request)
 
     def open(self, address: str) -> None:
-        """Show the page as a new visitor sees it."""
         self.page.set_viewport_size({"width": 1100, "height": 700})
         self.problems.clear()
         self.bodies.clear()
@@ -176,7 +174,6 @@ class Tab:
         self.page.goto(address)
 
     def leave(self) -> None:
-        """Leave the page without a trace."""
         self.page.evaluate(
             "stored.set = kept.set = () => true; sessionStorage.clear(); localStorage.clear()"
         )
