@@ -141,24 +141,19 @@ def test_a_text_that_no_member_can_write_has_no_likelihood(caplog):
 # Options --------------------------------------------------------------------------------------
 
 
+DRAWN = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3, "repetition_penalty": 1.2}
+
+
 @pytest.mark.parametrize(
     ("given", "options"),
     [
         ({}, {"temperature": 0.0}),
-        (
-            {"until": ["a", ""], "max_gen_toks": 3},
-            {"stop": ("a",), "max_new_tokens": 3, "temperature": 0.0},
-        ),
-        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
-        (
-            {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
-            {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
-        ),
-        (
-            {"temperature": 0.7, "repetition_penalty": 1.2, "num_beams": 1},
-            {"temperature": 0.7, "repetition_penalty": 1.2},
-        ),
+        ({"until": ["a", ""]}, {"stop": ("a",), "temperature": 0.0}),
+        ({"max_gen_toks": 3}, {"max_new_tokens": 3, "temperature": 0.0}),
         ({"max_tokens": "5"}, {"max_new_tokens": 5, "temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
+        ({"do_sample": True, **DRAWN}, DRAWN),
+        ({"num_beams": 1, **DRAWN}, DRAWN),
     ],
 )
 def test_generation_options_of_the_harness(given, options):
