@@ -137,18 +137,7 @@ def test_a_configuration_file_brings_it_to_commands_and_models(tmp_path: Path) -
     path.write_text(json.dumps({"use": ["heron", "finch"], "calibration": known}))
     asked = adafuse("ask", "What is 12 + 7?", "--config", path, "--json")
     assert 0 < json.loads(asked.stdout)["confidence"] < 1
-    said = adafuse("ask", "What is 12 + 7?", "--config", path).stdout
-    assert "confidence" in said
-    questions = tmp_path / "set.jsonl"
-    questions.write_text('{"question": "What is 12 + 7?", "answer": "19"}')
-    output = tmp_path / "answers.jsonl"
-    adafuse("run", "--test-set", questions, "--output", output, "--config", path)
-    record = json.loads(output.read_text())
-    assert record["logprob"] < 0 < record["confidence"] < 1
+    assert "confidence" in adafuse("ask", "What is 12 + 7?", "--config", path).stdout
     for kind in (ChatAdaFuse, AdaFuseLLM):
         model: Any = kind.from_config(path)
         assert model.calibration.members == known["members"]
-    assert "confidence" in ChatAdaFuse.from_config(path).invoke("Hi").response_metadata
-    refused = adafuse("ask", "Hi", "--config", path, "--use", "heron")
-    assert refused.exit_code == 2
-    assert "calibration" in refused.stderr

@@ -109,8 +109,6 @@ class Member(FakeBackend):
 
 @dataclass
 class Held:
-    """A server with a `Member`, and its client."""
-
     engine: AdaFuseEngine
     member: Member
     service: Service
@@ -405,8 +403,6 @@ ADAFUSE = {"data": [{"adafuse": TOLD}]}
 
 
 def other_server(models: Any, answer: Callable[[], Response]) -> Starlette:
-    """A server that is not this one, or of another version."""
-
     async def complete(_: HttpRequest) -> Response:
         return answer()
 

@@ -71,7 +71,6 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A folder with models that all users can read."""
     for path in member_paths()[:2]:
         shutil.copytree(path, tmp_path / path.name)
     for path in (tmp_path, *tmp_path.rglob("*")):
@@ -105,7 +104,6 @@ def test_a_container_serves_the_models_of_a_volume(image: str, models: Path) -> 
 
 
 def until_healthy(container: str) -> None:
-    """Wait until the check of the image succeeds."""
     check = json.loads(docker("inspect", IMAGE))[0]["Config"]["Healthcheck"]["Test"]
     assert check[0] == "CMD"
     for _ in range(START_SECONDS):

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 import adafuse_llm
-from adafuse_llm import (
-    MemberError,
-    MemberOutOfMemoryError,
-    MemberUnavailableError,
-    errors,
-)
+from adafuse_llm import errors
 from adafuse_llm.errors import MAX_SHOWN, install_command, short_repr
 
 pytestmark = pytest.mark.quick
@@ -38,7 +33,7 @@ def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
 
 
 def test_member_errors_survive_pickling() -> None:
-    for kind in (MemberError, MemberOutOfMemoryError, MemberUnavailableError):
+    for kind in (errors.MemberError, errors.MemberOutOfMemoryError, errors.MemberUnavailableError):
         error = pickle.loads(pickle.dumps(kind("wren", "it rained")))
         assert type(error) is kind
         assert (error.member, str(error)) == ("wren", "member 'wren' failed: it rained")

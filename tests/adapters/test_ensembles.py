@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import threading
 
 import pytest
 
@@ -13,6 +12,7 @@ from adafuse_llm import AdaFuseEngine, GGUFMember, InvalidOptionError, Transform
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
 from tests.support.gguf_files import embedded_gguf
+from tests.support.waiting import background
 
 
 def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch, capsys):
@@ -28,12 +28,8 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
     one.unload()
     assert not one.is_loaded
     assert one.names == ("wren", "heron", "finch")
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(other.engine())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    calls = [background(other.engine) for _ in range(8)]
+    found = [call.result() for call in calls]
     assert len(loads) == 1
     assert {id(engine) for engine in found} == {id(one.engine())}
     assert not capsys.readouterr().err

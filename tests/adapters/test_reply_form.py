@@ -20,8 +20,6 @@ NO_CALLS = ReplyForm(tools=[Tool("add", "", {})], choice="none")
 
 
 class Checks(AdaFuseEngine):
-    """An engine that follows every grammar, or none."""
-
     def __init__(self, *, fits: bool = True, **options: Any) -> None:
         super().__init__([FakeBackend("one", lambda _: {"a": 1.0})], AdaFuseConfig(**options))
         self.fits = fits

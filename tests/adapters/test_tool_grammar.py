@@ -41,7 +41,6 @@ def matcher(grammar):
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether the text is a whole reply of the grammar."""
     follower = matcher(grammar)
     data = list(text.encode())
     return follower.try_consume_tokens(data) == len(data) and follower.is_accepting()

@@ -47,7 +47,6 @@ def interrupts():
 
 @pytest.fixture
 def adafuse():
-    """Run `adafuse` in this process."""
     return run_here
 
 

@@ -9,7 +9,6 @@ pytestmark = pytest.mark.quick
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The messages of each call of the engine."""
     calls = []
     stream = AdaFuseEngine.stream
 

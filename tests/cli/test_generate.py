@@ -16,8 +16,6 @@ COLOR = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
 
 @pytest.fixture
 def change(monkeypatch):
-    """Replace each event of a stream by what a function returns."""
-
     def call(function):
         real = AdaFuseEngine.stream
         monkeypatch.setattr(
@@ -29,7 +27,6 @@ def change(monkeypatch):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """The requests that reach the engine."""
     requests = []
     real = AdaFuseEngine.stream
 

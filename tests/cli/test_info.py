@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -65,18 +64,12 @@ def test_a_model_that_cannot_be_loaded(adafuse, models, tmp_path):
 
 
 def test_a_tokenizer_that_loses_text(adafuse, models, tmp_path):
-    from tokenizers import Tokenizer, decoders
-    from tokenizers import models as kinds
-    from transformers import PreTrainedTokenizerFast
+    from tests.support.models import tokenizer
 
-    folder = tmp_path / "vole"
-    shutil.copytree(models[0], folder)
-    vocabulary = {c: i for i, c in enumerate(["<unk>", "\n", *"abcdefghijklmnopqrstuvwxyz"])}
-    characters = Tokenizer(kinds.BPE(vocabulary, [], unk_token="<unk>"))
-    characters.decoder = decoders.Fuse()
-    for path in Path(folder).glob("*token*"):
+    folder = shutil.copytree(models[0], tmp_path / "vole")
+    for path in folder.glob("*token*"):
         path.unlink()
-    PreTrainedTokenizerFast(tokenizer_object=characters, unk_token="<unk>").save_pretrained(folder)
+    tokenizer("unknowns").save_pretrained(folder)
     report = adafuse("info", folder, "--json")
     assert report.exit_code == 1
     levels = {

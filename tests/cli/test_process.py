@@ -80,7 +80,6 @@ with Results(Path(sys.argv[1])).lock():
 
 @pytest.fixture
 def job(questions, tmp_path):
-    """The flags of a command that writes results, and its output."""
     test_set = questions(*({"question": f"{n}?", "answer": "Ada"} for n in range(4)))
     return ["run", "--test-set", test_set, "--output"], tmp_path / "out.jsonl"
 
@@ -135,43 +134,32 @@ raise SystemExit(run(["chat", "--max-new-tokens", "500"]))
 """A conversation in the terminal of the process with a member that writes slowly."""
 
 
-class Terminal:
-    """A terminal with a program in it."""
-
-    def __init__(self, start):
-        pty = pytest.importorskip("pty")
-        pytest.importorskip("readline")
-        self.leader, follower = pty.openpty()
-        streams = {"stdin": follower, "stdout": follower, "stderr": follower}
-        self.process = start(CHAT, start_new_session=True, **streams)
-        os.close(follower)
-        self.shown = b""
-
-    def until(self, text):
-        """Read until a text appears, and return what is before it."""
-        while text not in self.shown:
-            self.shown += os.read(self.leader, 4096)
-        before, _, self.shown = self.shown.partition(text)
-        return before
-
-    def enter(self, text):
-        os.write(self.leader, text)
-
-
 @pytest.mark.slow
 def test_pasted_lines_are_one_message(start):
-    terminal = Terminal(start)
+    pytest.importorskip("readline")
+    terminal, follower = pytest.importorskip("pty").openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+    process = start(CHAT, start_new_session=True, **streams)
+    os.close(follower)
+    shown = b""
+
+    def wait_for(text):
+        nonlocal shown
+        while text not in shown:
+            shown += os.read(terminal, 4096)
+        shown = shown.partition(text)[2]
+
     for paste in (b"one\ntwo\n\nthree", b"\x1b[200~one\rtwo\r\rthree\x1b[201~"):
-        terminal.until(b"> ")
-        terminal.enter(paste)
-        terminal.until(b"three")
-        terminal.enter(b"\n")
-        terminal.until(b" whole")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.until(b"stopped")
-        terminal.until(b"> ")
-        terminal.enter(b"/new\n")
-    terminal.until(b"> ")
-    terminal.enter(b"/quit\n")
-    assert terminal.process.wait(timeout=30) == 0
-    os.close(terminal.leader)
+        wait_for(b"> ")
+        os.write(terminal, paste)
+        wait_for(b"three")
+        os.write(terminal, b"\n")
+        wait_for(b" whole")
+        process.send_signal(signal.SIGINT)
+        wait_for(b"stopped")
+        wait_for(b"> ")
+        os.write(terminal, b"/new\n")
+    wait_for(b"> ")
+    os.write(terminal, b"/quit\n")
+    assert process.wait(timeout=30) == 0
+    os.close(terminal)

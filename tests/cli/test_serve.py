@@ -140,7 +140,6 @@ def test_a_missing_extra_is_named(adafuse, monkeypatch):
 
 
 def listening(process):
-    """Return the URL of a server that has begun to listen."""
     found = re.search(r"listening at (\S+);", process.stderr.readline().decode())
     assert found is not None
     return found[1]

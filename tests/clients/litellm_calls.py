@@ -13,7 +13,6 @@ QUESTION = {"role": "user", "content": "What is 31 * 44?"}
 
 
 def of(**kinds):
-    """The JSON schema of an object with these properties."""
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     return {"type": "object", "properties": properties, "required": [*kinds]}
 

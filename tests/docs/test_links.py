@@ -66,7 +66,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def problem(page: Path, link: str) -> str | None:
-    """What is wrong with a link, or None."""
     path, _, anchor = link.partition("#")
     target = page if not path else (page.parent / path).resolve()
     if page.is_relative_to(DOCS) and path and not target.exists():

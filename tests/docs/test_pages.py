@@ -52,7 +52,6 @@ def examples(page: Path) -> Document:
 
 
 def put_models(page: Path, folder: Path) -> None:
-    """Put embedded members where the code of a page looks for models."""
     names = dict.fromkeys(MODEL.findall(page.read_text(encoding="utf-8")))
     for number, name in enumerate(names):
         path, member = folder / name, member_paths()[number % 3]

@@ -47,7 +47,6 @@ def lm(*recipes, **options):
 
 @pytest.fixture(scope="module")
 def harness():
-    """Return the harness's own model of the first member."""
     from lm_eval.models.huggingface import HFLM
 
     weights = model(ONE)
@@ -142,24 +141,19 @@ def test_a_text_that_no_member_can_write_has_no_likelihood(caplog):
 # Options --------------------------------------------------------------------------------------
 
 
+DRAWN = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3, "repetition_penalty": 1.2}
+
+
 @pytest.mark.parametrize(
     ("given", "options"),
     [
         ({}, {"temperature": 0.0}),
-        (
-            {"until": ["a", ""], "max_gen_toks": 3},
-            {"stop": ("a",), "max_new_tokens": 3, "temperature": 0.0},
-        ),
-        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
-        (
-            {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
-            {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
-        ),
-        (
-            {"temperature": 0.7, "repetition_penalty": 1.2, "num_beams": 1},
-            {"temperature": 0.7, "repetition_penalty": 1.2},
-        ),
+        ({"until": ["a", ""]}, {"stop": ("a",), "temperature": 0.0}),
+        ({"max_gen_toks": 3}, {"max_new_tokens": 3, "temperature": 0.0}),
         ({"max_tokens": "5"}, {"max_new_tokens": 5, "temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
+        ({"do_sample": True, **DRAWN}, DRAWN),
+        ({"num_beams": 1, **DRAWN}, DRAWN),
     ],
 )
 def test_generation_options_of_the_harness(given, options):
@@ -248,15 +242,14 @@ def test_conversations_reach_every_member_in_its_own_template_and_begun_replies_
 
 
 def test_local_tasks_run_offline_through_the_harness(tmp_path, monkeypatch):
-    """Two tasks over two questions; the ensemble knows the first answer."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     items = [
-        {"q": "who keeps it", "a": "Anna", "choices": ["Otto", "Anna"], "gold": 1},
-        {"q": "where is it", "a": "Vell", "choices": ["Vell", "Orrin"], "gold": 0},
+        {"q": "who keeps it", "choices": ["Otto", "Anna"], "gold": 1},
+        {"q": "where is it", "choices": ["Vell", "Orrin"], "gold": 0},
     ]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     shared = {
@@ -265,34 +258,13 @@ def test_local_tasks_run_offline_through_the_harness(tmp_path, monkeypatch):
         "test_split": "test",
         "doc_to_text": "Question: {{q}}\nAnswer:",
     }
-    metric = {"aggregation": "mean", "higher_is_better": True}
-    choice = {
-        **shared,
-        "task": "choice",
-        "output_type": "multiple_choice",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "metric_list": [{"metric": "acc", **metric}],
-    }
-    generate = {
-        **shared,
-        "task": "generate",
-        "output_type": "generate_until",
-        "doc_to_target": " {{a}}",
-        "generation_kwargs": {"until": ["."], "max_gen_toks": 16},
-        "metric_list": [{"metric": "exact_match", **metric}],
-    }
-
-    def script(prompt):
-        return "Anna." if "who keeps" in prompt else "Orrin."
-
-    with scripted_engine(script) as engine:
+    choice = {"output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "gold"}
+    generate = {"output_type": "generate_until", "doc_to_target": " {{choices[gold]}}"}
+    generate |= {"generation_kwargs": {"until": ["."], "max_gen_toks": 16}}
+    tasks = [{"task": "choice", **shared, **choice}, {"task": "generate", **shared, **generate}]
+    with scripted_engine(lambda asked: "Anna." if "who keeps" in asked else "Orrin.") as engine:
+        manager = TaskManager(include_defaults=False)
         ensemble = AdaFuseLM(engine, batch_size=4)
-        found = simple_evaluate(
-            ensemble,
-            tasks=[choice, generate],
-            task_manager=TaskManager(include_defaults=False),
-            bootstrap_iters=0,
-        )
-    assert found["results"]["choice"]["acc,none"] == 0.5
+        found = simple_evaluate(ensemble, tasks=tasks, task_manager=manager, bootstrap_iters=0)
+    assert found["results"]["choice"]["acc,none"] == 0.5  # it knows the first answer
     assert found["results"]["generate"]["exact_match,none"] == 0.5

@@ -6,21 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage
-from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
-from pydantic import BaseModel
 
-from adafuse_llm import (
-    AdaFuseEngine,
-    ContextWindowError,
-    Engine,
-    InvalidInputError,
-    RemoteEngine,
-    RequestTimeoutError,
-)
+from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine
 from adafuse_llm.serving import create_app
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
 from langchain_adafuse import ChatAdaFuse, get_round_callback
@@ -42,13 +31,6 @@ def remote(local: AdaFuseEngine) -> Iterator[RemoteEngine]:
         yield engine
 
 
-class Joke(BaseModel):
-    """A joke."""
-
-    setup: str
-    punchline: str
-
-
 def get_weather(location: str) -> str:
     """Tells the weather at a location."""
     return f"It rains in {location}."
@@ -65,26 +47,15 @@ async def found(engine: Engine) -> list[Any]:
     return [
         (chunks, [each["text"] for each in rounds.rounds], [each.text for each in drawn]),
         (call["name"], call["args"]),
-        chat.with_structured_output(Joke).invoke("Tell a joke. Reply in JSON."),
         chat.get_num_tokens_from_messages([AIMessage("Hello")], tools=[get_weather]),
         (chat.profile, chat.model_name),
         [(await ask(llm, path, "Hello")).texts for path in FORMS],
-        llm.structured_predict(Joke, PromptTemplate("Tell a joke in JSON.")),
         (llm.metadata, llm.prompt_helper().context_window),
     ]
 
 
 async def test_the_models_give_the_same(local: AdaFuseEngine, remote: RemoteEngine) -> None:
     assert await found(remote) == await found(local)
-
-
-def test_errors_of_a_server_are_those_of_the_frameworks(remote: RemoteEngine) -> None:
-    with pytest.raises(ContextOverflowError, match="context window"):
-        ChatAdaFuse(engine=remote).invoke("word " * 9000)
-    with pytest.raises(ContextWindowError, match="context window"):
-        AdaFuseLLM(engine=remote).chat([ChatMessage("word " * 9000)])
-    with pytest.raises(RequestTimeoutError):
-        ChatAdaFuse(engine=remote, timeout=1e-6).invoke("Hello", min_new_tokens=200)
 
 
 @pytest.mark.quick

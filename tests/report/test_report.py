@@ -39,14 +39,12 @@ def generation() -> Generation:
 
 
 def printed(renderable: object) -> str:
-    """What a terminal shows."""
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(renderable)
     return console.export_text()
 
 
 def shown_text(page_: str) -> str:
-    """The text of the answer: without the cards, as a browser would select it."""
     answer = re.search(r'<div class="answer".*?>(.*)</div>\s*<div class="quiet">', page_, re.DOTALL)
     assert answer
     spans = re.findall(

@@ -36,8 +36,6 @@ def words(text):
 
 
 class Member(FakeBackend):
-    """A member that calls a function with the number of its passes before each of them."""
-
     def __init__(self, before=lambda call: None, name="one"):
         super().__init__(name, words)
         self.calls = 0
@@ -54,12 +52,10 @@ def slowly(_call):
 
 
 def serve(member, *, runtime=None, **config):
-    """A context manager: the address of a server with one member."""
     return served(create_app(AdaFuseEngine([member], runtime=runtime), ServingConfig(**config)))
 
 
 def events_of(lines):
-    """The data of server-sent events."""
     return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 

@@ -9,22 +9,8 @@ import httpx
 import pytest
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
-from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.bodies import (
-    HEADER,
-    LENGTHS,
-    MAX_HEADER,
-    MAX_WARNINGS,
-    OPTIONS,
-    QUIET,
-    REFUSED,
-    Ignored,
-    ServedRequest,
-    TokenizeBody,
-    _ChatBody,
-    _CompletionBody,
-    read_chat,
-)
+from adafuse_llm.serving import ServingConfig, bodies, create_app
+from adafuse_llm.serving.bodies import Ignored, ServedRequest, read_chat
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.responses import _ResponseBody
 from tests.support.scripted import scripted, scripted_engine
@@ -137,9 +123,10 @@ def test_other_fields_are_ignored_with_a_warning_or_refused():
 
 @pytest.mark.quick
 def test_fields_that_promise_nothing_need_no_warning_and_what_sets_a_form_is_never_dropped():
-    fields: dict[str, Any] = dict.fromkeys(QUIET, "x") | dict.fromkeys(REFUSED) | {"functions": []}
-    assert read(strict=True, **fields, store=False).ignored.warnings == []
-    for name, advice in REFUSED.items():
+    quiet, unset = dict.fromkeys(bodies.QUIET, "x"), dict.fromkeys(bodies.REFUSED)
+    fields: dict[str, Any] = {**quiet, **unset, "functions": [], "store": False}
+    assert read(strict=True, **fields).ignored.warnings == []
+    for name, advice in bodies.REFUSED.items():
         error = refused(**{name: [5]})
         assert error.param == name
         assert advice in error.message
@@ -147,12 +134,13 @@ def test_fields_that_promise_nothing_need_no_warning_and_what_sets_a_form_is_nev
 
 def test_warnings_have_a_limit_and_are_in_the_header_of_a_response(address):
     response = chat(address, **{f"key\n{n}{'é' * 40}": "é" for n in range(5000)})
-    assert len(warnings(response)) == MAX_WARNINGS
-    assert response.headers[HEADER].isascii()
-    assert MAX_HEADER - 2 < len(response.headers[HEADER]) <= MAX_HEADER  # no space at its end
+    assert len(warnings(response)) == bodies.MAX_WARNINGS
+    header = response.headers[bodies.HEADER]
+    assert header.isascii()
+    assert bodies.MAX_HEADER - 2 < len(header) <= bodies.MAX_HEADER  # no space at its end
     streamed = chat(address, max_tokens=4, stream=True, mirostat=2)
     end = streamed.text.split("\n\n")[-3].removeprefix("data: ")
-    assert "mirostat" in streamed.headers[HEADER]
+    assert "mirostat" in streamed.headers[bodies.HEADER]
     assert "mirostat" in json.loads(end)["adafuse"]["warnings"][0]
 
 
@@ -240,16 +228,16 @@ SHAPE = {"type": "function", "schema": 1, "5": "x"}
 @pytest.mark.parametrize(
     ("path", "kind", "body", "odd"),
     [
-        (CHAT, _ChatBody, {"messages": QUESTION, "max_tokens": 1}, [{}]),
-        (COMPLETE, _CompletionBody, {"prompt": "x", "max_tokens": 1}, "x"),
+        (CHAT, bodies._ChatBody, {"messages": QUESTION, "max_tokens": 1}, [{}]),
+        (COMPLETE, bodies._CompletionBody, {"prompt": "x", "max_tokens": 1}, "x"),
         ("/v1/responses", _ResponseBody, {"input": "x", "max_output_tokens": 1}, SHAPE),
-        ("/tokenize", TokenizeBody, {"prompt": "x"}, -1),
+        ("/tokenize", bodies.TokenizeBody, {"prompt": "x"}, -1),
     ],
 )
 def test_an_odd_value_of_a_field_is_no_failure_of_the_server(address, path, kind, body, odd):
-    failed, names = {}, {*kind.model_fields, *OPTIONS}
+    failed, names = {}, {*kind.model_fields, *bodies.OPTIONS}
     with httpx.Client() as client:
-        for name in names - {*LENGTHS} if odd == -1 else names:
+        for name in names - {*bodies.LENGTHS} if odd == -1 else names:
             response = client.post(address + path, json={**body, name: odd})
             if response.status_code not in (200, 400, 404):
                 failed[name] = response.text

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving.metrics import Metrics
-from tests.support.waiting import wait_until
+from tests.support.waiting import background, wait_until
 
 pytestmark = pytest.mark.quick
 
@@ -30,8 +30,6 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def writer(first: str, second: str):
-    """A member that begins with one text and then always writes the other."""
-
     def rule(text: str) -> dict[str, float]:
         if text.endswith(":"):
             return {first: 0.9, " x": 0.1}
@@ -94,14 +92,11 @@ def test_gauges_show_what_runs_and_waits_now() -> None:
     member = FakeBackend("wren", wait, bytes_per_token=10)
     with AdaFuseEngine([member], runtime=runtime) as engine:
         metrics = Metrics(lambda: engine)
-        calls = [threading.Thread(target=engine.generate, args=("x:",)) for _ in range(3)]
-        for call in calls:
-            call.start()
+        calls = [background(engine.generate, "x:") for _ in range(3)]
         wait_until(lambda: samples(metrics)["adafuse_requests_waiting"] == 2)
         busy = samples(metrics)
         blocked.set()
-        for call in calls:
-            call.join()
+        assert all(call.result() for call in calls)
         idle = samples(metrics)
     assert (busy["adafuse_requests_running"], idle["adafuse_requests_running"]) == (1, 0)
     assert busy["adafuse_cache_limit_bytes{device=cpu}"] == 10**6

@@ -28,7 +28,6 @@ def ask(client, **changes):
 
 
 def kinds(events):
-    """The types of events, without repetitions."""
     types = [event.type.removeprefix("response.") for event in events]
     return [each for n, each in enumerate(types) if n == 0 or types[n - 1] != each]
 
@@ -117,10 +116,8 @@ def test_functions_are_called_and_their_results_are_read():
 
 
 def test_reasoning_is_an_item_and_returns_to_the_members():
-    def script(_):
-        return "<think>\nThree is few.\n</think>\n\nFour."
-
-    with thinkers("qwen", script=script) as engine, openai_client(engine) as client:
+    reply = "<think>\nThree is few.\n</think>\n\nFour."
+    with thinkers("qwen", script=lambda _: reply) as engine, openai_client(engine) as client:
         response = ask(client, max_output_tokens=100)
         reasoning, message = response.output
         assert reasoning.content[0].text.strip() == "Three is few."

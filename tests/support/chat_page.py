@@ -120,7 +120,6 @@ class Front:
 
 
 def refuse(front: Front, *refusals: ApiError) -> None:
-    """Answer the next requests for chat completions with errors."""
     app, left = front.app, list(refusals)
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,28 +131,26 @@ def refuse(front: Front, *refusals: ApiError) -> None:
     front.app = refused
 
 
-def hold(front: Front, parts: int, *, cut: bool = False) -> threading.Event:
-    """Hold the next response after some parts of its body until the returned event is set.
+def cut(front: Front, parts: int) -> threading.Event:
+    """Cut the connection of the next response after some parts of its body.
 
-    Then the response goes on, or the connection is cut. Browsers drop what arrives together with a
-    cut, so a test sets the event when the page has shown these parts.
+    Browsers drop what arrives together with a cut, so it waits for the returned event.
     """
-    app, left, may_go_on = front.app, parts, threading.Event()
+    app, left, may_cut = front.app, parts, threading.Event()
 
-    async def held(scope: Scope, receive: Receive, send: Send) -> None:
+    async def cutting(scope: Scope, receive: Receive, send: Send) -> None:
         async def put(message: Message) -> None:
             nonlocal left
             left -= message["type"] == "http.response.body"
-            if left < 0 and not await asyncio.to_thread(may_go_on.wait, PATIENCE):
-                raise TimeoutError("no test let the response go on")
-            if left < 0 and cut:
+            if left < 0:
+                await asyncio.to_thread(may_cut.wait, PATIENCE)
                 raise ConnectionError("cut on purpose")
             await send(message)
 
         await app(scope, receive, put if scope.get("method") == "POST" else send)
 
-    front.app = held
-    return may_go_on
+    front.app = cutting
+    return may_cut
 
 
 class Tab:
@@ -170,7 +167,6 @@ class Tab:
         page.on("request", self.note_request)
 
     def open(self, address: str) -> None:
-        """Show the page as a new visitor sees it."""
         self.page.set_viewport_size({"width": 1100, "height": 700})
         self.problems.clear()
         self.bodies.clear()
@@ -178,7 +174,6 @@ class Tab:
         self.page.goto(address)
 
     def leave(self) -> None:
-        """Leave the page without a trace."""
         self.page.evaluate(
             "stored.set = kept.set = () => true; sessionStorage.clear(); localStorage.clear()"
         )

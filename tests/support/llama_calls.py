@@ -95,7 +95,6 @@ class Recorded:
 
 @contextmanager
 def recorded() -> Iterator[Recorded]:
-    """Record whatever LlamaIndex tells meanwhile."""
     root, record = get_dispatcher(), Recorded()
     events, spans = root.event_handlers, root.span_handlers
     root.event_handlers = [*events, record.handler]

@@ -41,12 +41,10 @@ SMALL = {
 
 
 def paths() -> list[Path]:
-    """The cookbooks."""
     return sorted(COOKBOOKS.glob("*.ipynb"))
 
 
 def stored(path: Path) -> NotebookNode:
-    """A cookbook as it lies there."""
     return nbformat.read(path, as_version=4)
 
 
@@ -72,7 +70,6 @@ def executed(path: Path, *, real: bool = False) -> NotebookNode:
 
 
 def main() -> None:
-    """Run cookbooks, all of them by default, and store their outputs."""
     fetched = len(real_files()) == len(MEMBERS)
     for path in [Path(name).resolve() for name in sys.argv[1:]] or paths():
         real = real_files.__name__ in path.read_text(encoding="utf-8")

@@ -66,12 +66,10 @@ TEMPLATES: dict[str, str | None] = {
 
 
 def codec(name: str, kind: str = "bytelevel") -> TokenizerCodec:
-    """A codec with one of `TEMPLATES`."""
     return TokenizerCodec(tokenizer(kind, TEMPLATES[name]))
 
 
 def decoded(codec: Any, tokens: list[int]) -> str:
-    """The text of a prompt, control tokens included."""
     return str(codec.decode_continuation([], tokens))
 
 
@@ -87,7 +85,6 @@ def thinkers(*names: str, script: Script = lambda _: "Orrin.", **config: Any) ->
 
 
 def members_of(engine: AdaFuseEngine, messages: Any, **options: Any) -> Sequence[Member]:
-    """The members of a request, with their encoded prompts."""
     (job,) = engine._jobs(Request(messages=messages, options=options))
     return job.members
 

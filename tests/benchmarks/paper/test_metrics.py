@@ -2,13 +2,7 @@
 
 import pytest
 
-from benchmarks.paper.metrics import (
-    f1,
-    load_metric,
-    sentence_f1,
-    sentence_recall,
-    sentences,
-)
+from benchmarks.paper.metrics import f1, load_metric, sentence_f1, sentence_recall, sentences
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ def fake(name: str, rule: Callable[[str], Mapping[str, float]], *texts: str) -> 
 
 
 def saying(name: str, reply: str) -> FakeBackend:
-    """A member that writes one reply."""
     pieces = [*(f" {word}" for word in reply.split()), END]
 
     def rule(text: str) -> Mapping[str, float]:

@@ -17,7 +17,6 @@ def _offline():
 
 @pytest.fixture(scope="session")
 def obliging():
-    """An engine of two members that reply as `instruction_follower.answer` does."""
     with scripted_engine(answer) as engine:
         yield engine
 
@@ -34,11 +33,9 @@ def llm(obliging):
 
 @pytest.fixture(params=[AdaFuseLLM, ChatAdaFuse])
 def kind(request):
-    """Each of the two models' classes."""
     return request.param
 
 
 @pytest.fixture
 def model(kind, obliging):
-    """Each of the two models."""
     return kind(engine=obliging)

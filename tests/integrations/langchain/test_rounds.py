@@ -19,8 +19,6 @@ pytestmark = pytest.mark.quick
 
 
 class Printing(BaseCallbackHandler):
-    """Remembers what it would print."""
-
     printed = ""
 
     def on_llm_new_token(self, token, **kwargs):

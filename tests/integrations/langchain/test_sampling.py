@@ -19,7 +19,6 @@ WORDS = {" on": 0.4, " off": 0.3, " up": 0.2, " down": 0.1}
 
 @pytest.fixture(scope="module")
 def engine():
-    """Two members that write any of four words after each other."""
     members = [FakeBackend(name, lambda text: WORDS, list(WORDS)) for name in ("ink", "quill")]
     with AdaFuseEngine(members, AdaFuseConfig(max_new_tokens=12)) as engine:
         yield engine

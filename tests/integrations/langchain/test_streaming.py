@@ -27,8 +27,6 @@ REPLIES = {
 
 @pytest.fixture(scope="module")
 def engine():
-    """An engine that replies with the text whose name is in the prompt."""
-
     def script(prompt):
         return next((reply for name, reply in REPLIES.items() if name in prompt), "")
 

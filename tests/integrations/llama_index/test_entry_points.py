@@ -107,7 +107,6 @@ def reading(*templates: str | None) -> Iterator[tuple[AdaFuseEngine, set[str]]]:
 
 
 def prompt_of_chat(*messages: Any, **fields: Any) -> str:
-    """What the only member reads in a chat."""
     with reading(CHATML) as (engine, texts):
         AdaFuseLLM(engine=engine, **fields).chat([*messages])
     (prompt,) = texts

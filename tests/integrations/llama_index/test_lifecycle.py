@@ -15,14 +15,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.rate_limiter import TokenBucketRateLimiter
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import (
-    AdaFuseConfig,
-    AdaFuseEngine,
-    ContextWindowError,
-    InvalidInputError,
-    InvalidOptionError,
-    TransformersMember,
-)
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, TransformersMember, errors
 from adafuse_llm.adapters.ensembles import Ensemble
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
@@ -73,7 +66,7 @@ def test_wrong_ways_of_making_one():
             ({"engine": engine, "max_word": 2}, "max_words"),
         ]
         for wrong, message in wrongs:
-            with pytest.raises(InvalidInputError, match=message):
+            with pytest.raises(errors.InvalidInputError, match=message):
                 AdaFuseLLM(**wrong)
 
 
@@ -120,7 +113,7 @@ def test_metadata_is_true_and_can_be_overridden():
         assert AdaFuseLLM(engine=engine, use=["a"]).metadata.context_window == 900
         plain = AdaFuseLLM(engine=engine, use=["b"]).metadata
         assert (plain.is_chat_model, plain.is_function_calling_model) == (False, False)
-        with pytest.raises(InvalidOptionError, match="'ash'"):
+        with pytest.raises(errors.InvalidOptionError, match="'ash'"):
             AdaFuseLLM(engine=engine, use=["ash"]).metadata  # noqa: B018
         llm.context_window, llm.is_chat_model = 500, False
         assert (llm.metadata.context_window, llm.metadata.is_chat_model) == (500, False)
@@ -135,7 +128,7 @@ async def test_a_prompt_that_is_too_long_fails_at_the_call(path):
     members = [FakeBackend(name, lambda text: {"a": 1.0}, context_window=90) for name in "ab"]
     with AdaFuseEngine(members) as engine, recorded() as record:
         asked: Any = [ChatMessage("long " * 40)] if "chat" in path else "long " * 40
-        with pytest.raises(ContextWindowError, match=r"Settings.prompt_helper = "):
+        with pytest.raises(errors.ContextWindowError, match=r"Settings.prompt_helper = "):
             given = getattr(AdaFuseLLM(engine=engine), path)(asked)
             if path.startswith("a"):
                 await given

@@ -47,7 +47,6 @@ WAYS = (
 
 
 def ships(prompt: str) -> str:
-    """Members that write a reply by its name, and never JSON of themselves."""
     named = (reply for key, reply in REPLIES.items() if f"ship {key}." in prompt)
     return next(named, "I would rather not.")
 
@@ -65,7 +64,6 @@ def free(llm):
 
 
 async def shown(llm: Any, way: str, name: str, kind: Any = Ship, **options: Any) -> list[Any]:
-    """The objects that one of the four ways of structured prediction gives."""
     given = getattr(llm, way)(kind, PROMPT, name=name, llm_kwargs=options)
     if way == "stream_structured_predict":
         return list(given)

@@ -25,7 +25,6 @@ def questions(tab: Tab) -> list[str]:
 
 
 def entries(tab: Tab) -> dict[str, Any]:
-    """What the browser keeps."""
     kept = tab.page.evaluate("Object.entries(localStorage)")
     return {name: json.loads(value) for name, value in kept}
 

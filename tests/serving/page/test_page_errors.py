@@ -9,7 +9,7 @@ from adafuse_llm.serving import ServingConfig, create_app, errors
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.service import Service
-from tests.support.chat_page import HEBREW, generated, hold, refuse
+from tests.support.chat_page import HEBREW, cut, generated, refuse
 
 pytestmark = pytest.mark.slow
 
@@ -89,10 +89,10 @@ def test_an_answer_that_breaks_off_stays(visit, front, engine, members, how) -> 
         members[1].fails = True
         tab.say("sum")
     else:
-        may_go_on = hold(front, 4, cut=True)
+        may_cut = cut(front, 4)
         tab.say("sum", wait=False)
         tab.spans.first.wait_for()
-        may_go_on.set()
+        may_cut.set()
         tab.finish()
     assert ("The answer failed: " if how == "failed" else "The connection to") in tab.note
     assert whole.startswith(tab.answer)
