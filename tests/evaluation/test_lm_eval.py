@@ -259,11 +259,11 @@ def test_local_tasks_run_offline_through_the_harness(tmp_path, monkeypatch):
         "doc_to_text": "Question: {{q}}\nAnswer:",
     }
     choice = {"output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "gold"}
-    generate: dict[str, Any] = {
+    generate = {
         "output_type": "generate_until",
         "doc_to_target": " {{choices[gold]}}",
+        "generation_kwargs": {"until": ["."], "max_gen_toks": 16},
     }
-    generate |= {"generation_kwargs": {"until": ["."], "max_gen_toks": 16}}
     tasks = [{"task": "choice", **shared, **choice}, {"task": "generate", **shared, **generate}]
     with scripted_engine(lambda asked: "Anna." if "who keeps" in asked else "Orrin.") as engine:
         manager = TaskManager(include_defaults=False)
