@@ -182,7 +182,7 @@ OWN_FORMS = {
     "<｜tool▁output▁begin｜>no <b>one<｜tool▁output▁end｜>"
     "<｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜Assistant｜>",
 }
-COMMON = ("qwen3", "qwen3", "hermes")
+COMMON = ("qwen3", "hermes")
 """The families that write calls in the common form."""
 
 
@@ -249,13 +249,10 @@ OPENAI_TOOLS = [
 
 
 @pytest.mark.parametrize("messages", [NESTED[1:2], NESTED[:2], NESTED, [*NESTED[1:], *AFTER]])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3"])
-def test_with_automatic_calls_the_prompt_is_what_transformers_makes(
-    name: str, messages: list[Any]
-) -> None:
-    codec = TokenizerCodec(family_tokenizer(name))
+def test_with_automatic_calls_the_prompt_is_what_transformers_makes(messages: list[Any]) -> None:
+    codec = TokenizerCodec(family_tokenizer("qwen3"))
     tokens = codec.encode_conversation(check_conversation(messages, OPENAI_TOOLS))
-    assert tokens == own(name, messages, tools=OPENAI_TOOLS)
+    assert tokens == own("qwen3", messages, tools=OPENAI_TOOLS)
 
 
 @pytest.mark.parametrize("name", TOOL_FAMILIES)
