@@ -60,6 +60,9 @@ OTHERS: Mapping[type[ast.AST], type[ast.AST]] = {
 }
 """Operators, and what takes their place."""
 
+OWN = ("adafuse_llm", "benchmarks", "docs", "langchain_", "llama_index.", "tests", "training", "__")
+"""Beginnings of the names of modules that may import the package."""
+
 Change = Callable[[], object]
 Lines = dict[str, dict[str, set[int]]]
 """The lines that a test runs, by test and file."""
@@ -245,9 +248,8 @@ def recorded(files: Sequence[str], tests: Sequence[str]) -> tuple[Lines, dict[st
         def record() -> int:
             recorder = Recorder(files)
             code = run_tests(tests, recorder)
-            own = ("adafuse_llm", "tests", "benchmarks", "langchain_adafuse", "llama_index.llms")
             lines = {t: {f: sorted(n) for f, n in r.items()} for t, r in recorder.lines.items()}
-            modules = [name for name in sys.modules if not name.startswith((*own, "__"))]
+            modules = [name for name in sys.modules if not name.startswith(OWN)]
             path.write_text(json.dumps([lines, recorder.seconds, modules]))
             return code
 
