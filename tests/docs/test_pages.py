@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from sybil import Sybil
 from sybil.document import Document
-from sybil.example import Example
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 from adafuse_llm import AdaFuseEngine
@@ -23,7 +23,7 @@ from tests.support.documents import put_documents
 from tests.support.gguf_files import embedded_gguf
 from tests.support.inference_servers import InferenceServer
 from tests.support.paths import ROOT
-from tests.support.real_pages import SHOWN, needs_real_models, put_embedded
+from tests.support.real_pages import SHOWN, needs_real_models
 from tests.support.serving import served
 
 GUIDES = ROOT / "docs" / "guides"
@@ -31,7 +31,7 @@ PAGES = sorted(
     {
         ROOT / "README.md",
         *(ROOT / "integrations").glob("*/README.md"),
-        *(ROOT / "docs").rglob("*.md"),
+        *(page for page in (ROOT / "docs").rglob("*.md") if "```python" in page.read_text("utf-8")),
     }
 )
 MODEL = re.compile(r'"((?:[\w.-]+/)+[\w.-]+|model-\d)"')
@@ -42,9 +42,6 @@ SERVER = "http://127.0.0.1:8000"
 
 INFERENCE_SERVER = "http://127.0.0.1:8001"
 """The address of a server that runs a member in the pages."""
-
-GGUF_PAGES = {"README.md": 3, "docs/guides/models.md": 1, "docs/guides/gguf.md": 4}
-"""Pages with code for GGUF models, and the number of its blocks."""
 
 
 def examples(page: Path) -> Document:
@@ -68,10 +65,6 @@ def put_models(page: Path, folder: Path) -> None:
             path.symlink_to(member, target_is_directory=True)
 
 
-def needs_llama_cpp(block: Example) -> bool:
-    return isinstance(block.parsed, str) and ".gguf" in block.parsed
-
-
 @contextmanager
 def addressed(page: Path, folder: Path) -> Iterator[Document]:
     """The examples of a page, with the addresses of running servers where the page names some."""
@@ -89,6 +82,12 @@ def addressed(page: Path, folder: Path) -> Iterator[Document]:
         yield examples(copy)
 
 
+def tested(page: Path) -> ParameterSet:
+    needs_llama_cpp = ".gguf" in page.read_text("utf-8")
+    marks = [pytest.mark.gguf] * needs_llama_cpp
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
 PRINTING = {"decisions": 2, "structured-output": 7, "sampling": 2, "chat": 2, "your-documents": 3}
 """Guides that show what their code prints, and the number of these outputs."""
 
@@ -97,11 +96,7 @@ APART = GUIDES / "llamaindex.md"
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page != APART and "```python" in page.read_text("utf-8")],
-    ids=lambda page: str(page.relative_to(ROOT)),
-)
+@pytest.mark.parametrize("page", [tested(page) for page in PAGES if page != APART])
 def test_the_code_of_a_page_runs_and_prints_what_a_guide_shows(
     page: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
@@ -110,8 +105,7 @@ def test_the_code_of_a_page_runs_and_prints_what_a_guide_shows(
     monkeypatch.chdir(tmp_path)
     with addressed(page, tmp_path) as document:
         for block in document.examples():
-            if not needs_llama_cpp(block):
-                block.evaluate()
+            block.evaluate()
     if page.stem not in PRINTING:
         return
     printed = capsys.readouterr().out
@@ -122,9 +116,10 @@ def test_the_code_of_a_page_runs_and_prints_what_a_guide_shows(
         assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"
 
 
+@pytest.mark.gguf
 @pytest.mark.slow
 def test_the_guide_to_llamaindex_runs_offline_and_prints_what_it_says(tmp_path: Path) -> None:
-    put_embedded(tmp_path)
+    put_models(APART, tmp_path)
     blocks = SHOWN.findall(APART.read_text(encoding="utf-8"))
     deny = "import pytest_socket\npytest_socket.disable_socket(allow_unix_socket=True)\n"
     code = deny + "\nprint('\\0')\n".join(block for block, _ in blocks)
@@ -134,16 +129,3 @@ def test_the_guide_to_llamaindex_runs_offline_and_prints_what_it_says(tmp_path: 
     for (block, expected), said in zip(blocks, printed.split("\0"), strict=True):
         if not needs_real_models(block):  # tests/real/test_pages.py checks what those print
             assert not expected or said.strip() == expected.strip()
-
-
-@pytest.mark.gguf
-@pytest.mark.parametrize("name", GGUF_PAGES)
-def test_the_code_for_gguf_models_runs(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    page = ROOT / name
-    put_models(page, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    blocks = [block for block in examples(page).examples() if needs_llama_cpp(block)]
-    for block in blocks:
-        block.evaluate()
-        assert capsys.readouterr().out
-    assert len(blocks) == GGUF_PAGES[name]
