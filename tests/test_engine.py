@@ -1,7 +1,5 @@
 """What an engine refuses, whom it lets decode, and runs, token counts and views of strategies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Responses of members that reason, and responses that continue a message."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

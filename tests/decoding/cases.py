@@ -1,7 +1,5 @@
 """Requests that several test files compare with the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

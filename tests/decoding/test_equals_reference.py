@@ -1,7 +1,5 @@
 """The engine against an independent transcription of the algorithm, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Responses that members draw: the engine against the reference, in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Simultaneous, cancelled and failing requests, which do not affect other requests."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import subprocess

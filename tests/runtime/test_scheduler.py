@@ -1,7 +1,5 @@
 """The scheduler: batches, order, memory, devices, failures and forks."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

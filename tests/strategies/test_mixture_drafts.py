@@ -1,7 +1,5 @@
 """A smaller member drafts for the larger one of a mixture, and changes no result."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

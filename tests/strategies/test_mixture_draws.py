@@ -1,7 +1,5 @@
 """Mixtures at temperatures above 0: a member is drawn for each word, and draws the word."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence

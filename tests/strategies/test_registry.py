@@ -1,7 +1,5 @@
 """Strategies by name: those that somebody registers, and those that a name imports."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@
 with 32-bit weights and once as Q8_0.
 """
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import functools

@@ -5,8 +5,6 @@ tokens that begin with whitespace are frequent, most raw bytes are rare, and the
 response turns up now and then.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

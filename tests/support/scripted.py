@@ -14,8 +14,6 @@ to be a pure function. Where the prompt ends and the reply begins is read off th
 - in a plain prompt without any of these, at its end; the reply then begins on a new line.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Sequence

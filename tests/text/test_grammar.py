@@ -1,7 +1,5 @@
 """Grammars: masks against a check of every token, closing texts, and the limits of both."""
 
-from __future__ import annotations
-
 import random
 import re
 import time

@@ -3,8 +3,6 @@
 `tests.text.test_json_schema_suite` compares documents and random texts with public schemas.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import enum
 import json
@@ -353,7 +351,7 @@ class Dog(BaseModel):
 
 class Node(BaseModel):
     value: int
-    children: list[Node] = []
+    children: "list[Node]" = []
 
 
 Pet = Annotated[Cat | Dog, Field(discriminator="kind")]

@@ -1,7 +1,5 @@
 """Facts from the header of a GGUF file, and errors about unusable files."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Members on inference servers, against servers with a tiny real model."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import threading
