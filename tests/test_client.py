@@ -48,9 +48,8 @@ from adafuse_llm.serving.service import Service
 from adafuse_llm.text.conversation import check_conversation
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
-from tests.support.waiting import background, in_child, wait_until
+from tests.support.waiting import PATIENCE, background, in_child, wait_until
 
-PATIENCE = 10.0
 KEY = "sk-secret-of-the-client"
 LONG = "x" * 2000
 TURNS = [{"role": "user", "content": "Where is the ferry?"}]

@@ -13,10 +13,9 @@ from tests.decoding.cases import CONVERSATIONS, EAGER, FREE, PROMPTS, TEXTS
 from tests.support.compare import check
 from tests.support.models import (
     ARCHITECTURES,
-    CHATML,
+    CHATTING,
     LOSSY,
     PAIR,
-    STRICT,
     TOKENIZER_KINDS,
     TRIPLE,
     Recipe,
@@ -104,11 +103,7 @@ def test_every_finish_reason() -> None:
 
 
 def test_conversations_with_and_without_templates() -> None:
-    members = [
-        Recipe("llama", "bytelevel", seed=51, template=CHATML),
-        Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
-        Recipe("qwen3", "unigram", seed=53),
-    ]
+    members = [*CHATTING, Recipe("qwen3", "unigram", seed=53)]
     for chosen, messages in zip((members, members[:2], members[1:]), CONVERSATIONS, strict=True):
         check(chosen, messages=messages, margin_threshold=0.2, max_new_tokens=12)
 

@@ -1,7 +1,4 @@
-"""JSON schemas that are prepared for llguidance: what they refuse, close and leave alone.
-
-`tests.text.test_json_schema_suite` compares documents and random texts with public schemas.
-"""
+"""JSON schemas that are prepared for llguidance: what they refuse, close and leave alone."""
 
 import datetime as dt
 import enum
