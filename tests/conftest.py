@@ -1,14 +1,12 @@
 """Set-up shared by all tests: offline, and one thread (tiny models are faster with one)."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -23,9 +21,6 @@ from adafuse_llm.errors import MissingDependencyError
 from adafuse_llm.text import isolation
 from benchmarks.real import members
 from tests.support import sizes
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 CHROMIUM_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -120,7 +115,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator[Any]:
     """Chromium, which the tests of a file share."""
     api = pytest.importorskip("playwright.sync_api")
     if (chromium := shutil.which("chromium")) is None:
@@ -142,11 +137,11 @@ def untried() -> Iterator[None]:
 
 
 @pytest.fixture
-def new_tab(browser: Browser) -> Iterator[Callable[..., Page]]:
+def new_tab(browser: Any) -> Iterator[Callable[..., Any]]:
     """Open tabs with options of their own. They share no cookies, and are closed at the end."""
-    tabs: list[Page] = []
+    tabs: list[Any] = []
 
-    def call(**options: Any) -> Page:
+    def call(**options: Any) -> Any:
         tabs.append(browser.new_page(**options))
         return tabs[-1]
 

@@ -9,8 +9,6 @@ to the first failure. Wordings, annotations, logging and assertions are not chan
 survives is a missing test, code that can go, or equivalent to the original.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

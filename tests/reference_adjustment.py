@@ -3,8 +3,6 @@
 The presence and frequency penalties are written from OpenAI's formula.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

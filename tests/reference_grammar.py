@@ -4,8 +4,6 @@ A language is what a grammar over the 256 bytes allows. Whether a token may foll
 every token of the vocabulary. The bytes of tokens are read from the tokenizer's own tables.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sampling, for the reference: hashes, noise and cuts, one token at a time, in plain Python."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Penalties, biases and minimum lengths: the rule, requests, and who refuses them."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from types import SimpleNamespace

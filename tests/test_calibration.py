@@ -1,7 +1,5 @@
 """The confidence of a response, at every door, and the calibrations that are refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

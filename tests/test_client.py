@@ -1,7 +1,5 @@
 """`RemoteEngine` gives what the engine on the server gives, and its requests end as they should."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle
@@ -48,11 +46,11 @@ from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.service import Service
 from adafuse_llm.text.conversation import check_conversation
+from tests.runtime.test_scheduler import Hanging
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
-from tests.support.waiting import background, in_child, wait_until
+from tests.support.waiting import PATIENCE, background, in_child, wait_until
 
-PATIENCE = 10.0
 KEY = "sk-secret-of-the-client"
 LONG = "x" * 2000
 TURNS = [{"role": "user", "content": "Where is the ferry?"}]
@@ -93,24 +91,14 @@ def remote(local: AdaFuseEngine) -> Iterator[RemoteEngine]:
         yield engine
 
 
-class Member(FakeBackend):
-    """A member whose passes for prompts with "hang" wait for `gate`."""
-
-    def __init__(self) -> None:
-        super().__init__("m", self.write)
-        self.gate, self.inside = threading.Event(), threading.Event()
-
-    def write(self, text: str) -> dict[str, float]:
-        if "hang" in text:
-            self.inside.set()
-            assert self.gate.wait(3 * PATIENCE)
-        return {"a": 0.9, " ": 0.1}
+def endless(text: str) -> dict[str, float]:
+    return {"a": 0.9, " ": 0.1}
 
 
 @dataclass
 class Held:
     engine: AdaFuseEngine
-    member: Member
+    member: Hanging
     service: Service
     remote: RemoteEngine
 
@@ -122,7 +110,7 @@ class Held:
 
 @pytest.fixture
 def held() -> Iterator[Held]:
-    member = Member()
+    member = Hanging("m", endless)
     with AdaFuseEngine([member], runtime=RuntimeConfig(max_requests=2, max_waiting=1)) as engine:
         app = create_app(engine)
         with served(app) as url, RemoteEngine(url) as remote:
@@ -373,7 +361,7 @@ async def test_closing_ends_what_threads_and_tasks_wait_for(held: Held) -> None:
 
 
 def test_a_server_that_stops_ends_streams_with_an_error() -> None:
-    with AdaFuseEngine([Member()]) as engine:
+    with AdaFuseEngine([FakeBackend("m", endless)]) as engine:
         app = create_app(engine, ServingConfig(drain_seconds=0))
         with served(app) as url, RemoteEngine(url) as remote:
             stream = remote.stream("x", max_new_tokens=10**6)

@@ -1,7 +1,5 @@
 """Options: defaults, checks and changes by copy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The environment variable ``DOCKER`` names the command, such as ``podman``. ``DOC
 ``DOCKER_RUN`` have more arguments for its ``build`` and ``run``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Documents become passages, passages are found again, and questions become one prompt."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

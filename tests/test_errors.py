@@ -1,7 +1,5 @@
 """Errors: their types, and pickling."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import queue

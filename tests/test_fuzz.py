@@ -1,7 +1,5 @@
 """Some random cases of every kind; ``python -m benchmarks.fuzz`` checks a hundred thousand."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import fuzz as command

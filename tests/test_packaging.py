@@ -1,7 +1,5 @@
 """The three distributions: one version and address, pins, and bounds of `make test-lowest`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The public names are those of `public_api.txt`, and importing them loads no framework."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import subprocess

@@ -1,7 +1,5 @@
 """Responses of members that reason, and responses that continue a message."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -79,14 +77,6 @@ def test_a_grammar_of_calls_goes_on_after_the_prefix() -> None:
     generation = engine.generate(messages=ASKED, tools=[add], grammar=tool_grammar([add]))
     assert generation.reasoning == "Not <tool_call> yet."
     assert generation.answer == call
-
-
-def test_members_that_reason_answer_in_a_form_without_reasoning() -> None:
-    pytest.importorskip("llguidance")
-    engine = thinkers("deepseek", script=lambda _: "\n</think>\n\n7")
-    generation = engine.generate(messages=ASKED, regex=r"\d")
-    assert (generation.text, generation.reply_prefix) == ("7", "")
-    assert engine.choose(messages=ASKED, choices=["7", "8"]).text == "7"
 
 
 # Continued messages -----------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Requests that draw their responses: several at a time, seeds and refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Members on servers that run until the end of a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The embedded members as GGUF members, and the models they are made from."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

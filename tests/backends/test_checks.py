@@ -1,7 +1,5 @@
 """Invalid results of custom backends are errors that say what the backend did wrong."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

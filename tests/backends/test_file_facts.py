@@ -1,7 +1,5 @@
 """Windows and chat templates that are known without loading a model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Kept prefixes are those of the definition, and prompts wait for what they can reuse."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

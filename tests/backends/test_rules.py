@@ -1,7 +1,5 @@
 """All members keep the rules of `BackendTests`, and each fault fails the test of its rule."""
 
-from __future__ import annotations
-
 import random
 import re
 import string

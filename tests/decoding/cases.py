@@ -1,13 +1,11 @@
 """Requests that several test files compare with the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.reference import Options, Response
-from tests.support.models import Recipe, reference
+from tests.support.models import CHATTING, Recipe, reference
 from tests.support.schemas import PERSON
 
 EAGER = (
@@ -15,6 +13,10 @@ EAGER = (
     Recipe("qwen2", "sentencepiece", seed=42, end_bias=6.0),
 )
 """Two members that soon end a response."""
+
+TEMPLATES = (*CHATTING, Recipe("qwen3", "unigram", seed=53))
+OTHERS = (Recipe("qwen2", "gemma", seed=85), Recipe("llama", "legacy", seed=86))
+PREFIXED = (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88))
 
 PROMPTS = (
     "The ferry to Orrin leaves at nine.",

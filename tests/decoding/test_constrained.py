@@ -14,7 +14,7 @@ from adafuse_llm import AdaFuseEngine
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.registry import NAMED
 from tests.decoding import cases
-from tests.decoding.cases import STARTS, lowest_limit
+from tests.decoding.cases import OTHERS, PREFIXED, STARTS, lowest_limit
 from tests.reference import Options, choose
 from tests.support.compare import TOLERANCE, check
 from tests.support.models import CHATTING, PAIR, TRIPLE, Recipe, backend, engine, reference
@@ -23,14 +23,7 @@ from tests.support.sizes import sized
 
 pytestmark = pytest.mark.usefixtures("untried")
 
-MIXES = (
-    PAIR,
-    TRIPLE,
-    CHATTING,
-    (Recipe("qwen2", "gemma", seed=85), Recipe("llama", "legacy", seed=86)),
-    (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88)),
-    (Recipe("llama", "sentencepiece", seed=89),),
-)
+MIXES = (PAIR, TRIPLE, CHATTING, OTHERS, PREFIXED, (Recipe("llama", "sentencepiece", seed=89),))
 CHOICES = ("yes", "no", "perhaps not", "caf\u00e9")
 FORMS = (*cases.FORMS, {"choices": CHOICES})
 

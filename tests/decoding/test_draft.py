@@ -1,7 +1,5 @@
 """Drafts change what a decode costs, and nothing else."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Sequence

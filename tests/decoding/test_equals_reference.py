@@ -1,7 +1,5 @@
 """The engine against an independent transcription of the algorithm, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +9,12 @@ from hypothesis import strategies as st
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
-from tests.decoding.cases import CONVERSATIONS, EAGER, FREE, PROMPTS, TEXTS
+from tests.decoding.cases import CONVERSATIONS, EAGER, FREE, PROMPTS, TEMPLATES, TEXTS
 from tests.support.compare import check
 from tests.support.models import (
     ARCHITECTURES,
-    CHATML,
     LOSSY,
     PAIR,
-    STRICT,
     TOKENIZER_KINDS,
     TRIPLE,
     Recipe,
@@ -106,12 +102,8 @@ def test_every_finish_reason() -> None:
 
 
 def test_conversations_with_and_without_templates() -> None:
-    members = [
-        Recipe("llama", "bytelevel", seed=51, template=CHATML),
-        Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
-        Recipe("qwen3", "unigram", seed=53),
-    ]
-    for chosen, messages in zip((members, members[:2], members[1:]), CONVERSATIONS, strict=True):
+    groups = (TEMPLATES, TEMPLATES[:2], TEMPLATES[1:])
+    for chosen, messages in zip(groups, CONVERSATIONS, strict=True):
         check(chosen, messages=messages, margin_threshold=0.2, max_new_tokens=12)
 
 

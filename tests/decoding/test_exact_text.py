@@ -1,7 +1,5 @@
 """Every member holds exactly the text that the user wrote and gets, within `max_new_tokens`."""
 
-from __future__ import annotations
-
 import functools
 import math
 import string

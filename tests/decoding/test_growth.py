@@ -1,7 +1,5 @@
 """The work of a round does not depend on how long the response already is."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

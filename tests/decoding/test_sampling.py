@@ -1,7 +1,5 @@
 """Responses that members draw: the engine against the reference, in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -14,30 +12,20 @@ from tests.decoding.cases import (
     EAGER,
     FORMS,
     FREE,
+    OTHERS,
+    PREFIXED,
     PROMPTS,
     STARTS,
+    TEMPLATES,
     TEXTS,
     lowest_limit,
 )
 from tests.reference import Options, decode
 from tests.reference_sampling import seeds
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same, check
-from tests.support.models import (
-    CHATTING,
-    LOSSY,
-    PAIR,
-    TRIPLE,
-    Recipe,
-    backend,
-    engine,
-    reference,
-    tokenizer,
-)
+from tests.support.models import LOSSY, PAIR, TRIPLE, Recipe, backend, engine, reference, tokenizer
 from tests.support.sizes import sized
 
-TEMPLATES = (*CHATTING, Recipe("qwen3", "unigram", seed=53))
-OTHERS = (Recipe("qwen2", "gemma", seed=85), Recipe("llama", "legacy", seed=86))
-PREFIXED = (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88))
 MIXES = (PAIR, TRIPLE, OTHERS, PREFIXED, LOSSY, TRIPLE[2:])
 DRAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 1},

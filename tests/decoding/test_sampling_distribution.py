@@ -4,8 +4,6 @@ The exact distribution of the first tokens is enumerated and compared with many 
 chi-square test).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping

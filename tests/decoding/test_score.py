@@ -1,7 +1,5 @@
 """Scores against the reference's cache-free arithmetic, and which candidate wins with them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

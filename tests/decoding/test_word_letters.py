@@ -1,7 +1,5 @@
 """The limit of letters in words of scripts without spaces, on members that write such scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

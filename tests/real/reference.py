@@ -1,7 +1,5 @@
 """The reference on real members, which reads long sequences with a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Real inference servers in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Penalties, biases and minimum lengths on real members."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """One real member alone, with defaults, writes the text of its own greedy `generate`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

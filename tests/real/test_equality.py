@@ -1,7 +1,5 @@
 """Real members decode as the reference says, and hold exactly the text that the user sees."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

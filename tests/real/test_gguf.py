@@ -3,8 +3,6 @@
 These quantized members have ``repeatable=True``, so their numbers are those of the reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path

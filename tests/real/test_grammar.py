@@ -1,7 +1,5 @@
 """Responses of a given form by real members: each is valid, and few end at their limit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Examples with real models print what their pages show."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

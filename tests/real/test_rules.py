@@ -1,7 +1,5 @@
 """Real members keep the rules of backends, and draw from their own distributions."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable

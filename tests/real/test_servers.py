@@ -1,7 +1,5 @@
 """A real model on a real llama-server, beside the same file in this process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

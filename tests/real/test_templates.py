@@ -1,7 +1,5 @@
 """Prompts of real members against `apply_chat_template` of their own tokenizers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

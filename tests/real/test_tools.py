@@ -1,7 +1,5 @@
 """Tool calls and agents of real members, in LangChain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 from operator import add

@@ -1,7 +1,5 @@
 """Real models on a real vLLM, beside the same checkpoints in this process."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

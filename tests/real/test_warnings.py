@@ -1,7 +1,5 @@
 """What real members without a chat template, and with tokenizers that change texts, tell users."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

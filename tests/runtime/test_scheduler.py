@@ -1,7 +1,5 @@
 """The scheduler: batches, order, memory, devices, failures and forks."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -93,9 +91,9 @@ def test_the_oldest_query_is_next_with_all_others_to_its_member():
     none: Any = None
     backends = {name: FakeBackend(name, counting) for name in "ab"}
 
-    def pending(name: str, is_reading: bool = False) -> scheduler.PendingQuery:
+    def pending(name: str) -> scheduler.PendingQuery:
         member: Any = SimpleNamespace(backend=backends[name])
-        return scheduler.PendingQuery(none, member, none, is_reading)
+        return scheduler.PendingQuery(none, member, none, False)
 
     lane = scheduler._Lane("cpu")
     b1, a1, a2, b2 = lane.waiting = [pending(name) for name in "baab"]

@@ -1,7 +1,5 @@
 """One member alone: by default, it writes its own greedy text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

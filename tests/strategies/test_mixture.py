@@ -1,7 +1,5 @@
 """Mixtures of words with their ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

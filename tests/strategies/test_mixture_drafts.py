@@ -1,7 +1,5 @@
 """A smaller member drafts for the larger one of a mixture, and changes no result."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -68,14 +66,12 @@ class Counted(FakeBackend):
         return super().evaluate(queries)
 
 
-def passes(
-    large: Counted, small: Counted, *, drafting: bool = True, limit: int = 60
-) -> tuple[int, int]:
+def passes(large: Counted, small: Counted, *, drafting: bool = True) -> tuple[int, int]:
     """The passes of two members in a response."""
     runtime = RuntimeConfig(drafting=drafting)
     with AdaFuseEngine([large, small], strategy="mixture", runtime=runtime) as engine:
-        found = engine.generate("So:", max_new_tokens=limit)
-    assert found.text == "".join(f" {chr(97 + place % 26)}" for place in range(limit))
+        found = engine.generate("So:", max_new_tokens=60)
+    assert found.text == "".join(f" {chr(97 + place % 26)}" for place in range(60))
     return len(large.sizes), len(small.sizes)
 
 

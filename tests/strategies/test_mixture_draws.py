@@ -1,7 +1,5 @@
 """Mixtures at temperatures above 0: a member is drawn for each word, and draws the word."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +11,8 @@ import pytest
 from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
-from tests.decoding.cases import CONVERSATIONS, FORMS
-from tests.decoding.test_sampling import DRAWS, OTHERS, PREFIXED, TEMPLATES
+from tests.decoding.cases import CONVERSATIONS, FORMS, OTHERS, PREFIXED, TEMPLATES
+from tests.decoding.test_sampling import DRAWS
 from tests.decoding.test_sampling_distribution import chi_square
 from tests.reference import Options, WordMixture, decode
 from tests.reference_sampling import kept

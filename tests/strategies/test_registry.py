@@ -1,8 +1,6 @@
 """Strategies by name: those that somebody registers, and those that a name imports."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -43,10 +41,9 @@ least = Least()
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names that a test registers are gone after it."""
     monkeypatch.setattr(registry, "_registered", {})
-    yield
 
 
 def text(strategy: str) -> str:

@@ -1,7 +1,5 @@
 """Strategies besides AdaFuse: what defines each, and each against a second computation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

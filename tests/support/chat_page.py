@@ -1,7 +1,5 @@
 """The page of the server in a browser, and members that write given answers."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

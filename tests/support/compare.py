@@ -1,7 +1,5 @@
 """Comparison of the engine with the reference."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Documents in several formats, with texts of the handbook, for guides that read documents."""
 
-from __future__ import annotations
-
 import html
 import textwrap
 from pathlib import Path

@@ -4,8 +4,6 @@ A case is made from a seed and a number alone, so that a violation can be repeat
 no model: their distributions depend on the last characters of the text.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -4,12 +4,10 @@
 with 32-bit weights and once as Q8_0.
 """
 
-from __future__ import annotations
-
-import argparse
 import atexit
 import functools
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -199,16 +197,8 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Array, kind: str) ->
     writer.add_tensor(name, gguf.quants.quantize(plain, quantized), raw_dtype=quantized)
 
 
-def main() -> None:
-    """Write the embedded members to the folder named on the command line."""
-    parser = argparse.ArgumentParser(description="Write the embedded members as GGUF files.")
-    parser.add_argument("out", type=Path, help="folder for the files")
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
+if __name__ == "__main__":
+    (out := Path(sys.argv[1])).mkdir(parents=True, exist_ok=True)
     for member in member_paths():
         for kind in ("f32", "q8_0"):
             print(write_gguf(member, out / f"{member.name}-{kind}.gguf", kind))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Write Hugging Face tokenizers as GGUF files that hold nothing but a vocabulary."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Grammars that crash, block or fill a compiler, by size."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ They answer in the form of the real servers, with their limits and errors. The m
 llama-server in ``tests/real/test_servers.py``, and a real vLLM in ``tests/real/test_vllm.py``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import math

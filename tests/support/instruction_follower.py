@@ -1,7 +1,5 @@
 """Replies of an obliging model to prompts about tools, schemas and small talk."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

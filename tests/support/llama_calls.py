@@ -1,7 +1,5 @@
 """The eight ways of asking a LlamaIndex LLM, as one; and recorders of what it tells."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

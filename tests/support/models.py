@@ -5,8 +5,6 @@ tokens that begin with whitespace are frequent, most raw bytes are rare, and the
 response turns up now and then.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -343,11 +341,9 @@ def byte_letters() -> dict[str, int]:
 
 
 @functools.cache
-def backend(recipe: Recipe, form: str = "auto") -> HuggingFaceBackend:
+def backend(recipe: Recipe) -> HuggingFaceBackend:
     """The engine's member of `recipe`."""
-    return HuggingFaceBackend(
-        model(recipe), tokenizer(recipe.kind, recipe.template), recipe.name, form=form
-    )
+    return HuggingFaceBackend(model(recipe), tokenizer(recipe.kind, recipe.template), recipe.name)
 
 
 @functools.cache

@@ -5,8 +5,6 @@ so then, and are left as they are if ``make real`` has not fetched the members. 
 them use the embedded members.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

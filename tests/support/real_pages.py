@@ -1,7 +1,5 @@
 """Pages whose code loads real models from the folder `models`, with the outputs that they show."""
 
-from __future__ import annotations
-
 import re
 
 SHOWN = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)

@@ -4,8 +4,6 @@ The checks use the public protocol of backends only: a backend sees the committe
 request in ``tree.ids`` of every query. The list stays valid after the request has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Random JSON schemas that a grammar can enforce, and documents walked out of a grammar."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -14,8 +14,6 @@ to be a pure function. Where the prompt ends and the reply begins is read off th
 - in a plain prompt without any of these, at its end; the reply then begins on a new line.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -146,14 +144,12 @@ def scripted(
     return Scripted(script, tokenizer(kind, template), name, window)
 
 
-def scripted_engine(
-    script: Script, other: Script | None = None, *, window: int = WINDOW, **config: Any
-) -> AdaFuseEngine:
+def scripted_engine(script: Script, *, window: int = WINDOW, **config: Any) -> AdaFuseEngine:
     """Two members, ``ink`` (byte-level, ChatML) and ``quill`` (SentencePiece, strictly alternating
-    turns without a system role), that write the same, or `other` for the second.
+    turns without a system role), that write the same.
     """
     members = [
         scripted(script, "bytelevel", name="ink", template=CHATML, window=window),
-        scripted(other or script, "sentencepiece", name="quill", template=STRICT, window=window),
+        scripted(script, "sentencepiece", name="quill", template=STRICT, window=window),
     ]
     return AdaFuseEngine(members, AdaFuseConfig(**config))

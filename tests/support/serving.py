@@ -1,7 +1,5 @@
 """Servers for tests, on the loopback interface."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

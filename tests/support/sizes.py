@@ -1,7 +1,5 @@
 """Sizes of tests: small by default, and larger with ``--all``."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 Value = TypeVar("Value")

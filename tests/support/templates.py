@@ -4,8 +4,6 @@ What is kept of each family is what messages meet there: which roles it takes, w
 to alternate, whether it trims, where it puts the system message, which tokens are control tokens.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Chat templates in the manner of models that reason, and members with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokenizers that the tests make, and real ones where their files are present."""
 
-from __future__ import annotations
-
 import functools
 import json
 import tempfile

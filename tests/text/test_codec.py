@@ -1,7 +1,5 @@
 """Codecs: text to tokens and back."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Mapping

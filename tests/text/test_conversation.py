@@ -1,7 +1,5 @@
 """Checked conversations, and their plain forms."""
 
-from __future__ import annotations
-
 import json
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Grammars that are tried in another process: what kills, blocks or fills it stays there."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

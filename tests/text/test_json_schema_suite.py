@@ -1,7 +1,5 @@
 """The public JSON Schema Test Suite: no document is accepted that its schema forbids."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

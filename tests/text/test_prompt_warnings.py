@@ -1,7 +1,5 @@
 """What ends a reply in the plain format of messages, and warnings about what members read."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import unicodedata

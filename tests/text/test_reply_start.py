@@ -1,7 +1,5 @@
 """Variables of chat templates, and where the replies of members that reason begin."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

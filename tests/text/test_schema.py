@@ -1,9 +1,4 @@
-"""JSON schemas that are prepared for llguidance: what they refuse, close and leave alone.
-
-`tests.text.test_json_schema_suite` compares documents and random texts with public schemas.
-"""
-
-from __future__ import annotations
+"""JSON schemas that are prepared for llguidance: what they refuse, close and leave alone."""
 
 import datetime as dt
 import enum
@@ -353,7 +348,7 @@ class Dog(BaseModel):
 
 class Node(BaseModel):
     value: int
-    children: list[Node] = []
+    children: "list[Node]" = []
 
 
 Pet = Annotated[Cat | Dog, Field(discriminator="kind")]

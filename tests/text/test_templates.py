@@ -1,7 +1,5 @@
 """Conversations as the chat templates of all model families render them, with and without tools."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Words, and the beginning of a response."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Facts from the header of a GGUF file, and errors about unusable files."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from adafuse_llm import LoadError, UnsupportedModelError
 from adafuse_llm.backends.gguf.header import read_facts, read_tokens
 from adafuse_llm.embedded import member_paths
 from tests.support.gguf_files import embedded_gguf
+from tests.support.gguf_vocabularies import finish
 
 
 def written(path: Path, arch: str = "llama", *, tensors: int = 1, **entries: Any) -> Path:
@@ -31,11 +30,7 @@ def written(path: Path, arch: str = "llama", *, tensors: int = 1, **entries: Any
         adders[type(value)](key.replace("__", "."), value)
     for number in range(tensors):
         writer.add_tensor(f"blk.{number}.attn_q.weight", np.ones((4, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 @pytest.mark.parametrize("folder", member_paths(), ids=lambda path: path.name)

@@ -1,7 +1,5 @@
 """The Hugging Face member: its forms, what it refuses, and what it does after a failure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import psutil

@@ -1,7 +1,5 @@
 """Linear layers of passes over a few tokens."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

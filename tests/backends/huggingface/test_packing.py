@@ -1,7 +1,5 @@
 """Requests that run at the same time share forward passes, and their prompts' beginnings."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import threading

@@ -1,7 +1,5 @@
 """GGUF members write what transformers members write, with and without room in their cache."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever a GGUF file holds, it is refused or loaded, and the application lives."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

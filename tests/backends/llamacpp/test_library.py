@@ -1,7 +1,5 @@
 """The library llama.cpp is optional, and its messages go to Python's logging."""
 
-from __future__ import annotations
-
 import _ctypes
 import logging
 import os

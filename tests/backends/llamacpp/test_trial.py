@@ -1,7 +1,5 @@
 """Files are tried in a child process, so that a crash of llama.cpp takes no application down."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

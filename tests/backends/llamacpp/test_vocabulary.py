@@ -1,7 +1,5 @@
 """The vocabulary of a GGUF file: text to tokens with llama.cpp, and back."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import random

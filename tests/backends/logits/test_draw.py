@@ -1,7 +1,5 @@
 """Tokens that are drawn from logits, or listed as the likeliest, and logits that are kept."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

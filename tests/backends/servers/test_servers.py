@@ -1,7 +1,5 @@
 """Members on inference servers, against servers with a tiny real model."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import threading
@@ -74,8 +72,7 @@ def ask(loaded: ServerBackend) -> Any:
 
 @every_api
 def test_a_pass_is_one_round_trip_with_all_nodes_of_all_requests(api: str, load: Load) -> None:
-    server = InferenceServer(api)
-    loaded = load(server)
+    loaded = load(server := InferenceServer(api))
     assert loaded.is_remote and not loaded.full
     assert (loaded.context_window, loaded.end_ids) == (1023, backend(RECIPE).end_ids)
     queries = []
@@ -94,8 +91,7 @@ def test_a_pass_is_one_round_trip_with_all_nodes_of_all_requests(api: str, load:
 
 
 def test_more_given_tokens_than_a_call_of_vllm_can_have_are_divided(load: Load) -> None:
-    server = InferenceServer("vllm")
-    loaded = load(server)
+    loaded = load(server := InferenceServer("vllm"))
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     row = server.logprobs(tree.ids)[:300].tolist()
     assert list(evaluate(loaded, tree, *range(300))) == pytest.approx(row, abs=1e-6)
@@ -114,8 +110,7 @@ def test_the_server_of_vllm_limits_the_likeliest_tokens(load: Load) -> None:
 
 @every_api
 def test_what_a_server_cannot_give_is_an_error_before_any_compute(api: str, load: Load) -> None:
-    server = InferenceServer(api)
-    loaded = load(server, name="far")
+    loaded = load(server := InferenceServer(api), name="far")
     calls = sum(server.counts.values())
     engine = AdaFuseEngine([loaded])
     refused: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
@@ -138,8 +133,7 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(api: str, load
 def test_the_end_of_a_word_has_the_probability_of_all_tokens_that_can_follow_it(
     api: str, load: Load
 ) -> None:
-    server = InferenceServer(api)
-    loaded = load(server)
+    loaded = load(server := InferenceServer(api))
     assert loaded.has_word_ends()
     texts = backend(RECIPE).token_texts
     ends = {token for token, text in enumerate(texts) if text[:1].isspace()} | loaded.end_ids
@@ -156,8 +150,7 @@ def test_the_end_of_a_word_has_the_probability_of_all_tokens_that_can_follow_it(
 def test_ends_of_words_are_told_if_the_server_follows_regular_expressions(
     api: str, caplog: pytest.LogCaptureFixture, load: Load
 ) -> None:
-    server = InferenceServer(api)
-    loaded = load(server)
+    loaded = load(server := InferenceServer(api))
     server.faults.append(JSONResponse({"error": "CUDA error"}, 500))
     assert [loaded.has_word_ends() for _ in range(2)] == [False, True]
     engine = AdaFuseEngine(
@@ -170,8 +163,7 @@ def test_ends_of_words_are_told_if_the_server_follows_regular_expressions(
 
 def test_the_likeliest_and_the_given_tokens_are_never_in_one_batch_of_vllm(load: Load) -> None:
     """vLLM 0.32 lists wrong tokens for a request if another one in its batch has given tokens."""
-    server = InferenceServer("vllm", batch_seconds=0.02)
-    loaded = load(server, name="far")
+    loaded = load(InferenceServer("vllm", batch_seconds=0.02), name="far")
     prompts = (PROMPT, "In winter", "Anna counted", "The keeper said")
     near, far = (AdaFuseEngine([each], strategy="mixture") for each in (backend(RECIPE), loaded))
     want = [near.generate(prompt, max_new_tokens=6).text for prompt in prompts]
@@ -243,8 +235,7 @@ def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch, load: Load)
 
 
 def test_errors_of_a_server_name_the_member_and_what_it_said(load: Load) -> None:
-    server = InferenceServer("vllm")
-    loaded = load(server, name="far")
+    loaded = load(server := InferenceServer("vllm"), name="far")
     for fault, message in (
         (JSONResponse({"error": {"message": "CUDA error"}}, 500), "HTTP 500: CUDA error"),
         (JSONResponse({"detail": "odd"}, 400), "HTTP 400: odd"),
@@ -284,8 +275,7 @@ def test_a_request_goes_on_when_its_server_is_back(
 
 @every_api
 def test_another_model_behind_the_same_name_is_noticed(api: str, load: Load) -> None:
-    server = InferenceServer(api)
-    loaded = load(server, name="far")
+    loaded = load(server := InferenceServer(api), name="far")
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     query = Query(tree, (tree.root,), (), 2)
     before = loaded.evaluate([query])
@@ -370,8 +360,7 @@ def test_a_probability_of_zero_is_minus_infinity(load: Load) -> None:
 
 def test_llama_server_tells_the_probabilities_of_a_likely_part_of_a_character(load: Load) -> None:
     """The real server returns no probabilities if it draws such a part."""
-    server = InferenceServer("llama-server")
-    loaded = load(server)
+    loaded = load(server := InferenceServer("llama-server"))
     texts = tokenizer(RECIPE.kind).convert_ids_to_tokens(range(400))
     part = texts.index("Ã")  # the first byte of é
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
