@@ -1,7 +1,5 @@
 """`RemoteEngine` gives what the engine on the server gives, and its requests end as they should."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

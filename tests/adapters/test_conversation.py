@@ -1,7 +1,5 @@
 """Turns of frameworks as conversations of the engine."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ Sphinx checks the links within the site. This also checks what GitHub shows: pat
 headings that anchors name. Links to other sites are not checked, because tests run offline.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """The engine as a harness model, compared with the harness's own model and brute force."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

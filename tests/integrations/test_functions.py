@@ -1,7 +1,5 @@
 """How many functions a request enters beyond those of `generate`: what a reader of it must know."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading

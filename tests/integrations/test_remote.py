@@ -1,7 +1,5 @@
 """The models of both frameworks with the members of a server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

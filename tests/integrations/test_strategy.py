@@ -1,7 +1,5 @@
 """The option `strategy` of the models of both frameworks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which GGUF file is loaded, and what it writes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

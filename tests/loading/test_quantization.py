@@ -3,8 +3,6 @@
 The embedded members are quantized here. Methods whose package is absent are skipped.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Generations to look at: HTML that holds the text, the rounds and nothing from elsewhere."""
 
-from __future__ import annotations
-
 import html
 import io
 import re

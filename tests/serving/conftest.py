@@ -1,7 +1,5 @@
 """One engine of the embedded members, its servers, and OpenAI's client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import openai

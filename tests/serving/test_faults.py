@@ -1,7 +1,5 @@
 """Members that fail or hang, clients that leave, bodies that are no requests, and the end."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

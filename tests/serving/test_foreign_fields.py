@@ -1,7 +1,5 @@
 """Fields of other servers: obeyed, ignored with a warning, or refused; never dropped silently."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

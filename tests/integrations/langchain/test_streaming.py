@@ -1,7 +1,5 @@
 """Streams, chains and batches give the text of the engine; event loops go on; leaving stops."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import aclosing

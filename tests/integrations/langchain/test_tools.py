@@ -1,7 +1,5 @@
 """Tools: what members read, what becomes a call, and agents."""
 
-from __future__ import annotations
-
 import json
 from functools import reduce
 from operator import add

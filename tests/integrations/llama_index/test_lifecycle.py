@@ -1,7 +1,5 @@
 """Making, keeping, copying and ending: what an LLM costs when it is not asked anything."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle

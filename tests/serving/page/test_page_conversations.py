@@ -1,7 +1,5 @@
 """Conversations that the browser keeps, and the system prompt."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ The embedded members know two tools of their own. They call others when they hav
 arguments of their own. Two obedient members answer the tests that look at the arguments.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
