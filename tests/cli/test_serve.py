@@ -145,11 +145,11 @@ def listening(process):
     return found[1]
 
 
-def test_a_server_from_its_start_to_its_end(start, members, tmp_path):
+def test_a_server_from_its_start_to_its_end(start, models, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k1\nk2\n")
     flags = ["--port", 0, "--api-key-file", keys, "-o", "drain_seconds=0.2"]
-    process = start(COMMAND, "serve", *members, *flags)
+    process = start(COMMAND, "serve", "--model", models[0], "--model", models[1], *flags)
     url = listening(process)
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer k2"}, timeout=60) as http:
         assert http.get("/health").status_code == 200
