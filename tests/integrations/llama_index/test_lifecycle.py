@@ -32,6 +32,7 @@ def test_making_copying_and_pickling_load_nothing(monkeypatch):
         AdaFuseLLM.from_dict(llm.to_dict()),
     ):
         assert again.to_dict() == llm.to_dict()
+        assert again.to_dict()["class_name"] == "AdaFuseLLM"
         assert (again.max_words, again.to_payload()["model_name"]) == (2, "such-model+one")
     shipped = AdaFuseLLM.from_embedded()
     assert AdaFuseLLM.from_dict(shipped.to_dict()).to_payload()["model_name"] == "wren+heron+finch"
