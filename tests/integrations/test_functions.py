@@ -7,11 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-import pytest
-
-pytest.importorskip("starlette", reason="needs the extra [serve]")
-pytest.importorskip("langchain_adafuse")
-
 from starlette.testclient import TestClient
 
 import adafuse_llm

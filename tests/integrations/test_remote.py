@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine
@@ -29,11 +28,6 @@ def remote(local: AdaFuseEngine) -> Iterator[RemoteEngine]:
         yield engine
 
 
-def get_weather(location: str) -> str:
-    """Tells the weather at a location."""
-    return f"It rains in {location}."
-
-
 async def found(engine: Engine) -> list[Any]:
     """What applications get from an engine. `tests/test_client.py` compares the engines."""
     chat, llm = ChatAdaFuse(engine=engine), AdaFuseLLM(engine=engine)
@@ -41,11 +35,8 @@ async def found(engine: Engine) -> list[Any]:
     with get_round_callback() as rounds:
         chunks = [chunk.text async for chunk in chat.astream("Hello")]
     (drawn,) = (await text.agenerate(["Hello. Answer:"])).generations
-    (call,) = chat.bind_tools([get_weather]).invoke("How is the weather?").tool_calls
     return [
         (chunks, [each["text"] for each in rounds.rounds], [each.text for each in drawn]),
-        (call["name"], call["args"]),
-        chat.get_num_tokens_from_messages([AIMessage("Hello")], tools=[get_weather]),
         (chat.profile, chat.model_name),
         [(await ask(llm, path, "Hello")).texts for path in FORMS],
         (llm.metadata, llm.prompt_helper().context_window),

@@ -62,6 +62,7 @@ def test_wrong_ways_of_making_one():
             ({"members": iter([])}, "members is empty"),
             ({"members": ["a"], "engine": engine}, "members=.* or engine="),
             ({"engine": engine, "dtype": "bfloat16"}, "dtype"),
+            ({"engine": engine, "strategy": "single"}, "strategy"),
             ({"engine": engine, "max_word": 2}, "max_words"),
         ]
         for wrong, message in wrongs:
