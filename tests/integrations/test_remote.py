@@ -1,12 +1,11 @@
 """The models of both frameworks with the members of a server."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine
+from adafuse_llm import Engine, InvalidInputError, RemoteEngine
 from adafuse_llm.serving import create_app
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
 from langchain_adafuse import ChatAdaFuse, get_round_callback
@@ -14,18 +13,6 @@ from tests.support.instruction_follower import answer
 from tests.support.llama_calls import FORMS, ask
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[AdaFuseEngine]:
-    with scripted_engine(answer, max_words=2) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def remote(local: AdaFuseEngine) -> Iterator[RemoteEngine]:
-    with served(create_app(local)) as url, RemoteEngine(url) as engine:
-        yield engine
 
 
 async def found(engine: Engine) -> list[Any]:
@@ -43,8 +30,13 @@ async def found(engine: Engine) -> list[Any]:
     ]
 
 
-async def test_the_models_give_the_same(local: AdaFuseEngine, remote: RemoteEngine) -> None:
-    assert await found(remote) == await found(local)
+async def test_the_models_give_the_same() -> None:
+    with (
+        scripted_engine(answer, max_words=2) as local,
+        served(create_app(local)) as url,
+        RemoteEngine(url) as remote,
+    ):
+        assert await found(remote) == await found(local)
 
 
 @pytest.mark.quick

@@ -24,12 +24,6 @@ def address(engine: AdaFuseEngine) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def strict(engine: AdaFuseEngine) -> Iterator[str]:
-    with served(create_app(engine, ServingConfig(strict=True))) as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
 def client(address: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
         yield made
