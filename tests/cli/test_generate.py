@@ -25,11 +25,6 @@ def change(monkeypatch):
     return call
 
 
-def test_the_text_alone_goes_into_a_pipe(adafuse, fakes):
-    result = adafuse("generate", "Founder:")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "Ada Brook did\n", "")
-
-
 def test_a_response_that_was_closed_is_said(adafuse):
     short = adafuse("generate", "the", "--max-new-tokens", 4, "-o", "regex=[a-z]{2,}")
     assert re.fullmatch("[a-z]{2,}\n", short.stdout)
