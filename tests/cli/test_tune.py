@@ -2,6 +2,7 @@
 
 import json
 import signal
+from typing import Any
 
 import pytest
 import yaml
@@ -35,7 +36,7 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
 
 def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes, spy):
     (tmp_path / "mill.md").write_text("Ada Brook founded mill 7.")
-    asked = []
+    asked: list[dict[str, Any]] = []
     spy("generate", asked.append)
     assert adafuse(*job, "--docs", tmp_path / "mill.md").exit_code == 0
     assert asked
