@@ -1,7 +1,5 @@
 """Turns of frameworks as conversations of the engine."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +19,13 @@ USER: dict[str, Any] = {"role": "user", "content": "?"}
 ADD = Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "number"}}})
 
 
-def called(arguments: Any, key: str = "1", content: str = "") -> dict[str, Any]:
-    calls = [{"id": key, "name": "add", "arguments": arguments}]
+def called(arguments: Any, content: str = "") -> dict[str, Any]:
+    calls = [{"id": "1", "name": "add", "arguments": arguments}]
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
-def result(content: str, key: str = "1") -> dict[str, Any]:
-    return {"role": "tool", "content": content, "tool_call_id": key}
+def result(content: str) -> dict[str, Any]:
+    return {"role": "tool", "content": content, "tool_call_id": "1"}
 
 
 def flat(*turns: Any) -> list[str]:

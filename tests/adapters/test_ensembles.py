@@ -1,7 +1,5 @@
 """What the framework integrations share."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

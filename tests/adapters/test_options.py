@@ -1,7 +1,5 @@
 """Options of calls, under the names that frameworks and providers use."""
 
-from __future__ import annotations
-
 import pytest
 
 from adafuse_llm import InvalidOptionError

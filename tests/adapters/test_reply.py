@@ -1,7 +1,5 @@
 """Replies taken apart as they stream."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

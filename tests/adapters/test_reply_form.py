@@ -1,7 +1,5 @@
 """Whether the form of a reply is enforced: one policy for the frameworks and the server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

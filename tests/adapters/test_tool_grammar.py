@@ -1,7 +1,5 @@
 """Grammars of tool calls, followed byte by byte."""
 
-from __future__ import annotations
-
 import json
 import random
 from types import SimpleNamespace

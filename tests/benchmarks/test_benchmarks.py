@@ -1,7 +1,5 @@
 """The benchmarks run at toy sizes. Nothing is timed here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Real members are fetched once, whole, and with a check of their contents."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import zipfile

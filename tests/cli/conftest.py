@@ -1,5 +1,6 @@
 """Tiny random models, and the command run in this process or in one of its own."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 
+from adafuse_llm import AdaFuseEngine
 from tests.support.commands import adafuse as run_here
 from tests.support.commands import fakes
 from tests.support.paths import ROOT
@@ -31,12 +33,6 @@ def models(tmp_path_factory):
     return [str(folder / "otter"), str(folder / "badger")]
 
 
-@pytest.fixture(scope="session")
-def members(models):
-    """The flags that choose the two models."""
-    return ["--model", models[0], "--model", models[1]]
-
-
 @pytest.fixture(autouse=True)
 def interrupts():
     """Let Ctrl-C interrupt tests, also in jobs in the background, where shells switch it off."""
@@ -51,9 +47,24 @@ def adafuse():
 
 
 @pytest.fixture
+def spy(monkeypatch):
+    """Call a function with the options of every request before the engine obeys it."""
+
+    def call(method, function):
+        real = getattr(AdaFuseEngine, method)
+
+        def asked(self, *arguments, **options):
+            function(options)
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(AdaFuseEngine, method, asked)
+
+    return call
+
+
+@pytest.fixture
 def questions(tmp_path):
     """Write a test set with the given items, and return its path."""
-    import json
 
     def write(*items):
         path = tmp_path / "set.jsonl"

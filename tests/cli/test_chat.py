@@ -2,21 +2,19 @@
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, ContextWindowError
+from adafuse_llm import ContextWindowError
 
 pytestmark = pytest.mark.quick
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked(spy):
     calls = []
-    stream = AdaFuseEngine.stream
 
-    def record(self, *args, **options):
+    def record(options):
         calls.append([(each["role"], each["content"]) for each in options["messages"]])
-        return stream(self, *args, **options)
 
-    monkeypatch.setattr(AdaFuseEngine, "stream", record)
+    spy("stream", record)
     return calls
 
 
@@ -58,16 +56,12 @@ def test_a_wrong_command_is_an_error_and_the_conversation_goes_on(adafuse, fakes
     assert (result.stdout, result.exit_code) == ("Ada Brook did\n", 0)
 
 
-def test_a_message_that_fails_is_not_kept(adafuse, fakes, asked, monkeypatch):
-    stream = AdaFuseEngine.stream
-
-    def fail(self, *, messages, **options):
-        if len(asked) == 1:
-            asked.append([])
+def test_a_message_that_fails_is_not_kept(adafuse, fakes, asked, spy):
+    def fail(options):
+        if options["messages"][-1]["content"] == "long":
             raise ContextWindowError("too long")
-        return stream(self, messages=messages, **options)
 
-    monkeypatch.setattr(AdaFuseEngine, "stream", fail)
+    spy("stream", fail)
     result = adafuse("chat", input="Who?\nlong\nAnd?\n")
     assert result.stderr.count("error: too long") == 1
     assert asked[-1] == [("user", "Who?"), ("assistant", "Ada Brook did"), ("user", "And?")]

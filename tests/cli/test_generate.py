@@ -25,25 +25,6 @@ def change(monkeypatch):
     return call
 
 
-@pytest.fixture
-def seen(monkeypatch):
-    requests = []
-    real = AdaFuseEngine.stream
-
-    def stream(self, **options):
-        requests.append({name: value for name, value in options.items() if name != "cancel"})
-        options.pop("continue_final_message", None)
-        return real(self, **options)
-
-    monkeypatch.setattr(AdaFuseEngine, "stream", stream)
-    return requests
-
-
-def test_the_text_alone_goes_into_a_pipe(adafuse, fakes):
-    result = adafuse("generate", "Founder:")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "Ada Brook did\n", "")
-
-
 def test_a_response_that_was_closed_is_said(adafuse):
     short = adafuse("generate", "the", "--max-new-tokens", 4, "-o", "regex=[a-z]{2,}")
     assert re.fullmatch("[a-z]{2,}\n", short.stdout)
@@ -57,7 +38,14 @@ def test_control_sequences_of_a_model_reach_a_pipe_but_no_terminal(adafuse, fake
     assert "\x1b[2J" not in adafuse("generate", "x:", env=COLOR).stdout
 
 
-def test_what_the_flags_say_is_what_the_engine_is_asked(adafuse, fakes, seen):
+def test_what_the_flags_say_is_what_the_engine_is_asked(adafuse, fakes, spy):
+    seen = []
+
+    def record(options):
+        seen.append({name: value for name, value in options.items() if name != "cancel"})
+        options.pop("continue_final_message", None)  # which fakes cannot do
+
+    spy("stream", record)
     adafuse("generate", "-", input="é\n\nFounder:\n")
     adafuse("generate", "-", input="Founder:\n\n")
     adafuse("generate", "Who?", "--chat", "--system", "Be brief.")

@@ -32,27 +32,11 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture
-def intercept(monkeypatch):
-    """Call a function with the arguments of every request before the engine answers it."""
-
-    def call(function):
-        real = AdaFuseEngine.generate
-
-        def generate(self, *arguments, **options):
-            function(*arguments, **options)
-            return real(self, *arguments, **options)
-
-        monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-
-    return call
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("chat", [False, True])
-def test_each_line_has_a_result_in_the_order_of_the_lines(adafuse, job, output, intercept, chat):
+def test_each_line_has_a_result_in_the_order_of_the_lines(adafuse, job, output, spy, chat):
     asked = []
-    intercept(lambda **request: asked.append(request.get("prompt") or request["messages"]))
+    spy("generate", lambda asks: asked.append(asks.get("prompt") or asks["messages"]))
     result = adafuse(*job, *["--chat"] * chat)
     assert result == (0, "", "4 lines: 4 answered, 0 failed; strategy adafuse\n")
     assert ([{"role": "user", "content": PROMPT}] if chat else PROMPT) in asked
@@ -70,9 +54,9 @@ def test_each_line_has_a_result_in_the_order_of_the_lines(adafuse, job, output, 
     }
 
 
-def test_several_lines_are_answered_at_the_same_time(adafuse, fakes, output, questions, intercept):
+def test_several_lines_are_answered_at_the_same_time(adafuse, fakes, output, questions, spy):
     together = threading.Barrier(3)
-    intercept(lambda *_a, **_o: together.wait(timeout=60))  # fails unless three lines run at once
+    spy("generate", lambda _: together.wait(timeout=60))  # fails unless three lines run at once
     job = ["run", "--test-set", questions(*[{"question": "x", "answer": "y"}] * 9)]
     assert adafuse(*job, "--output", output, "--max-requests", 3).exit_code == 0
     assert [each["line"] for each in records(output)] == list(range(1, 10))
@@ -92,18 +76,18 @@ def test_a_resumed_run_equals_one_that_ran_through(adafuse, job, output, monkeyp
     assert "resuming: 4 of 4 lines are done" in again.stderr
 
 
-def test_ctrl_c_loses_no_complete_answer(adafuse, fakes, output, questions, intercept):
+def test_ctrl_c_loses_no_complete_answer(adafuse, fakes, output, questions, spy):
     others = threading.Event()
 
-    def wait(prompt, cancel, **_options):
-        if "Question: 3\n" in prompt:  # a slow line, behind which others complete
+    def wait(options):
+        if "Question: 3\n" in options["prompt"]:  # a slow line, behind which others complete
             others.wait(60)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            cancel.wait(60)
-        elif "Question: 6\n" in prompt:
+            options["cancel"].wait(60)
+        elif "Question: 6\n" in options["prompt"]:
             others.set()
 
-    intercept(wait)
+    spy("generate", wait)
     test_set = questions(*({"question": str(n), "answer": ""} for n in range(1, 41)))
     result = adafuse("run", "--test-set", test_set, "--output", output, "--max-requests", 2)
     assert result.exit_code == 130
@@ -140,18 +124,19 @@ def test_another_run_is_not_resumed_and_nothing_of_it_is_touched(adafuse, job, o
 
 
 def test_lines_that_fail_do_not_stop_the_run_and_lost_ones_are_asked_again(
-    adafuse, job, output, intercept
+    adafuse, job, output, spy
 ):
     asked = []
 
-    def fail(prompt, **_options):
+    def fail(options):
+        prompt = options["prompt"]
         asked.append(prompt)
         if "is bo?" in prompt and len(asked) < 5:
             raise MemberOutOfMemoryError("otter", "no memory")
         if "is cy?" in prompt:
             raise ContextWindowError("too long")
 
-    intercept(fail)
+    spy("generate", fail)
     first = adafuse(*job)
     assert first.exit_code == 1
     assert "line 3: ContextWindowError: too long" in first.stderr
@@ -213,10 +198,10 @@ def test_drawn_answers_have_seeds_and_a_resumed_run_draws_the_same(
 
 
 def test_lines_can_have_messages_and_rounds_have_log_probabilities(
-    adafuse, fakes, output, questions, intercept
+    adafuse, fakes, output, questions, spy
 ):
     asked = []
-    intercept(lambda messages, **_options: asked.append(messages))
+    spy("generate", lambda options: asked.append(options["messages"]))
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
     test_set = questions(
         {"messages": messages, "answer": "Ada"}, {"messages": "Who?", "answer": ""}

@@ -139,18 +139,12 @@ def test_a_missing_extra_is_named(adafuse, monkeypatch):
     assert install_command("cli,serve") in result.stderr
 
 
-def listening(process):
-    found = re.search(r"listening at (\S+);", process.stderr.readline().decode())
-    assert found is not None
-    return found[1]
-
-
-def test_a_server_from_its_start_to_its_end(start, members, tmp_path):
+def test_a_server_from_its_start_to_its_end(start, models, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k1\nk2\n")
     flags = ["--port", 0, "--api-key-file", keys, "-o", "drain_seconds=0.2"]
-    process = start(COMMAND, "serve", *members, *flags)
-    url = listening(process)
+    process = start(COMMAND, "serve", "--model", models[0], "--model", models[1], *flags)
+    (url,) = re.findall(r"listening at (\S+);", process.stderr.readline().decode())
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer k2"}, timeout=60) as http:
         assert http.get("/health").status_code == 200
         early = http.post("/v1/completions", json=STREAM)

@@ -2,11 +2,11 @@
 
 import json
 import signal
+from typing import Any
 
 import pytest
 import yaml
 
-from adafuse_llm import AdaFuseEngine
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.loading.config_file import read_config
 
@@ -34,13 +34,10 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     assert [call["config"].stop for call in fakes] == [("\nQuestion:",)]
 
 
-def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes, monkeypatch):
+def test_questions_come_with_passages_of_documents(adafuse, job, tmp_path, fakes, spy):
     (tmp_path / "mill.md").write_text("Ada Brook founded mill 7.")
-    asked = []
-    decode = AdaFuseEngine.generate
-    monkeypatch.setattr(
-        AdaFuseEngine, "generate", lambda self, **asks: asked.append(asks) or decode(self, **asks)
-    )
+    asked: list[dict[str, Any]] = []
+    spy("generate", asked.append)
     assert adafuse(*job, "--docs", tmp_path / "mill.md").exit_code == 0
     assert asked
     assert all("founded mill 7." in each["messages"][0]["content"] for each in asked)

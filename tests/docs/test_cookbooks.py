@@ -1,7 +1,5 @@
 """Every cookbook runs, offline, and holds the outputs of a run."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The generated tables in the pages are those that the code makes now."""
 
-from __future__ import annotations
-
 from docs.generated import PLACE, filled, pages
 
 

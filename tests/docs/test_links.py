@@ -1,10 +1,4 @@
-"""Links between the pages, READMEs and notebooks of the repository lead somewhere.
-
-Sphinx checks the links within the site. This also checks what GitHub shows: paths of files and the
-headings that anchors name. Links to other sites are not checked, because tests run offline.
-"""
-
-from __future__ import annotations
+"""Links between pages, READMEs and notebooks lead somewhere, on GitHub as on the site."""
 
 import json
 import re

@@ -1,7 +1,5 @@
 """Every block of Python in README and docs runs."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

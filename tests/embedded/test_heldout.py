@@ -1,7 +1,5 @@
 """The held-out questions that ship with the package, and how replies to them are read."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The shipped members: small, standard, lossless, and with the tokens their templates need."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

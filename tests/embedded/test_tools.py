@@ -1,7 +1,5 @@
 """The tools of the embedded members."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

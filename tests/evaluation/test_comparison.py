@@ -1,7 +1,5 @@
 """The paired test compared with manual arithmetic and its definition."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

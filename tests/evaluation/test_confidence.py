@@ -1,7 +1,5 @@
 """The calibration of the confidence: what it fits, and what is measured of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

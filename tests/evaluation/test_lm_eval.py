@@ -1,7 +1,5 @@
 """The engine as a harness model, compared with the harness's own model and brute force."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -45,17 +43,12 @@ def lm(*recipes, **options):
     return AdaFuseLM(AdaFuseEngine([backend(recipe) for recipe in recipes]), **options)
 
 
-@pytest.fixture(scope="module")
-def harness():
+def test_one_member_alone_has_the_numbers_and_the_text_of_the_harness():
     from lm_eval.models.huggingface import HFLM
 
-    weights = model(ONE)
-    made = HFLM(pretrained=weights, tokenizer=tokenizer(ONE.kind), device="cpu", max_length=1024)
-    made.tokenizer.pad_token = made.tokenizer.eos_token
-    return made
-
-
-def test_one_member_alone_has_the_numbers_and_the_text_of_the_harness(harness):
+    known = tokenizer(ONE.kind)
+    harness = HFLM(pretrained=model(ONE), tokenizer=known, device="cpu", max_length=1024)
+    harness.tokenizer.pad_token = harness.tokenizer.eos_token
     ours, quiet = lm(ONE, branching_factor=1, max_words=1, batch_size=3), {"disable_tqdm": True}
     theirs = [score for score, _ in harness.loglikelihood(instances(*PAIRS), **quiet)]
     found = [score for score, _ in ours.loglikelihood(instances(*PAIRS), **quiet)]

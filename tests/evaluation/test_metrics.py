@@ -1,7 +1,5 @@
 """Metrics compared with manual cases."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import pytest

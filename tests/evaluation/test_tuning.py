@@ -1,7 +1,5 @@
 """The search for the best settings, and the test on held-out questions."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

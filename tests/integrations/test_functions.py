@@ -1,18 +1,11 @@
 """How many functions a request enters beyond those of `generate`: what a reader of it must know."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-
-import pytest
-
-pytest.importorskip("starlette", reason="needs the extra [serve]")
-pytest.importorskip("langchain_adafuse")
 
 from starlette.testclient import TestClient
 

@@ -1,15 +1,11 @@
 """The models of both frameworks with the members of a server."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine
+from adafuse_llm import Engine, InvalidInputError, RemoteEngine
 from adafuse_llm.serving import create_app
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
 from langchain_adafuse import ChatAdaFuse, get_round_callback
@@ -19,23 +15,6 @@ from tests.support.scripted import scripted_engine
 from tests.support.serving import served
 
 
-@pytest.fixture(scope="module")
-def local() -> Iterator[AdaFuseEngine]:
-    with scripted_engine(answer, max_words=2) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def remote(local: AdaFuseEngine) -> Iterator[RemoteEngine]:
-    with served(create_app(local)) as url, RemoteEngine(url) as engine:
-        yield engine
-
-
-def get_weather(location: str) -> str:
-    """Tells the weather at a location."""
-    return f"It rains in {location}."
-
-
 async def found(engine: Engine) -> list[Any]:
     """What applications get from an engine. `tests/test_client.py` compares the engines."""
     chat, llm = ChatAdaFuse(engine=engine), AdaFuseLLM(engine=engine)
@@ -43,19 +22,21 @@ async def found(engine: Engine) -> list[Any]:
     with get_round_callback() as rounds:
         chunks = [chunk.text async for chunk in chat.astream("Hello")]
     (drawn,) = (await text.agenerate(["Hello. Answer:"])).generations
-    (call,) = chat.bind_tools([get_weather]).invoke("How is the weather?").tool_calls
     return [
         (chunks, [each["text"] for each in rounds.rounds], [each.text for each in drawn]),
-        (call["name"], call["args"]),
-        chat.get_num_tokens_from_messages([AIMessage("Hello")], tools=[get_weather]),
         (chat.profile, chat.model_name),
         [(await ask(llm, path, "Hello")).texts for path in FORMS],
         (llm.metadata, llm.prompt_helper().context_window),
     ]
 
 
-async def test_the_models_give_the_same(local: AdaFuseEngine, remote: RemoteEngine) -> None:
-    assert await found(remote) == await found(local)
+async def test_the_models_give_the_same() -> None:
+    with (
+        scripted_engine(answer, max_words=2) as local,
+        served(create_app(local)) as url,
+        RemoteEngine(url) as remote,
+    ):
+        assert await found(remote) == await found(local)
 
 
 @pytest.mark.quick

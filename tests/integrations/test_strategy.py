@@ -1,7 +1,5 @@
 """The option `strategy` of the models of both frameworks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from adafuse_llm import InvalidOptionError
 from adafuse_llm.strategies import FixedWords
 from langchain_adafuse import AdaFuseLLM as TextModel
 from langchain_adafuse import ChatAdaFuse
-from tests.support.scripted import scripted_engine
 
 KINDS: list[Any] = [ChatAdaFuse, TextModel, AdaFuseLLM]
 
@@ -37,11 +34,6 @@ def test_a_strategy_is_checked_at_once_and_can_be_in_a_file(kind: Any, tmp_path:
     assert model.max_new_tokens == 8
     with pytest.raises(InvalidOptionError, match="Did you mean 'single'"):
         kind.from_embedded(strategy="sngle")
-    with (
-        scripted_engine(lambda prompt: "Yes.") as engine,
-        pytest.raises(ValueError, match="cannot be combined"),
-    ):
-        kind(engine=engine, strategy="single")
 
 
 @pytest.mark.quick

@@ -1,7 +1,5 @@
 """Which GGUF file is loaded, and what it writes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -79,9 +77,8 @@ def test_one_of_several_files_is_named_or_matched(tmp_path: Path) -> None:
     assert "no GGUF file that fits file='*Q5*'; it has: m-Q4_K_M.gguf, m-Q8_0.gguf" in message
 
 
-@pytest.fixture
-def ollama(tmp_path: Path) -> Path:
-    """The folder of an installation of Ollama, with two models of three blobs each."""
+@pytest.mark.quick
+def test_the_folder_of_ollama_is_refused_with_the_files_of_its_models(tmp_path: Path) -> None:
     models = tmp_path / "models"
     put(models, "blobs/sha256-1", "blobs/sha256-2")
     (models / "blobs" / "sha256-3").write_text('{"stop": "<|end|>"}')
@@ -95,15 +92,10 @@ def ollama(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
     (path.parent / "damaged").write_text("{")
-    return models
-
-
-@pytest.mark.quick
-def test_the_folder_of_ollama_is_refused_with_the_files_of_its_models(ollama: Path) -> None:
-    blobs = ollama / "blobs"
+    blobs = models / "blobs"
     assert found(blobs / "sha256-1") == blobs / "sha256-1"
     manifest = "manifests/registry.ollama.ai/library/qwen3/8b"
-    for path in (ollama.parent, ollama, blobs, blobs / "sha256-3", ollama / manifest):
+    for path in (tmp_path, models, blobs, blobs / "sha256-3", models / manifest):
         message = refusal(path, context=512)
         assert "belongs to Ollama" in message
         for file, model in (("sha256-2", "hf.co/o/m-GGUF:Q8_0"), ("sha256-1", "qwen3:8b")):

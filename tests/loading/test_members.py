@@ -1,7 +1,5 @@
 """Loading of transformers members: what loads, and the errors of what does not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

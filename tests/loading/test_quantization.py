@@ -1,9 +1,4 @@
-"""Quantized members: what loads, and what is refused.
-
-The embedded members are quantized here. Methods whose package is absent are skipped.
-"""
-
-from __future__ import annotations
+"""Quantized members, made of the embedded ones: what loads, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Descriptions of members: their kind, their names, and settings that cannot be used."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generations to look at: HTML that holds the text, the rounds and nothing from elsewhere."""
 
-from __future__ import annotations
-
 import html
 import io
 import re
@@ -110,13 +108,9 @@ def test_explanations_follow_the_strategy_that_ran():
         assert ("all agree ·" in made) == (strategy == "adafuse")
 
 
-@pytest.fixture(scope="module")
-def drawn() -> Generation:
+def test_all_responses_are_shown_with_their_seeds():
     engine = AdaFuseEngine([writes("one", "a b c", sure=0.6), writes("two", "a b c", sure=0.6)])
-    return engine.generate(">", max_words=1, temperature=1, seed=5, n=3, top_logprobs=2)
-
-
-def test_all_responses_are_shown_with_their_seeds(drawn):
+    drawn = engine.generate(">", max_words=1, temperature=1, seed=5, n=3, top_logprobs=2)
     made = page(drawn)
     responses = (drawn, *drawn.alternatives)
     ids = re.findall(r'\bid="([^"]+)"', made)

@@ -1,7 +1,5 @@
 """What rounds are counted as and called, also those that a grammar forced or that chose a text."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """One engine of the embedded members, its servers, and OpenAI's client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import openai
@@ -22,12 +20,6 @@ def engine() -> Iterator[AdaFuseEngine]:
 def address(engine: AdaFuseEngine) -> Iterator[str]:
     limits = ServingConfig(max_output_tokens=400, max_choices=4, max_prompt_characters=60_000)
     with served(create_app(engine, limits)) as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def strict(engine: AdaFuseEngine) -> Iterator[str]:
-    with served(create_app(engine, ServingConfig(strict=True))) as url:
         yield url
 
 

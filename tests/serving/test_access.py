@@ -1,7 +1,5 @@
 """Who may use the server: request ids, the access log, hosts, keys, origins and body sizes."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

@@ -1,7 +1,5 @@
 """Fields of other servers: obeyed, ignored with a warning, or refused; never dropped silently."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -93,14 +91,15 @@ def test_a_refusal_is_text_and_an_image_is_refused_except_in_the_result_of_a_too
     assert "not a JSON object" in told
 
 
-def test_options_of_the_engine_are_obeyed(strict, engine):
+def test_options_of_the_engine_are_obeyed(engine):
     drawn = {"top_k": 2, "min_p": 0.2, "temperature": 1.0, "seed": 3}
     biased = {"top_k": -1, "repetition_penalty": 1.5, "logit_bias": {" 4": -50}}
-    for options in (drawn, biased, {"regex": "[a-c]{5}"}, {"choices": ["yes", "no"]}):
-        response = chat(strict, max_tokens=16, **options)
-        own = {name: value for name, value in options.items() if value != -1}
-        assert text(response) == engine.generate(messages=QUESTION, max_new_tokens=16, **own).text
-        assert warnings(response) == []
+    with served(create_app(engine, ServingConfig(strict=True))) as url:
+        for options in (drawn, biased, {"regex": "[a-c]{5}"}, {"choices": ["yes", "no"]}):
+            response = chat(url, max_tokens=16, **options)
+            own = {name: value for name, value in options.items() if value != -1}
+            expected = engine.generate(messages=QUESTION, max_new_tokens=16, **own)
+            assert (text(response), warnings(response)) == (expected.text, [])
 
 
 @pytest.mark.quick

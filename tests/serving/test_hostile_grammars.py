@@ -1,7 +1,5 @@
 """A server among clients that send grammars to kill, block or fill it."""
 
-from __future__ import annotations
-
 import math
 import sys
 

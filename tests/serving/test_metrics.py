@@ -1,7 +1,5 @@
 """Metrics: what Prometheus reads after requests, and while members load."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """The API of OpenAI, used by OpenAI's own client: texts, rounds, tools, forms, usage, errors."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Running the server in this process: listening, loading, proxies, slow clients, draining."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

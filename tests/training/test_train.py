@@ -1,7 +1,5 @@
 """Training: a pack is equivalent to single prompts, and an interrupted run has the same result."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The generated world: repeatable from a seed, with splits that share no name and no number."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator

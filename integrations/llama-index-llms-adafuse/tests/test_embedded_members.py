@@ -1,12 +1,8 @@
-"""The embedded members call functions and fill objects, end to end."""
-
-from typing import Literal
+"""The embedded members call functions, end to end."""
 
 import pytest
 from llama_index.core.agent.react import ReActChatFormatter
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent, ToolCallResult
-from llama_index.core.bridge.pydantic import BaseModel
-from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm.embedded.tools import REACT_HEADER, calculate, look_up
@@ -16,17 +12,11 @@ pytestmark = pytest.mark.disable_socket
 FORMATTER = ReActChatFormatter.from_defaults(system_header=REACT_HEADER)
 
 
-@pytest.fixture(scope="module")
-def embedded():
-    llm = AdaFuseLLM.from_embedded(max_new_tokens=160)
-    yield llm
-    llm.unload()
-
-
 @pytest.mark.parametrize("kind", [FunctionAgent, ReActAgent])
-async def test_an_agent_calls_the_tools_that_lead_to_the_answer(embedded, kind):
+async def test_an_agent_calls_the_tools_that_lead_to_the_answer(kind):
+    llm = AdaFuseLLM.from_embedded(max_new_tokens=160)
     fields = {"formatter": FORMATTER} if kind is ReActAgent else {}
-    agent = kind(tools=[look_up, calculate], llm=embedded, **fields)
+    agent = kind(tools=[look_up, calculate], llm=llm, **fields)
     handler = agent.run("How much do 3 tickets for the Silesse Mill cost?")
     results = [e async for e in handler.stream_events() if type(e) is ToolCallResult]
     assert [(each.tool_name, each.tool_kwargs) for each in results] == [
@@ -34,15 +24,4 @@ async def test_an_agent_calls_the_tools_that_lead_to_the_answer(embedded, kind):
         ("calculate", {"expression": "3 * 19.88"}),
     ]
     assert str(await handler) == "59.64 crowns"
-
-
-class Visit(BaseModel):
-    place: str
-    guests: int
-    day: Literal["Monday", "Friday"]
-
-
-async def test_objects_that_the_members_never_saw(embedded):
-    prompt = PromptTemplate("Plan a visit to {place}.")
-    visit = await embedded.astructured_predict(Visit, prompt, place="the Silesse Mill")
-    assert isinstance(visit, Visit)
+    llm.unload()

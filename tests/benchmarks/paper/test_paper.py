@@ -10,24 +10,18 @@ from benchmarks.paper.tables import Report
 from benchmarks.paper.tasks import load_task
 
 
-@pytest.fixture
-def suite(tmp_path):
-    """A small suite, and the arguments that run it."""
-    path = tmp_path / "small.yaml"
+@pytest.mark.slow
+def test_the_tables_have_the_scores_and_a_resumed_run_decodes_only_what_was_lost(
+    tmp_path, monkeypatch, capsys
+):
+    path, out, real = tmp_path / "small.yaml", tmp_path / "out", AdaFuseEngine.generate
     path.write_text(
         "parts: [table-1, more]\nquestions: {table: 2, sweep: 1}\n"
         "without: [DeePEn, GaC, 'GaC, gated', UniTE, SweetSpan]\n"
         "rows: [{name: two words, strategy: fixed-2}, {name: counts twice, "
         "options: {weights: [2, 1, 1]}}]\n"
     )
-    return ["--suite", str(path), "--output", str(tmp_path / "out")]
-
-
-@pytest.mark.slow
-def test_the_tables_have_the_scores_and_a_resumed_run_decodes_only_what_was_lost(
-    suite, tmp_path, monkeypatch, capsys
-):
-    out, real = tmp_path / "out", AdaFuseEngine.generate
+    suite = ["--suite", str(path), "--output", str(out)]
 
     def generate(self, **options):
         if self.strategy.name == "vote":

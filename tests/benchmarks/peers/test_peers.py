@@ -1,7 +1,5 @@
 """The peers: what defines each, and each against a computation without any cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Reasoning in replies and histories, and replies that continue a message."""
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import add
 from typing import Any

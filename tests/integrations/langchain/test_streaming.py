@@ -1,7 +1,5 @@
 """Streams, chains and batches give the text of the engine; event loops go on; leaving stops."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import aclosing
@@ -25,15 +23,6 @@ REPLIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine():
-    def script(prompt):
-        return next((reply for name, reply in REPLIES.items() if name in prompt), "")
-
-    with scripted_engine(script) as engine:
-        yield engine
-
-
 text = StrOutputParser().invoke
 
 
@@ -45,7 +34,8 @@ text = StrOutputParser().invoke
         (ChatAdaFuse, "words", [" lit"]),
     ],
 )
-async def test_all_ways_give_the_text_of_the_engine(engine, kind, reply, stop):
+async def test_all_ways_give_the_text_of_the_engine(kind, reply, stop):
+    engine = scripted_engine(lambda _: REPLIES[reply])
     model = kind(engine=engine, stop=stop)
     prompt: Any = f"Say {reply}.\nAnswer:"
     messages = [{"role": "user", "content": prompt}]

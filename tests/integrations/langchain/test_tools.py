@@ -1,17 +1,15 @@
 """Tools: what members read, what becomes a call, and agents."""
 
-from __future__ import annotations
-
 import json
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import InjectedToolArg, tool
+from langchain_core.tools import tool
 
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import call
@@ -49,16 +47,6 @@ def chat_that(script, prompts=None, **fields):
 def called(message):
     assert not message.invalid_tool_calls
     return [(each["name"], each["args"]) for each in message.tool_calls]
-
-
-def test_members_do_not_see_arguments_that_are_injected():
-    def look_up(city, index):
-        """Look a city up."""
-
-    index = Annotated[InMemoryCache, InjectedToolArg]
-    look_up.__annotations__ = {"city": str, "index": index, "return": str}
-    (tool,) = chat_that("").bind_tools([look_up]).kwargs["tools"]
-    assert [*tool["function"]["parameters"]["properties"]] == ["city"]
 
 
 @pytest.mark.parametrize(

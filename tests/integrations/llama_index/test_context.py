@@ -20,12 +20,9 @@ MARKS = [f"{place}{n}" for place in ("start", "middle", "finish") for n in range
 
 @pytest.fixture(autouse=True)
 def untouched_settings(monkeypatch):
-    """Core keeps its tokenizer and prompt helper in global variables."""
-    import llama_index.core
-
+    """Core keeps its prompt helper in global variables."""
     for name in ("_prompt_helper", "_chat_prompt_helper"):
         monkeypatch.setattr(Settings, name, None)
-    monkeypatch.setattr(llama_index.core, "global_tokenizer", None)
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +42,15 @@ def engine():
         yield engine
 
 
-@pytest.mark.parametrize(
-    ("mode", "source"),
-    [("compact", "settings"), ("compact", "tokenizer"), ("refine", "helper")],
-)
-async def test_prompts_packed_by_the_members_counts_fit(engine, index, mode, source):
+@pytest.mark.parametrize("mode", ["compact", "refine"])
+async def test_prompts_packed_by_the_members_counts_fit(engine, index, mode):
     llm = AdaFuseLLM(engine=engine, system_prompt="You know the mill.")
     how: dict[str, Any] = {"response_mode": ResponseMode(mode)}
-    if source == "helper":
-        synthesizer = get_response_synthesizer(llm, llm.prompt_helper(), **how)
-        how = {"response_synthesizer": synthesizer}
-    elif source == "settings":
+    if mode == "compact":
         Settings.prompt_helper = llm.prompt_helper()
     else:
-        Settings.tokenizer = llm.tokenizer
+        synthesizer = get_response_synthesizer(llm, llm.prompt_helper(), **how)
+        how = {"response_synthesizer": synthesizer}
     query_engine = index.as_query_engine(llm=llm, similarity_top_k=NODES, **how)
     with prompts_read(engine) as prompts:
         assert "Eight parts." in str(await query_engine.aquery(QUESTION))
@@ -66,8 +58,7 @@ async def test_prompts_packed_by_the_members_counts_fit(engine, index, mode, sou
         read = prompts[backend.name]
         text = "\n".join(backend.codec.decode_continuation((), ids) for ids in read)
         assert [mark for mark in MARKS if mark not in text] == []
-        if source != "tokenizer":  # the response has its room too
-            assert max(map(len, read)) + llm.metadata.num_output <= WINDOW
+        assert max(map(len, read)) + llm.metadata.num_output <= WINDOW
 
 
 def test_a_text_counts_as_many_tokens_as_the_member_that_needs_the_most(engine):

@@ -1,7 +1,5 @@
 """Eight entry points, one decode: the same text, counted once, whatever members read."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager

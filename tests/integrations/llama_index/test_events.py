@@ -1,7 +1,5 @@
 """Rounds as events: under their own span, with the right parent, whatever runs beside them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

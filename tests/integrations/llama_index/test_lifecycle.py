@@ -1,7 +1,5 @@
 """Making, keeping, copying and ending: what an LLM costs when it is not asked anything."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle
@@ -34,6 +32,7 @@ def test_making_copying_and_pickling_load_nothing(monkeypatch):
         AdaFuseLLM.from_dict(llm.to_dict()),
     ):
         assert again.to_dict() == llm.to_dict()
+        assert again.to_dict()["class_name"] == "AdaFuseLLM"
         assert (again.max_words, again.to_payload()["model_name"]) == (2, "such-model+one")
     shipped = AdaFuseLLM.from_embedded()
     assert AdaFuseLLM.from_dict(shipped.to_dict()).to_payload()["model_name"] == "wren+heron+finch"
@@ -63,6 +62,7 @@ def test_wrong_ways_of_making_one():
             ({"members": iter([])}, "members is empty"),
             ({"members": ["a"], "engine": engine}, "members=.* or engine="),
             ({"engine": engine, "dtype": "bfloat16"}, "dtype"),
+            ({"engine": engine, "strategy": "single"}, "strategy"),
             ({"engine": engine, "max_word": 2}, "max_words"),
         ]
         for wrong, message in wrongs:

@@ -1,7 +1,5 @@
 """Options that users of other LLMs know: sampling, log-probabilities, several responses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

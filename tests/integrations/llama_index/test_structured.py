@@ -1,7 +1,5 @@
 """Objects of a class out of replies: requested in clean words, enforced, read, checked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Tools: what agents, programs and selectors of LlamaIndex do with the LLM."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

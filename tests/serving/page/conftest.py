@@ -1,7 +1,5 @@
 """The page of the server, in a tab of a browser."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The page at /, in a browser: a chat that shows which member wrote each span of an answer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What the page says when something goes wrong, and what the reader can do then."""
 
-from __future__ import annotations
-
 import pytest
 
 from adafuse_llm.errors import MemberError

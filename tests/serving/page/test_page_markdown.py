@@ -1,7 +1,5 @@
 """Answers with formatting: no HTML of a model runs, and every text keeps the mark of its member."""
 
-from __future__ import annotations
-
 import re
 
 from tests.support.chat_page import HOSTILE, IMAGE, generated, mark_of

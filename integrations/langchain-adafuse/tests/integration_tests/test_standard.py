@@ -1,10 +1,4 @@
-"""LangChain's standard integration tests of chat models, over the embedded members.
-
-The embedded members know two tools of their own. They call others when they have to, but with
-arguments of their own. Two obedient members answer the tests that look at the arguments.
-"""
-
-from __future__ import annotations
+"""LangChain's standard integration tests of chat models, over the embedded members."""
 
 import json
 import re
@@ -23,11 +17,10 @@ from langchain_adafuse import ChatAdaFuse
 pytestmark = [pytest.mark.disable_socket, pytest.mark.slow]
 
 NEED_OBEDIENCE = {
-    "test_json_mode",
-    "test_tool_calling",
-    "test_tool_calling_async",
+    *("test_json_mode", "test_tool_calling", "test_tool_calling_async"),
     "test_unicode_tool_call_integration",
 }
+"""Tests of the arguments of calls, in which the embedded members write what they like."""
 
 
 def obey(text: str) -> dict[str, float]:

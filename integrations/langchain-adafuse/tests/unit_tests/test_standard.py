@@ -1,7 +1,5 @@
 """LangChain's standard unit tests of chat models. No member is loaded."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
