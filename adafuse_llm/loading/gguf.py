@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 from adafuse_llm.backends.gguf.files import (
     choose,
     gguf_names,
-    has_magic,
-    listed,
-    ollama_files,
     stored_folder,
 )
 from adafuse_llm.backends.gguf.header import GGUFFacts, part_names, read_facts
@@ -129,15 +126,7 @@ def _path(spec: GGUFMember) -> Path:
     except OSError:  # such as a name that is too long for the file system
         is_file = is_folder = False
     if is_file or is_folder:
-        names = gguf_names(path) if is_folder else []
-        is_usable = names or (is_file and has_magic(path))
-        if not is_usable and (models := ollama_files(path)):
-            files = listed([f"{found} ({model})" for model, found in models.items()])
-            raise LoadError(
-                "it belongs to Ollama, whose GGUF files have no names, but is not one of them. "
-                f"Pass the file of a model: {files}."
-            )
-        return path / choose(names, spec.file, "it") if is_folder else path
+        return path / choose(gguf_names(path), spec.file, "it") if is_folder else path
     if spec.path.lower().endswith(".gguf"):
         raise LoadError(
             "the file does not exist. For a file of a hub repository, pass "
@@ -157,10 +146,10 @@ def _from_hub(spec: GGUFMember) -> Path:
     except Exception as error:  # without a connection, the files in the cache are all there is
         folder = stored_folder(spec.path, spec.revision)
         if folder is None or not (names := gguf_names(folder)):
-            raise LoadError(reason_of(spec.path, error)) from error
+            raise LoadError(reason_of(error)) from error
     parts = part_names(choose(names, spec.file, "it"))
     try:
         paths = [hf_hub_download(spec.path, part, revision=spec.revision) for part in parts]
     except Exception as error:
-        raise LoadError(reason_of(spec.path, error)) from error
+        raise LoadError(reason_of(error)) from error
     return Path(paths[0])

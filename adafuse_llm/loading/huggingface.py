@@ -247,7 +247,7 @@ def _source(spec: TransformersMember) -> dict[str, Any]:
 
 
 def _load_error(spec: TransformersMember, error: Exception) -> LoadError:
-    text, reason = str(error), reason_of(spec.path, error)
+    text, reason = str(error), reason_of(error)
     if "trust_remote_code" in text:
         reason = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
     elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
