@@ -42,9 +42,9 @@ def reason_of(error: Exception) -> str:
     if not any(isinstance(cause, kinds) for cause in _causes(error)):
         return describe(error)
     return (
-        "there is no such folder, the cache of the Hugging Face hub lacks files of such a model, and "
-        "the hub cannot be reached, or HF_HUB_OFFLINE is set. Pass a folder, or check the name and "
-        "the connection."
+        "there is no such folder, the cache of the Hugging Face hub lacks files of such a model, "
+        "and the hub cannot be reached, or HF_HUB_OFFLINE is set. Pass a folder, or check the name "
+        "and the connection."
     )
 
 
