@@ -12,12 +12,7 @@ import torch
 
 from adafuse_llm.backends.base import Query
 from adafuse_llm.backends.file_facts import context_window
-from adafuse_llm.backends.huggingface.checkpoint import (
-    advice,
-    eos_ids,
-    ignored_settings,
-    own_adjustment,
-)
+from adafuse_llm.backends.huggingface.checkpoint import eos_ids, ignored_settings, own_adjustment
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.passes import RequestState
 from adafuse_llm.backends.huggingface.rows import Rows, TreeForm
@@ -112,10 +107,10 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         self._kept: PrefixCache[Rows | TreeForm] = PrefixCache(limit)
         if self.ignored_settings:
             logger.warning(
-                "member %r: its generation config sets %s, which members do not follow. %s",
+                "member %r: its generation config sets %s, which members do not follow. To get the "
+                "same, pass the options of these names; instead of do_sample, a temperature",
                 name,
                 ", ".join(f"{key}={value!r}" for key, value in self.ignored_settings.items()),
-                advice(self.ignored_settings),
             )
 
     def cache_bytes(self, tokens: int) -> int:
