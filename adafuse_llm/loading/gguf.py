@@ -49,17 +49,11 @@ def find_file(spec: GGUFMember) -> GGUFFacts:
             spec.label,
             spec.gpu_layers,
         )
-    if facts.tokenizer == "gpt2" and facts.pre_tokenizer is None:
-        logger.warning(
-            "%s: the header does not say how texts are split into words (tokenizer.ggml.pre), so "
-            "its tokens can be wrong; use a newer file",
-            spec.label,
-        )
     return facts
 
 
 def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
-    """Load a GGUF model as a member. Warn of what its header lacks.
+    """Load a GGUF model as a member.
 
     Args:
         spec: the member, with a name.
@@ -83,12 +77,6 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
         repeatable=bool(spec.repeatable),
         end_tokens=spec.end_tokens or (),
     )
-    if facts.context_window is None:
-        logger.warning(
-            "%s: the header has no usable context window, so it holds %d tokens",
-            spec.label,
-            member.context_window,
-        )
     if not member.end_ids:
         logger.warning(
             "%s: the header names no end token, so answers never end; pass "
