@@ -60,7 +60,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
     Raises:
         UnsupportedModelError: the model cannot be a member, or no form gives the right numbers.
             The message gives the reason.
-        InvalidOptionError: an option is not valid, or options contradict each other.
+        InvalidOptionError: `form` is not one of these.
     """
 
     def __init__(
@@ -74,10 +74,6 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
     ) -> None:
         if form not in FORMS:
             raise InvalidOptionError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
-        if prefix_cache_bytes < 0:
-            raise InvalidOptionError(
-                f"prefix_cache_bytes must be 0 or more; got {prefix_cache_bytes}"
-            )
         if model.training:
             raise UnsupportedModelError(
                 f"member {name!r} is in training mode, so dropout makes its numbers random; "
@@ -103,7 +99,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         self.form = self._passes.form
         self._pieces = self._passes.pieces
         row_bytes = max(1, sum(self._passes.token_bytes.values()))
-        limit = prefix_cache_bytes // row_bytes if self.form == "tree" else 0
+        limit = max(0, prefix_cache_bytes) // row_bytes if self.form == "tree" else 0
         self._kept: PrefixCache[Rows | TreeForm] = PrefixCache(limit)
         if self.ignored_settings:
             logger.warning(
