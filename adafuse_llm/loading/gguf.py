@@ -55,10 +55,6 @@ def find_file(spec: GGUFMember) -> GGUFFacts:
 def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
     """Load a GGUF model as a member.
 
-    Args:
-        spec: the member, with a name.
-        facts: what the header of its file says.
-
     Raises:
         LoadError: llama.cpp cannot load the file.
         UnsupportedModelError: the model cannot be a member of an ensemble.
@@ -87,12 +83,7 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
 
 
 def load_gguf_text(spec: GGUFMember) -> LlamaText:
-    """Load the codec of a GGUF model, without its weights.
-
-    Raises:
-        LoadError: llama.cpp cannot read the vocabulary.
-        UnsupportedModelError: the vocabulary cannot be that of a member.
-    """
+    """Load the codec of a GGUF model, without its weights. The errors are those of `load_gguf`."""
     from adafuse_llm.backends.llamacpp.library import Settings
     from adafuse_llm.backends.llamacpp.trial import try_file
     from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
@@ -103,11 +94,7 @@ def load_gguf_text(spec: GGUFMember) -> LlamaText:
 
 
 def _path(spec: GGUFMember) -> Path:
-    """Return the path of the GGUF file; download the file if it is not here.
-
-    Raises:
-        LoadError: there is no such file, or more than one.
-    """
+    """Return the path of the GGUF file; download the file if it is not here."""
     path = Path(spec.path)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()

@@ -31,11 +31,7 @@ def not_a_hub_id(path: str) -> str | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a model could not be loaded or downloaded, in one line.
-
-    Args:
-        error: an error of transformers or of the hub.
-    """
+    """Return what an error of transformers or of the hub says, in one line."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     kinds = (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError)

@@ -74,10 +74,6 @@ class Grammar:
         option: the option of `AdaFuseConfig` that gives the grammar, for errors.
         body: the grammar in llguidance's dialect of Lark. Its rule ``start`` is a response.
 
-    Raises:
-        GrammarError: the grammar cannot be enforced.
-        MissingDependencyError: llguidance is not installed.
-
     Attributes:
         begins_with_space: whether a response may begin with whitespace.
     """

@@ -92,11 +92,6 @@ def has_magic(path: Path) -> bool:
 def choose(names: Sequence[str], file: str | None, label: str) -> str:
     """Choose the only GGUF file, or the one with a name or pattern. Of a model in parts, its first.
 
-    Args:
-        names: names of files, relative to their folder.
-        file: the name or pattern; None for the only file.
-        label: text that names the member in errors.
-
     Raises:
         LoadError: no file, or more than one, fits.
     """

@@ -68,14 +68,8 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
     These are the wanted ones. If a child process crashes with them, and not with weights in the
     order of the file, they are the latter, and a warning says so.
 
-    Args:
-        facts: what the header of the file says.
-        label: text that names the member in errors.
-        wanted: the settings of a member.
-
     Raises:
         LoadError: the file ends the process with all settings, or takes too much time or memory.
-        MissingDependencyError: llama.cpp is not installed.
     """
     verdict = _verdict(facts, wanted)
     with suppress(OSError):

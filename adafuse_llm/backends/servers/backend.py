@@ -55,9 +55,6 @@ class ServerBackend(Backend):
         api: the API of the server.
         facts: facts about the model on the server.
 
-    Attributes:
-        facts: as above.
-
     Raises:
         MemberError: the server cannot be used.
     """
