@@ -131,8 +131,7 @@ def _commit(
 
     Args:
         candidate: the candidate.
-        top_logprobs: number of likeliest tokens to return with each committed token; None to return
-            no tokens.
+        top_logprobs: as for `decode`; with None, no tokens are returned.
         forced: whether no member proposed it. The drafting method then has only candidates of an
             earlier round, so passes carry no drafts.
     """
