@@ -1,8 +1,7 @@
-"""Recreate threads and connections in a forked child process.
+"""Recreate connections in a forked child process.
 
 Servers such as gunicorn (``--preload``) and celery load an engine once and fork their workers. A
-child has none of its parent's threads, and must not share its connections. The parent must not run
-requests while it forks.
+child must not share its parent's connections. The parent must not run requests while it forks.
 """
 
 from __future__ import annotations

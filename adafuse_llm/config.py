@@ -402,16 +402,7 @@ class AdaFuseConfig(Options):
             )
 
     def reported_member(self, members: Sequence[str]) -> str:
-        """Return the member with the highest weight among those that decode.
-
-        If several members have it, return the first of them.
-
-        Args:
-            members: names of all members of the ensemble.
-
-        Raises:
-            InvalidOptionError: ``use`` or ``weights`` do not match the members.
-        """
+        """Return the first member with the highest weight (`member_weights`)."""
         weights = self.member_weights(members)
         return max(weights, key=lambda name: weights[name])
 

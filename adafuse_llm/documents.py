@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,12 +26,6 @@ from adafuse_llm.errors import (
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
 SUFFIXES: Final = (".md", ".markdown", ".txt", ".pdf")
-OTHERS: Final = (
-    *(".bmp", ".csv", ".doc", ".docx", ".epub", ".gif", ".htm", ".html", ".jpeg", ".jpg", ".odt"),
-    *(".png", ".ppt", ".pptx", ".rtf", ".tif", ".tiff", ".webp", ".xls", ".xlsx"),
-)
-"""Suffixes of documents and images that are not read. Files with other suffixes are not named."""
-
 MAX_CHARS: Final = 900
 INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
 """The instruction that `question_messages` puts above the passages."""
@@ -69,9 +62,8 @@ def read_documents(
     A section, from its heading to the next heading, becomes one passage if it has at most
     ``max_chars`` characters. A longer section is split between paragraphs, lines, sentences or
     words. Passages follow the order of the paths, and files in a folder are sorted by name. Hidden
-    files are skipped, and so are linked folders, and links to files outside the folder. Other files
-    of a folder that cannot be read are skipped with a message. A PDF file needs the package pypdf,
-    and must contain text, not only images.
+    files and files with other suffixes are skipped. What else cannot be read in a folder is skipped
+    with a message. A PDF file needs the package pypdf, and must contain text, not only images.
 
     Args:
         paths: the files and folders.
@@ -83,16 +75,10 @@ def read_documents(
         InvalidInputError: no path is given, a path does not exist, a file has another suffix or is
             not UTF-8, a folder has no documents, or the documents have no text.
     """
-    if max_chars < 1:
-        raise InvalidInputError(f"max_chars must be at least 1, got {max_chars}")
     roots = [Path(path) for path in paths]
-    if not roots:
-        raise InvalidInputError(
-            "no documents: pass at least one folder, text file or Markdown file"
-        )
     passages: list[Passage] = []
     for root in roots:
-        for file, source in _files(root, on_skip):
+        for file, source in _files(root):
             try:
                 text = _read(file, on_skip)
             except (InvalidInputError, MissingDependencyError) as error:
@@ -103,12 +89,12 @@ def read_documents(
             passages += [Passage(source, piece) for piece in _split(text, max_chars)]
     if not passages:
         raise InvalidInputError(
-            f"no text in {', '.join(map(str, roots))}: the documents are empty or cannot be read"
+            f"no text in {short_list(map(str, roots))}: the documents are empty or cannot be read"
         )
     return passages
 
 
-def _files(root: Path, on_skip: Callable[[str], object]) -> Iterator[tuple[Path, str]]:
+def _files(root: Path) -> Iterator[tuple[Path, str]]:
     """Yield each file under ``root`` with the name of its source, its path below ``root``."""
     if root.is_file():
         if root.suffix.lower() not in SUFFIXES:
@@ -120,28 +106,17 @@ def _files(root: Path, on_skip: Callable[[str], object]) -> Iterator[tuple[Path,
         return
     if not root.is_dir():
         raise InvalidInputError(f"no such file or folder: {root}")
-    every = [
+    found = [
         path
         for path in sorted(root.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+        if path.suffix.lower() in SUFFIXES and path.is_file()
+        if not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
-    found = [path for path in every if path.suffix.lower() in SUFFIXES]
-    inside = root.resolve()
-    files = [path for path in found if path.resolve().is_relative_to(inside)]
     if not found:
         raise InvalidInputError(
             f"no documents in {root}: no file name ends in {', '.join(SUFFIXES)}"
         )
-    if not files:
-        raise InvalidInputError(
-            f"no documents in {root}: it has only links to files outside the folder. Pass the "
-            "paths of these files."
-        )
-    others = Counter(path.suffix.lower() for path in every if path.suffix.lower() in OTHERS)
-    if others:
-        kinds = ", ".join(f"{kind} ({number})" for kind, number in sorted(others.items()))
-        on_skip(f"skipped files in {root}, because only text and PDF files are read: {kinds}")
-    for path in files:
+    for path in found:
         yield path, path.relative_to(root).as_posix()
 
 
@@ -244,8 +219,6 @@ class Retriever:
         """
         if k < 1:
             raise InvalidInputError(f"k must be at least 1, got {k}")
-        if not query.strip():
-            raise InvalidInputError("the query is empty: pass a question")
         words = self._words(query)
         k = min(k, len(self.passages))
         if not words[0]:

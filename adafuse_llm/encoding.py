@@ -70,7 +70,7 @@ class Encoder:
 
         Args:
             checked: the request.
-            active: the active members.
+            active: the members that decode.
             top: number of likeliest tokens that each distribution lists.
             seeds: the seed of each response; None if nothing is drawn.
             to_score: whether the members score given texts. Leading whitespace of the texts then

@@ -1,26 +1,5 @@
 """The errors that adafuse-llm raises.
 
-    AdaFuseError
-    ├── InvalidInputError(ValueError)             an argument cannot be used
-    │   └── InvalidOptionError                    an option is unknown, out of range or unusable
-    │       └── GrammarError                      a schema or grammar cannot be enforced
-    ├── ContextWindowError(RuntimeError)          a prompt does not fit a member's context window
-    ├── CacheMemoryError(RuntimeError)            a request does not fit the memory for caches
-    ├── LoadError(OSError)                        a member cannot be loaded
-    │   └── UnsupportedModelError                 a model cannot take part in an ensemble
-    ├── MemberError(RuntimeError)                 a member failed while decoding
-    │   ├── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
-    │   └── MemberUnavailableError(ConnectionError)  the server of a member does not answer
-    ├── DecodingError(RuntimeError)               no candidate could be chosen
-    ├── MalformedReplyError(RuntimeError)         no reply has the requested form
-    ├── RequestCancelledError(RuntimeError)       a request was cancelled before it had a result
-    ├── RequestTimeoutError(TimeoutError)         a request took longer than its timeout
-    ├── QueueFullError(queue.Full)                too many requests wait
-    ├── EngineClosedError(RuntimeError)           the engine is closed
-    ├── ServerError(ConnectionError)              a server cannot be used
-    │   └── ServerNotReadyError                   a server does not answer or is not ready
-    └── MissingDependencyError(ImportError)       an optional package is not installed
-
 What a prompt or a reply can cause is no `ValueError`, because LlamaIndex's query engines log those
 and answer without the context of the failed call.
 

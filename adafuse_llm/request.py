@@ -53,7 +53,6 @@ class Checked(NamedTuple):
     """A request whose input is checked. The engine turns it into jobs.
 
     Attributes:
-        request: the request.
         conversation: the checked conversation; None for a prompt.
         config: the options of the engine with those of the request.
     """
@@ -103,12 +102,7 @@ class Request:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **fields: Any) -> Self:
-        """Return a request with the keyword arguments of a call.
-
-        Args:
-            given: keyword arguments as in `Given`.
-            **fields: other fields of the request.
-        """
+        """Return a request with keyword arguments as in `Given`, and other fields."""
         options = {**given}
         named = {name: options.pop(name) for name in KEYWORDS if name in options}
         return cls(options=options, **named, **fields)

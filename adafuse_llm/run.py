@@ -117,11 +117,7 @@ class Run(Generic[E]):
             deliver(0, RequestCancelledError(CLOSED))
 
     def _begin(self, deliver: Deliver) -> None:
-        """Start the requests, unless the run is closed or has started.
-
-        Raises:
-            RequestCancelledError: it is.
-        """
+        """Start the requests. If the run is closed or has started, raise RequestCancelledError."""
         with self._lock:
             if self._deliver is not None:
                 raise RequestCancelledError(f"{CLOSED}, or it is read a second time")
@@ -131,8 +127,7 @@ class Run(Generic[E]):
     def _observed(self, event: StreamEvent | Scores | BaseException) -> bool:
         """Call the observers with the round of an event. Return whether the response is complete.
 
-        Raises:
-            BaseException: the error that ended the response.
+        The error that ended the response is raised.
         """
         if isinstance(event, BaseException):
             raise event
@@ -148,11 +143,7 @@ class Run(Generic[E]):
 
 
 def check_one_response(run: Run[Any]) -> None:
-    """Check that a run has one response, as a stream does.
-
-    Raises:
-        InvalidOptionError: it has several.
-    """
+    """Raise an InvalidOptionError if a run has several responses, which a stream cannot have."""
     if run.size > 1:
         raise InvalidOptionError(
             f"option 'n': a stream has one response; got {run.size}. Leave the option out, or "

@@ -96,10 +96,6 @@ class PrefixCache(Generic[T]):
 
         If it is a kept one, it counts as used.
 
-        Args:
-            prompt: token ids.
-            running: the running requests.
-
         Returns:
             The value of the cached sequence and the length of the prefix; None if the prefix is
             shorter than `MIN_SHARED`.
@@ -115,17 +111,10 @@ class PrefixCache(Generic[T]):
     def late(
         self, prompts: Mapping[int, Sequence[int]], running: Iterable[CachedTokens[T]]
     ) -> set[int]:
-        """Return the prompts that should wait until the pass of another prompt is complete.
+        """Return the indices of prompts that should wait until the pass of another is complete.
 
         Such a prompt shares at least `MIN_SHARED` more first tokens with an earlier prompt than
         with any sequence that the backend has cached.
-
-        Args:
-            prompts: token ids of each new prompt, by index.
-            running: the running requests.
-
-        Returns:
-            The indices of the prompts that should wait.
         """
         if not self.limit:
             return set()

@@ -20,8 +20,7 @@ The algorithm and its members know nothing of them.
 
 A strategy in which one member writes most words has other drafts: `Drafts.ahead` lets a smaller
 member write a few tokens, which the larger one reads in its next pass (speculative decoding,
-Leviathan et al., arXiv 2211.17192). Where the larger one is so unsure that it will have to read the
-words of the others, its next pass reads these, too.
+Leviathan et al., arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -115,11 +114,7 @@ class Lookup:
 
 
 class Drafter:
-    """A member that drafts for a larger one, and how well it has done so lately.
-
-    Args:
-        member: the member.
-        reader: the larger member.
+    """A member that drafts for a larger one, the reader, and how well it has done so lately.
 
     Attributes:
         cost: cost of its tokens relative to those of `reader`; infinite if it cannot draft.
@@ -216,18 +211,12 @@ class Drafting:
 class Drafts(Drafting):
     """Drafting method of one request.
 
-    Members of the same lane (`Backend.lane`) propose one after another, and the passes of a member
-    also evaluate the spans that earlier members have proposed. So does a GGUF member with others on
-    its device. Members of different lanes propose at the same time. While
-    many requests are being decoded, all members do so: one pass of a member then serves several
-    requests, which saves more than drafts do.
+    Members that share a device propose one after another, so that each reads the spans of those
+    before it. Others propose at the same time. If the engine is `crowded`, all do: one pass of a
+    member then serves several requests, which saves more than drafts do.
 
     Passes carry drafts from the first call of `together` on, so there are none in strategies that
     do not call it. A member whose drafts have failed drafts no more.
-
-    Args:
-        members: the request's members.
-        crowded: function that returns whether many requests are being decoded.
     """
 
     def __init__(

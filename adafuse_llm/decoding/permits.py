@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adafuse_llm.errors import GrammarError, MemberError
-from adafuse_llm.text.grammar import GrammarFollower, GrammarText, GrammarVocabulary
+from adafuse_llm.errors import MemberError
+from adafuse_llm.text.grammar import Allowed, GrammarText, GrammarVocabulary
 from adafuse_llm.text.opening import Opening, SpaceTokens
+from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node, TokenTree
 
 
@@ -40,9 +41,6 @@ class Permits:
         text_of: returns the text from the root to a node.
         form: the form that the response must have, or None.
         space_tokens: as for `Member`.
-
-    Attributes:
-        grammar: the response as its grammar reads it, or None.
     """
 
     def __init__(
@@ -54,13 +52,18 @@ class Permits:
         space_tokens: SpaceTokens | None,
     ) -> None:
         self._name = name
+        self._tree = tree
         self._text_of = text_of
+        self._form = form
         self._space_tokens = space_tokens
-        self.grammar: GrammarText | None = None
-        self._follower: GrammarFollower | None = None
-        if form is not None:
-            self.grammar = form.text
-            self._follower = GrammarFollower(form.vocabulary, form.state, tree, text_of)
+        # the grammar's state at each node; None if it forbids the node
+        self._states: dict[Node, Any | None] = {} if form is None else {tree.root: form.state}
+        self._allowed: dict[Node, Allowed] = {}
+
+    @property
+    def grammar(self) -> GrammarText | None:
+        """The response as its grammar reads it, or None."""
+        return None if self._form is None else self._form.text
 
     def mask(self, node: Node, opening: Opening) -> bytes | None:
         """Return the tokens that may follow a node, in the format of ``Node.allowed``.
@@ -70,9 +73,9 @@ class Permits:
         Raises:
             MemberError: the grammar permits none of the member's tokens.
         """
-        if self._follower is None:
+        if self._form is None:
             return self._spaces(node, opening)
-        allowed = self._follower.allowed(node)
+        allowed = self._after(node)
         if allowed is None:
             return None
         if not allowed.is_empty:
@@ -96,12 +99,12 @@ class Permits:
 
     def permitted(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes after which the grammar permits a token. Parents come first."""
-        if self._follower is None:
+        if self._form is None:
             return list(nodes)
         permitted = []
         dropped: set[Node | None] = set()
         for node in nodes:
-            allowed = self._follower.allowed(node)
+            allowed = self._after(node)
             if node.parent in dropped or allowed is None or allowed.is_empty:
                 dropped.add(node)
             else:
@@ -110,26 +113,73 @@ class Permits:
 
     def is_forced(self, node: Node) -> bool:
         """Return whether the grammar leaves one alternative after `node`."""
-        allowed = None if self._follower is None else self._follower.allowed(node)
+        allowed = self._after(node)
         return allowed is not None and allowed.is_forced
 
     def is_whole(self, node: Node) -> bool:
         """Return whether the text up to `node` ends at the end of a character."""
-        return self._follower is None or self._follower.is_whole(node)
+        if self._form is None:
+            return True
+        try:
+            self._form.vocabulary.read(self._tree.tokens(node)).decode()
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def prepare_commit(self, node: Node, text: str) -> None:
-        """Prepare for the commit of the path to `node`, which adds `text` to the member's tree.
+        """Prepare for the commit of the path to `node`.
+
+        Args:
+            node: the new root.
+            text: the text of the path, for a member whose tokens do not decode to exactly this
+                text.
 
         Raises:
             MemberError: the grammar does not allow the text.
         """
-        if self._follower is not None:
-            try:
-                self._follower.commit(node, text)
-            except GrammarError as error:
-                raise MemberError(self._name, f"{error}") from error
+        if self._form is None:
+            return
+        state = self._state(node)
+        if state is None:
+            state = self._consumed(self._tree.root, self._form.vocabulary.encode(text))
+        if state is None:
+            raise MemberError(self._name, f"the grammar does not allow {text!r:.80}")
+        self._states[node] = state
 
     def forget_dropped(self) -> None:
         """Forget the nodes that are no longer in the tree."""
-        if self._follower is not None:
-            self._follower.forget_dropped()
+        alive = set(self._tree.nodes()) if self._form is not None else ()
+        self._states = {node: state for node, state in self._states.items() if node in alive}
+        self._allowed = {node: mask for node, mask in self._allowed.items() if node in alive}
+
+    def _after(self, node: Node) -> Allowed | None:
+        """Return the tokens that may follow a node. None if the grammar forbids the node itself."""
+        if self._form is not None and node not in self._allowed:
+            state = self._state(node)
+            if state is None:
+                return None
+            self._allowed[node] = self._form.vocabulary.mask(state)
+        return self._allowed.get(node)
+
+    def _state(self, node: Node) -> Any | None:
+        if node not in self._states:
+            for step in self._tree.path(node):
+                if step not in self._states and step.parent is not None:
+                    self._states[step] = self._consumed(step.parent, self._tokens(step))
+        return self._states[node]
+
+    def _tokens(self, node: Node) -> list[int]:
+        """Return tokens that llguidance reads as the codec reads the node's token."""
+        assert self._form is not None
+        assert node.parent is not None
+        if self._form.vocabulary.is_usable(node.token):
+            return [node.token]
+        text = added(self._text_of(node.parent), self._text_of(node))
+        return self._form.vocabulary.encode(text)
+
+    def _consumed(self, node: Node, tokens: Sequence[int]) -> Any | None:
+        """Return the state after tokens behind a node, or None if the grammar forbids them."""
+        state = self._states[node]
+        copy = None if state is None else state.deep_copy()
+        fits = copy is not None and copy.try_consume_tokens(list(tokens)) == len(tokens)
+        return copy if fits else None

@@ -24,7 +24,6 @@ from adafuse_llm.decoding.score import (
     score,
     to_result,
 )
-from adafuse_llm.errors import DecodingError, short_repr
 from adafuse_llm.results import (
     FinishReason,
     Generation,
@@ -132,8 +131,7 @@ def _commit(
 
     Args:
         candidate: the candidate.
-        top_logprobs: number of likeliest tokens to return with each committed token; None to return
-            no tokens.
+        top_logprobs: as for `decode`; with None, no tokens are returned.
         forced: whether no member proposed it. The drafting method then has only candidates of an
             earlier round, so passes carry no drafts.
     """
@@ -247,7 +245,7 @@ def decode(
         started = time.perf_counter()
         outcome = None if grammar is None else forced_round(members, closes=closes)
         if outcome is None:
-            outcome = yield from _checked(play(), response.strategy)
+            outcome = yield from play()
         response.count(outcome)
         logprobs = yield from _commit(outcome.committed, top_logprobs, forced=outcome.forced)
         elapsed = time.perf_counter() - started
@@ -273,31 +271,6 @@ def decode(
         yield response.event(shown, None if closes else finish)
         if finish is not None and not closes:
             return
-
-
-def _checked(steps: Steps[RoundOutcome], strategy: str) -> Steps[RoundOutcome]:
-    """Play a round of a strategy, which can be of another author.
-
-    Raises:
-        DecodingError: what the strategy plays is not a round.
-    """
-    step: object = steps
-    if isinstance(steps, Generator):
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as done:
-                step = done.value
-                break
-            if not isinstance(step, Ask):
-                break
-            yield step
-    if not isinstance(step, RoundOutcome):
-        raise DecodingError(
-            f"strategy {strategy!r}: a round must yield the queries of members and return a "
-            f"RoundOutcome, as play_round does; got {short_repr(step)}"
-        )
-    return step
 
 
 def pool_texts(members: Sequence[Member], texts: Sequence[str], *, ends: bool) -> Pool:

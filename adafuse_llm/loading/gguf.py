@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 from adafuse_llm.backends.gguf.files import (
     choose,
     gguf_names,
-    has_magic,
-    listed,
-    ollama_files,
     stored_folder,
 )
 from adafuse_llm.backends.gguf.header import GGUFFacts, part_names, read_facts
@@ -52,21 +49,11 @@ def find_file(spec: GGUFMember) -> GGUFFacts:
             spec.label,
             spec.gpu_layers,
         )
-    if facts.tokenizer == "gpt2" and facts.pre_tokenizer is None:
-        logger.warning(
-            "%s: the header does not say how texts are split into words (tokenizer.ggml.pre), so "
-            "its tokens can be wrong; use a newer file",
-            spec.label,
-        )
     return facts
 
 
 def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
-    """Load a GGUF model as a member. Warn of what its header lacks.
-
-    Args:
-        spec: the member, with a name.
-        facts: what the header of its file says.
+    """Load a GGUF model as a member.
 
     Raises:
         LoadError: llama.cpp cannot load the file.
@@ -86,12 +73,6 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
         repeatable=bool(spec.repeatable),
         end_tokens=spec.end_tokens or (),
     )
-    if facts.context_window is None:
-        logger.warning(
-            "%s: the header has no usable context window, so it holds %d tokens",
-            spec.label,
-            member.context_window,
-        )
     if not member.end_ids:
         logger.warning(
             "%s: the header names no end token, so answers never end; pass "
@@ -102,12 +83,7 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
 
 
 def load_gguf_text(spec: GGUFMember) -> LlamaText:
-    """Load the codec of a GGUF model, without its weights.
-
-    Raises:
-        LoadError: llama.cpp cannot read the vocabulary.
-        UnsupportedModelError: the vocabulary cannot be that of a member.
-    """
+    """Load the codec of a GGUF model, without its weights. The errors are those of `load_gguf`."""
     from adafuse_llm.backends.llamacpp.library import Settings
     from adafuse_llm.backends.llamacpp.trial import try_file
     from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
@@ -118,26 +94,14 @@ def load_gguf_text(spec: GGUFMember) -> LlamaText:
 
 
 def _path(spec: GGUFMember) -> Path:
-    """Return the path of the GGUF file; download the file if it is not here.
-
-    Raises:
-        LoadError: there is no such file, or more than one.
-    """
+    """Return the path of the GGUF file; download the file if it is not here."""
     path = Path(spec.path)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError:  # such as a name that is too long for the file system
         is_file = is_folder = False
     if is_file or is_folder:
-        names = gguf_names(path) if is_folder else []
-        is_usable = names or (is_file and has_magic(path))
-        if not is_usable and (models := ollama_files(path)):
-            files = listed([f"{found} ({model})" for model, found in models.items()])
-            raise LoadError(
-                "it belongs to Ollama, whose GGUF files have no names, but is not one of them. "
-                f"Pass the file of a model: {files}."
-            )
-        return path / choose(names, spec.file, "it") if is_folder else path
+        return path / choose(gguf_names(path), spec.file, "it") if is_folder else path
     if spec.path.lower().endswith(".gguf"):
         raise LoadError(
             "the file does not exist. For a file of a hub repository, pass "
@@ -157,10 +121,10 @@ def _from_hub(spec: GGUFMember) -> Path:
     except Exception as error:  # without a connection, the files in the cache are all there is
         folder = stored_folder(spec.path, spec.revision)
         if folder is None or not (names := gguf_names(folder)):
-            raise LoadError(reason_of(spec.path, error)) from error
+            raise LoadError(reason_of(error)) from error
     parts = part_names(choose(names, spec.file, "it"))
     try:
         paths = [hf_hub_download(spec.path, part, revision=spec.revision) for part in parts]
     except Exception as error:
-        raise LoadError(reason_of(spec.path, error)) from error
+        raise LoadError(reason_of(error)) from error
     return Path(paths[0])

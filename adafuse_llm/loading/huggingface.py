@@ -125,13 +125,7 @@ def _check_quantization(spec: TransformersMember, stored: Any) -> None:
 def load_tokenizer(
     source: str, label: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> HuggingFaceText:
-    """Load the tokenizer of a member.
-
-    Args:
-        source: a folder or hub id.
-        label: text that names the member in errors.
-        revision: revision of a hub model.
-        trust_remote_code: whether to run Python code that comes with the tokenizer.
+    """Load a tokenizer from a folder or hub id. Errors name the member as `label`.
 
     Raises:
         LoadError: there is no usable tokenizer.
@@ -159,9 +153,6 @@ def load_tokenizer(
 
 def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
     """Load a transformers model as a member.
-
-    Args:
-        spec: the member, with a name.
 
     Raises:
         LoadError: the member cannot be loaded.
@@ -196,10 +187,6 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
 
 def _check_weights(loading_info: Mapping[str, Any], label: str) -> None:
     """Check that the weights of a checkpoint are those that its configuration describes.
-
-    Args:
-        loading_info: what ``from_pretrained(..., output_loading_info=True)`` returned.
-        label: text that names the member in errors.
 
     Raises:
         LoadError: the checkpoint lacks tensors, or has tensors of the wrong shape. transformers
@@ -247,7 +234,7 @@ def _source(spec: TransformersMember) -> dict[str, Any]:
 
 
 def _load_error(spec: TransformersMember, error: Exception) -> LoadError:
-    text, reason = str(error), reason_of(spec.path, error)
+    text, reason = str(error), reason_of(error)
     if "trust_remote_code" in text:
         reason = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
     elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):

@@ -30,47 +30,17 @@ def not_a_hub_id(path: str) -> str | None:
     return None
 
 
-def reason_of(path: str, error: Exception) -> str:
-    """Return why a model could not be loaded or downloaded, in one line.
+def reason_of(error: Exception) -> str:
+    """Return what an error of transformers or of the hub says, in one line."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    Args:
-        path: the folder or hub id.
-        error: an error of transformers or of the hub.
-    """
-    from huggingface_hub import constants, errors
-
-    kinds = tuple(type(cause) for cause in _causes(error))
-
-    def has(*classes: type[BaseException]) -> bool:
-        return any(issubclass(kind, classes) for kind in kinds)
-
-    if has(errors.GatedRepoError):
-        return (
-            f"its owner must grant access. Request it on https://huggingface.co/{path}, and log in "
-            "with: hf auth login"
-        )
-    if has(errors.RepositoryNotFoundError):
-        return (
-            "there is no such folder, and the Hugging Face hub has no such model. For a private "
-            "model, log in with: hf auth login"
-        )
-    if has(errors.RevisionNotFoundError):
-        return "the Hugging Face hub does not have this revision of the model"
-    if not has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
+    kinds = (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError)
+    if not any(isinstance(cause, kinds) for cause in _causes(error)):
         return describe(error)
-    missing = (
-        "there is no such folder, and the cache of the Hugging Face hub does not have all files of "
-        "such a model"
-    )
-    if constants.HF_HUB_OFFLINE:
-        return (
-            f"{missing}. HF_HUB_OFFLINE is set, so nothing is downloaded. Pass a folder, or unset "
-            "HF_HUB_OFFLINE to download the model."
-        )
     return (
-        f"{missing}, and the hub cannot be reached. Check the name and the connection, or pass a "
-        "folder. Without a connection, set HF_HUB_OFFLINE=1, so that loading does not wait for the "
-        "hub."
+        "there is no such folder, the cache of the Hugging Face hub lacks files of such a model, "
+        "and the hub cannot be reached, or HF_HUB_OFFLINE is set. Pass a folder, or check the name "
+        "and the connection."
     )
 
 

@@ -49,9 +49,6 @@ INSTEAD = "Load the files of its models as members instead"
 def load_server(spec: ServerMember) -> ServerBackend:
     """Connect to a server, and return its model as a member.
 
-    Args:
-        spec: the member, with a name.
-
     Raises:
         LoadError: the server cannot be used, or the tokenizer cannot be loaded.
         UnsupportedModelError: the tokenizer is not that of the model.
@@ -142,9 +139,6 @@ def _load_text(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[i
     """Return the tokenizer of a member, the ids that end a response, and the model's config.
 
     The config is None if there is only a tokenizer.
-
-    Raises:
-        LoadError: the tokenizer cannot be loaded.
     """
     source = spec.tokenizer or facts.source or facts.model
     try:

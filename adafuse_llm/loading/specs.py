@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from adafuse_llm.backends.gguf.files import is_gguf
 from adafuse_llm.config import MAX_WEIGHT, Options
@@ -169,20 +169,6 @@ class GGUFMember(_Files):
     requests, drafts or reused prefixes. It needs flash attention, and all layers on the CPU."""
     end_tokens: tuple[str, ...] | None = None
     """Spellings of tokens that end a response, besides those that the file names."""
-
-    @field_validator("file")
-    @classmethod
-    def _in_the_folder(cls, file: str | None, info: ValidationInfo) -> str | None:
-        if file is not None and str(info.data.get("path")).lower().endswith(".gguf"):
-            raise ValueError("path is a GGUF file already. Leave out file, or pass the folder")
-        return file
-
-    @field_validator("cache_type", "repeatable")
-    @classmethod
-    def _with_flash_attention(cls, value: Any, info: ValidationInfo) -> Any:
-        if value in (True, "q8_0", "q4_0") and info.data.get("flash_attention") is False:
-            raise ValueError("it needs flash attention. Leave out flash_attention=False")
-        return value
 
 
 class ServerMember(_Member):

@@ -21,7 +21,7 @@ class Job:
     """One computation: its members, its memory needs and its progress.
 
     Args:
-        members: one `Member` per active backend. Each member holds the encoded prompt.
+        members: one `Member` per active backend.
         needs: maximum bytes that the job holds on each device.
         steps: the computation. It yields `Ask` objects, and events to deliver.
         cancelled: function that returns the last event if `cancel` is set, or raises an error.

@@ -37,7 +37,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from adafuse_llm.at_fork import after_fork
 from adafuse_llm.backends.base import Backend, Query
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
@@ -149,13 +148,9 @@ class Scheduler:
         self._runtime = runtime
         self._budget = CacheBudget(runtime.cache_bytes)
         self.closed = False
-        after_fork(self._renew)
-        _open.add(self)
-
-    def _renew(self) -> None:
-        """Begin without jobs and threads, also in a forked child."""
         self._lock = threading.Lock()
         self._coordinator = self._new_coordinator()
+        _open.add(self)
 
     def _new_coordinator(self) -> _Coordinator:
         return _Coordinator(self._lanes, self._local, self._runtime.max_requests, self._budget)
@@ -201,7 +196,7 @@ class Scheduler:
         """
         with self._lock:
             self.check_accepts()
-            if not self._coordinator.is_alive():
+            if not self._coordinator.is_alive():  # also in a forked child
                 self._coordinator = self._new_coordinator()  # no thread can start twice
                 self._coordinator.start()
                 weakref.finalize(self, self._coordinator.stop).atexit = False

@@ -78,14 +78,11 @@ class Effort:
 
 
 def found_closing(state: Any, effort: Effort) -> bytes | None:
-    """Complete a text.
+    """Complete a text. Return None if no text of at most `MAX_CLOSING` bytes was found.
 
     Args:
         state: a matcher over bytes, after the text. The search may change it.
         effort: what the search may cost. What it has cost is subtracted.
-
-    Returns:
-        The text, or None if none of at most `MAX_CLOSING` bytes was found.
 
     Raises:
         GrammarError: the grammar exceeds a limit of llguidance.

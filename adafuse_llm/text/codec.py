@@ -442,7 +442,6 @@ class _ControlTokens:
 
     Attributes:
         ids: ids of the tokens, without `unknown`.
-        unknown: id of the token for text that has no other token, or None.
         pattern: matches the spelling of a token or of a byte that the tokenizer reads.
     """
 

@@ -53,8 +53,6 @@ _OWNERS = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_ca
 """The role of the messages that can have each of these."""
 
 TOOL_CHOICES = ("auto", "none", "required")
-MAX_TOOLS = 1_000
-"""Maximum number of tools of a conversation."""
 
 TOOLS = """\
 # Tools
@@ -81,9 +79,6 @@ ONLY_THIS_FORM = (
 AUTO = "Call a tool only where it helps; otherwise, answer directly."
 REQUIRED = "This time, your reply must call at least one tool."
 NAMED = "This time, your reply must call the tool {name}."
-
-MAX_DEPTH = 100
-"""Maximum number of lists and objects inside each other, in arguments and in schemas of tools."""
 
 
 class Call(TypedDict):
@@ -435,14 +430,8 @@ def check_results(messages: Iterable[Message]) -> None:
 
 
 def check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Return checked tools: at most `MAX_TOOLS`, with different names."""
+    """Return checked tools with different names."""
     _check_list(tools, "tools must be a list of tools")
-    tools = list(tools)
-    if len(tools) > MAX_TOOLS:
-        raise InvalidInputError(
-            f"a conversation can have at most {MAX_TOOLS:,} tools; got {len(tools):,}. Pass only "
-            "those that the answer may need."
-        )
     checked = tuple(_check_tool(number, tool) for number, tool in enumerate(tools))
     counts = Counter(tool.name for tool in checked)
     if twice := [name for name, count in counts.items() if count > 1]:
@@ -509,24 +498,10 @@ def _plain_json(value: Mapping[str, Any], label: str) -> dict[str, Any]:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
         plain: dict[str, Any] = json.loads(text)
-        depth = _depth(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
     check_text(text, label)
-    if depth > MAX_DEPTH:
-        raise InvalidInputError(
-            f"{label} has more than {MAX_DEPTH} lists and objects inside each other. Use fewer "
-            "levels."
-        )
     return plain
-
-
-def _depth(value: Any) -> int:
-    """Return how many lists and objects JSON data has inside each other."""
-    if not isinstance(value, (dict, list)):
-        return 0
-    parts = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(_depth, parts), default=0)
 
 
 def _to_plain(value: Any) -> Any:

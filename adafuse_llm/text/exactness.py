@@ -18,12 +18,7 @@ SHOWN = 24
 
 
 def change_of(codec: TextCodec, text: str) -> str | None:
-    """Return what a tokenizer changes in a text, or None if it changes nothing.
-
-    Args:
-        codec: the member's codec.
-        text: the text, as the continuation of another text.
-    """
+    """Return what a tokenizer changes in a continuation, or None if it changes nothing."""
     context = codec.encode_prompt(CONTEXT)
     tokens, is_exact = codec.encode_continuation(context, text)
     return None if is_exact else difference(text, codec.decode_continuation(context, tokens))

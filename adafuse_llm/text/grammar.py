@@ -1,11 +1,9 @@
 """Texts of a given form: JSON schemas, regular expressions and Lark grammars.
 
-The library llguidance (extra ``grammar``) compiles a grammar and reads text byte by byte. Two kinds
-of state use it:
-
-* `GrammarText` follows the text of a response. It knows which text can still follow, whether the
-  response may end, and a short text that completes it.
-* `GrammarFollower` follows the tokens of one member. It computes the tokens that may follow a node.
+The library llguidance (extra ``grammar``) compiles a grammar and reads text byte by byte.
+`GrammarText` follows the text of a response. It knows which text can still follow, whether the
+response may end, and a short text that completes it. `GrammarVocabulary` tells which tokens of a
+member may follow (`adafuse_llm.decoding.permits`).
 
 A member may write something before the response: spaces at the end of the prompt, or one space
 before a reply to messages. This is the *lead* of its grammar.
@@ -16,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +38,7 @@ from adafuse_llm.text.matchers import (
     too_complex,
 )
 from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
-from adafuse_llm.text.words import REPLACEMENT, added
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.text.words import REPLACEMENT
 
 NO_LEAD = ""
 ONE_SPACE = '" "? '
@@ -76,10 +73,6 @@ class Grammar:
     Args:
         option: the option of `AdaFuseConfig` that gives the grammar, for errors.
         body: the grammar in llguidance's dialect of Lark. Its rule ``start`` is a response.
-
-    Raises:
-        GrammarError: the grammar cannot be enforced.
-        MissingDependencyError: llguidance is not installed.
 
     Attributes:
         begins_with_space: whether a response may begin with whitespace.
@@ -386,89 +379,3 @@ class Allowed:
     mask: bytes
     is_forced: bool
     is_empty: bool
-
-
-class GrammarFollower:
-    """The grammar's states at the nodes of a member's tree. Not thread-safe.
-
-    Args:
-        vocabulary: the member's tokens.
-        state: a matcher over these tokens, at the root of the tree.
-        tree: the tree.
-        text_of: function that returns the text from the root to a node.
-    """
-
-    def __init__(
-        self,
-        vocabulary: GrammarVocabulary,
-        state: Any,
-        tree: TokenTree,
-        text_of: Callable[[Node], str],
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._tree = tree
-        self._text_of = text_of
-        self._states: dict[Node, Any | None] = {tree.root: state}
-        self._allowed: dict[Node, Allowed] = {}
-
-    def allowed(self, node: Node) -> Allowed | None:
-        """Return the tokens that may follow a node. None if the grammar forbids the node itself."""
-        if node not in self._allowed:
-            state = self._state(node)
-            if state is None:
-                return None
-            self._allowed[node] = self._vocabulary.mask(state)
-        return self._allowed[node]
-
-    def is_whole(self, node: Node) -> bool:
-        """Return whether the tokens from the root to a node end at the end of a character."""
-        try:
-            self._vocabulary.read(self._tree.tokens(node)).decode()
-        except UnicodeDecodeError:
-            return False
-        return True
-
-    def commit(self, node: Node, text: str) -> None:
-        """Prepare for the commit of the path to `node`.
-
-        Args:
-            node: the new root.
-            text: the text of the path, for a member whose tokens do not decode to exactly this
-                text.
-
-        Raises:
-            GrammarError: the grammar does not allow the text.
-        """
-        state = self._state(node)
-        if state is None:
-            state = self._consumed(self._tree.root, self._vocabulary.encode(text))
-        if state is None:
-            raise GrammarError(f"the grammar does not allow {text!r:.80}")
-        self._states[node] = state
-
-    def forget_dropped(self) -> None:
-        """Forget the nodes that are no longer in the tree."""
-        alive = set(self._tree.nodes())
-        self._states = {node: state for node, state in self._states.items() if node in alive}
-        self._allowed = {node: mask for node, mask in self._allowed.items() if node in alive}
-
-    def _state(self, node: Node) -> Any | None:
-        if node not in self._states:
-            for step in self._tree.path(node):
-                if step not in self._states and step.parent is not None:
-                    self._states[step] = self._consumed(step.parent, self._tokens(step))
-        return self._states[node]
-
-    def _tokens(self, node: Node) -> list[int]:
-        """Return tokens that llguidance reads as the codec reads the node's token."""
-        if self._vocabulary.is_usable(node.token):
-            return [node.token]
-        assert node.parent is not None
-        return self._vocabulary.encode(added(self._text_of(node.parent), self._text_of(node)))
-
-    def _consumed(self, node: Node, tokens: Sequence[int]) -> Any | None:
-        state = self._states[node]
-        if state is None:
-            return None
-        copy = state.deep_copy()
-        return copy if copy.try_consume_tokens(list(tokens)) == len(tokens) else None

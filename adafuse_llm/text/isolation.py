@@ -34,7 +34,7 @@ MAX_CPU_SECONDS: Final = 2
 """Maximum CPU time of a trial in seconds. Trials of common schemas take 0.01 to 0.05."""
 
 MAX_BYTES: Final = 128 * 2**20
-"""Maximum memory of a trial. macOS does not enforce it."""
+"""Maximum memory of a trial."""
 
 STACK_BYTES: Final = 2**20
 """Stack of a trial. llguidance reads grammars recursively, so deep ones crash it. Threads of this
@@ -176,7 +176,9 @@ def main() -> None:
     byte_tokenizer()
     _write(READY)
     lark = sys.stdin.buffer.read().decode()
-    _limit()
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    limit_process(MAX_CPU_SECONDS, MAX_BYTES)
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=lambda: _write(_answer(lark)))
     thread.start()
@@ -188,22 +190,26 @@ def _write(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
-def _limit() -> None:
-    """Limit what this process may use. The system ends it if it uses more."""
+def limit_process(seconds: float, memory: int) -> None:
+    """Limit the CPU time and the bytes of memory that this process takes from now on.
+
+    The system ends it if it uses more. Windows has no such limits, and macOS none of memory.
+    """
     try:
         import resource
     except ImportError:  # Windows
         return
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    seconds = math.ceil(time.process_time()) + MAX_CPU_SECONDS
-    hardest = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    with suppress(OSError, ValueError):  # a lower limit is already set
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, hardest))
-    with suppress(OSError, ValueError):  # as before, or macOS
+    wanted = {
+        resource.RLIMIT_CPU: math.ceil(time.process_time() + seconds),
+        resource.RLIMIT_CORE: 0,
+    }
+    with suppress(OSError):  # macOS
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + MAX_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        wanted[resource.RLIMIT_AS] = pages * resource.getpagesize() + memory
+    for kind, value in wanted.items():
+        hard = resource.getrlimit(kind)[1]
+        with suppress(OSError, ValueError):
+            resource.setrlimit(kind, (value if hard < 0 else min(value, hard), hard))
 
 
 def _answer(lark: str) -> str:

@@ -18,11 +18,7 @@ def spelled_token(name: str, codec: TextCodec, prompt: str) -> str | None:
 
 
 def mixed_templates(has_template: Mapping[str, bool]) -> str | None:
-    """Return a warning if some members have a chat template and others do not, or None.
-
-    Args:
-        has_template: whether a member has a chat template, by name.
-    """
+    """Return a warning if some members have a chat template and others do not, or None."""
     plain = [name for name, has in has_template.items() if not has]
     others = [name for name, has in has_template.items() if has]
     if not plain or not others:

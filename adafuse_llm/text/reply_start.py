@@ -36,9 +36,6 @@ class _Beginning:
     """How a template begins a reply.
 
     Attributes:
-        name: the member's name.
-        codec: the member's codec.
-        variables: variables for the template.
         prefix: the reasoning that the template opens; empty if it opens none.
         reasons: whether the member reasons before it answers, or may do so.
     """
@@ -100,8 +97,7 @@ def start_replies(
         codecs: the codecs of the active members, by name.
         conversation: the conversation.
         variables: variables for the templates.
-        permits: function that tells whether a response can begin with a text. None if it may have
-            any form.
+        permits: tells whether a response can begin with a text; None if it may have any form.
 
     Returns:
         The beginnings by member, and the text with which the templates began the reply: an opening
@@ -138,10 +134,6 @@ def mixed_reasoning(codecs: Mapping[str, TextCodec], variables: Variables) -> st
     """Return a warning if some members reason before they answer and others do not, or None.
 
     There is none if reasoning can be switched off for those that reason.
-
-    Args:
-        codecs: the codecs of the active members, by name.
-        variables: variables for the templates.
     """
     beginnings = _beginnings(codecs, QUESTION, variables)
     reasoning = [each.name for each in beginnings if each.without_reasoning(QUESTION).reasons]

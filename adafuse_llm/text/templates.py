@@ -66,12 +66,7 @@ class TemplateFacts:
 
     @classmethod
     def of(cls, template: Any, provided: Iterable[str] = ()) -> TemplateFacts:
-        """Return the facts of a template.
-
-        Args:
-            template: a template, several templates by name, or None.
-            provided: variables that the tokenizer sets, such as ``bos_token``.
-        """
+        """Return the facts of a template, or of several by name, whose tokenizer sets variables."""
         texts = template if isinstance(template, Mapping) else {"default": template or ""}
         sources = list(map(str, texts.values()))
         with_tools = str(texts.get("tool_use", texts.get("default", "")))
@@ -276,8 +271,7 @@ def member_variables(
     """Return the variables for the template of every active member, by its name.
 
     Args:
-        given: the option ``chat_template_kwargs``: variables for all members, and dicts of
-            variables under the names of members.
+        given: the option ``chat_template_kwargs``.
         facts: what is known of the templates of the active members, by name.
         members: names of all members of the ensemble.
 

@@ -36,11 +36,11 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "one too many": (with_next(tokens=(7, 8, 9)), "3 tokens and 2 log-probabilities"),
     "ascending": (with_next(logprobs=(-2.0, -0.5)), "not in descending order"),
     "duplicates": (with_next(tokens=(7, 7)), "a token more than once"),
-    "ids of numpy": (with_next(tokens=(np.int64(7), 8)), "must be int; one is int64"),
+    "ids of numpy": (with_next(tokens=(np.int64(7), 8)), "must be int"),
     "no results": ([], "0 results for 1 queries"),
-    "None": (None, "must return a list; it returned NoneType"),
+    "None": (None, "not a list of QueryResult"),
     "no distribution": ([replace(RESULT, next=())], "0 distributions for 1 nodes"),
-    "other distribution": ([replace(RESULT, next=(NO_NEXT,))], "must be a Next; one is dict"),
+    "other distribution": ([replace(RESULT, next=(NO_NEXT,))], "not a list of QueryResult"),
     "no score": ([replace(RESULT, logprobs=())], "0 log-probabilities for 1 nodes"),
     "nan score": ([replace(RESULT, logprobs=(math.nan,))], "is NaN"),
     "high score": ([replace(RESULT, logprobs=(0.5,))], "is 0.5, but the highest"),
@@ -61,7 +61,7 @@ def test_what_a_query_asks_for_must_be_there() -> None:
         check_results("x", [replace(QUERY, word_ends=True)], [RESULT])
     tree = TokenTree([1])
     tree.root.draw = Draw(1, 1.0, 1.0, None)
-    with pytest.raises(MemberError, match="drawn token"):
+    with pytest.raises(MemberError, match="drawn ones, must be int"):
         check_results("x", [Query(tree, (tree.root,), (), 3)], [QueryResult((NEXT,), (), 1, 1)])
 
 

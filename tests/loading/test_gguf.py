@@ -1,6 +1,5 @@
 """Which GGUF file is loaded, and what it writes."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,28 +77,9 @@ def test_one_of_several_files_is_named_or_matched(tmp_path: Path) -> None:
 
 
 @pytest.mark.quick
-def test_the_folder_of_ollama_is_refused_with_the_files_of_its_models(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    put(models, "blobs/sha256-1", "blobs/sha256-2")
-    (models / "blobs" / "sha256-3").write_text('{"stop": "<|end|>"}')
-    for number, name in ((1, "registry.ollama.ai/library/qwen3/8b"), (2, "hf.co/o/m-GGUF/Q8_0")):
-        kinds = {"model": number, "params": 3, "license": 4}
-        layers = [
-            {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{blob}"}
-            for kind, blob in kinds.items()
-        ]
-        path = models / "manifests" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
-    (path.parent / "damaged").write_text("{")
-    blobs = models / "blobs"
-    assert found(blobs / "sha256-1") == blobs / "sha256-1"
-    manifest = "manifests/registry.ollama.ai/library/qwen3/8b"
-    for path in (tmp_path, models, blobs, blobs / "sha256-3", models / manifest):
-        message = refusal(path, context=512)
-        assert "belongs to Ollama" in message
-        for file, model in (("sha256-2", "hf.co/o/m-GGUF:Q8_0"), ("sha256-1", "qwen3:8b")):
-            assert f"{blobs / file} ({model})" in message
+def test_the_name_of_a_file_need_not_have_an_ending(tmp_path: Path) -> None:
+    put(tmp_path, "sha256-1")  # as in the folder of Ollama
+    assert found(tmp_path / "sha256-1") == tmp_path / "sha256-1"
 
 
 @pytest.mark.quick

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, Candidate, DecodingError, InvalidOptionError
+from adafuse_llm import AdaFuseEngine, Candidate, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.strategies import (
     FixedWords,
     Member,
     PoolCandidate,
-    StrategyContext,
     find_strategy,
     register_strategy,
     registry,
@@ -84,29 +83,6 @@ def test_the_place_of_a_strategy_imports_it(place: str) -> None:
 def test_what_is_no_strategy_is_one_error(name: Any, message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         find_strategy(name)
-
-
-@pytest.mark.parametrize(
-    "play",
-    [
-        lambda: None,
-        lambda: iter(["event"]),
-        lambda: (each for each in ["event"]),
-        lambda: (each for each in list[str]()),
-    ],
-    ids=["nothing", "no generator", "no query", "no outcome"],
-)
-def test_what_is_no_round_is_an_error_that_names_the_strategy(play: Any) -> None:
-    class Wrong(FixedWords):
-        name = "wrong"
-
-        def begin(self, _: StrategyContext) -> Any:
-            return play
-
-    with AdaFuseEngine([FakeBackend("one", lambda _: {"<end>": 1.0})], strategy=Wrong(1)) as engine:
-        with pytest.raises(DecodingError, match=r"'wrong'.*RoundOutcome"):
-            engine.generate("So:")
-        assert engine.with_strategy("fixed-1").generate("So:").text == ""
 
 
 @pytest.mark.parametrize("name", ["auto", "adafuse", "fixed-12", "a:b", "", "two words"])

@@ -17,10 +17,6 @@ CALL: dict[str, Any] = {"id": "1", "name": "add", "arguments": {"a": 1}}
 CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
-def nested(depth: int) -> dict[str, Any]:
-    return {"a": nested(depth - 1)} if depth > 1 else {}
-
-
 def test_checked_messages_have_plain_text_and_known_roles() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "be brief"},
@@ -136,12 +132,10 @@ def test_mappings_of_other_types_become_plain_json() -> None:
         ([{**CALLED, "tool_calls": [{**CALL, "arguments": {"a": float("nan")}}]}], {}, "as JSON"),
         ([USER, {"role": "tool", "tool_call_id": "7", "content": ""}], {}, "id '7'.*none"),
         ([CALLED, {"role": "tool", "content": "3"}], {}, "id None.*Ids of earlier calls: '1'"),
-        ([USER], {"tools": [Tool("a", "", nested(101))]}, "more than 100 lists"),
         ([USER], {"tools": ADD}, "tools must be a list of tools; got Tool"),
         ([USER], {"tools": ["add"]}, "tool 0 must be a Tool"),
         ([USER], {"tools": [{"name": "add", "parameters": []}, {"name": ""}]}, "tool 1 must"),
         ([USER], {"tools": [ADD, ADD]}, "different names; got add"),
-        ([USER], {"tools": [{"name": str(n)} for n in range(1_001)]}, "at most 1,000 tools"),
         ([USER], {"tools": [Tool("a", "\ud800", {})]}, "tool 'a' is not valid Unicode"),
         ([USER], {"tool_choice": "any"}, "no tools given.*got 'any'"),
         ([USER], {"tool_choice": "required"}, "at least one tool"),

@@ -5,10 +5,8 @@ Nothing here downloads a file.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -20,10 +18,6 @@ SUFFIX: Final = ".gguf"
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 """Endings of files with weights that transformers loads."""
-
-OLLAMA_HOST: Final = "registry.ollama.ai"
-OLLAMA_MODEL: Final = "application/vnd.ollama.image.model"
-"""The kind of the GGUF file of a model, in the manifests of Ollama."""
 
 MAX_LISTED: Final = 30
 """Maximum number of files that an error lists."""
@@ -40,8 +34,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
     if file is not None or source.lower().endswith(SUFFIX):
         return True
     if os.path.isfile(path):  # noqa: PTH113  # unlike pathlib's, it takes a name of any length
-        # the files of Ollama have names without an ending
-        return has_magic(path) or bool(ollama_files(path))
+        return has_magic(path)  # the files of Ollama have names without an ending
     folder = stored_folder(source, revision)
     if folder is None:
         return "gguf" in source.lower()
@@ -49,7 +42,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
         each.name.endswith(WEIGHTS) for each in folder.iterdir()
     ):
         return False
-    return bool(gguf_names(folder) or ollama_files(folder))
+    return bool(gguf_names(folder))
 
 
 def stored_gguf(source: str, file: str | None = None, revision: str | None = None) -> Path | None:
@@ -96,34 +89,8 @@ def has_magic(path: Path) -> bool:
         return True  # reading the header says why
 
 
-def ollama_files(path: Path) -> dict[str, Path]:
-    """Return the GGUF files of an installation of Ollama by the names of its models.
-
-    Args:
-        path: the folder of the installation, or a file or folder in it. Otherwise the result is
-            empty.
-    """
-    folders = (path / "models", path, *path.parents)
-    folder = next((each for each in folders if os.path.isdir(each / "manifests")), None)  # noqa: PTH112
-    found: dict[str, Path] = {}
-    for manifest in () if folder is None else sorted(folder.glob("manifests/*/*/*/*")):
-        host, owner, name, tag = manifest.parts[-4:]
-        names = (host.replace(OLLAMA_HOST, ""), owner.replace("library", ""), f"{name}:{tag}")
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            for layer in json.loads(manifest.read_text(encoding="utf-8"))["layers"]:
-                if layer["mediaType"] == OLLAMA_MODEL:
-                    blob = manifest.parents[4] / "blobs" / layer["digest"].replace(":", "-")
-                    found["/".join(filter(None, names))] = blob
-    return found
-
-
 def choose(names: Sequence[str], file: str | None, label: str) -> str:
     """Choose the only GGUF file, or the one with a name or pattern. Of a model in parts, its first.
-
-    Args:
-        names: names of files, relative to their folder.
-        file: the name or pattern; None for the only file.
-        label: text that names the member in errors.
 
     Raises:
         LoadError: no file, or more than one, fits.

@@ -33,9 +33,6 @@ UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 CACHE_TYPES: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 """Bytes of a number in a cache, by type of the cache."""
 
-NO_MODELS: Final = frozenset({"mmproj", "adapter", "imatrix"})
-"""Values of ``general.type`` for vision parts, adapters and importance matrices."""
-
 TEMPLATE: Final = "tokenizer.chat_template"
 TOKENS: Final = "tokenizer.ggml.tokens"
 
@@ -89,15 +86,14 @@ def read_facts(path: str | Path) -> GGUFFacts:
     """Read the headers of a model's file, or of all parts after the first.
 
     Raises:
-        LoadError: a file is missing, truncated or not a GGUF file, or has no weights.
+        LoadError: a file is missing, truncated or not a GGUF file.
         UnsupportedModelError: the model is not a causal language model.
     """
     path = Path(path)
     header = _read_header(path)
     files = _part_paths(path, header.integer("split.count") or 1)
     headers = [header, *map(_read_header, files[1:])]
-    parameters = sum(each.parameters for each in headers)
-    architecture = _check_purpose(header, has_weights=parameters > 0)
+    architecture = _architecture(header)
     window = header.integer(f"{architecture}.context_length") or 0
     tokens = header.entries.get(TOKENS)
     ends = (header.integer(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
@@ -113,7 +109,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
         chat_template=chat_templates(header.entries),
         end_ids=frozenset(end for end in ends if end is not None),
         cache_elements=_cache_elements(header, architecture),
-        parameters=parameters,
+        parameters=sum(each.parameters for each in headers),
         file_type=_file_type(header.integer("general.file_type")),
         weight_bytes=sum(each.weight_bytes for each in headers),
     )
@@ -188,25 +184,13 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
     return tuple(map(path.with_name, names))
 
 
-def _check_purpose(header: _Header, *, has_weights: bool) -> str:
-    """Return the architecture of a causal language model, and refuse all other files."""
-    architecture, kind = header.text("general.architecture"), header.text("general.type")
-    if architecture == "clip" or kind in NO_MODELS:
-        raise UnsupportedModelError(
-            f"{header.path} holds no language model ({kind or architecture}). Pass the GGUF file "
-            "of the model itself. Beside the vision part of a model, it is the file without "
-            "'mmproj' in its name."
-        )
-    if architecture is None:
-        raise LoadError(f"{header.path} has no entry general.architecture. Download it again.")
+def _architecture(header: _Header) -> str:
+    """Return the architecture, and refuse one that llama.cpp would load and no member can have."""
+    architecture = header.text("general.architecture") or "unknown"
     if header.entries.get(f"{architecture}.attention.causal") is False:
         raise UnsupportedModelError(
             f"{header.path} has the architecture {architecture!r}, which is not causal; members "
             "must be causal (decoder-only) language models"
-        )
-    if not has_weights:
-        raise LoadError(
-            f"{header.path} holds a vocabulary only, without weights. Pass the file of a model."
         )
     return architecture
 

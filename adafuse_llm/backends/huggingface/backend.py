@@ -12,12 +12,7 @@ import torch
 
 from adafuse_llm.backends.base import Query
 from adafuse_llm.backends.file_facts import context_window
-from adafuse_llm.backends.huggingface.checkpoint import (
-    advice,
-    eos_ids,
-    ignored_settings,
-    own_adjustment,
-)
+from adafuse_llm.backends.huggingface.checkpoint import eos_ids, ignored_settings, own_adjustment
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.passes import RequestState
 from adafuse_llm.backends.huggingface.rows import Rows, TreeForm
@@ -65,7 +60,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
     Raises:
         UnsupportedModelError: the model cannot be a member, or no form gives the right numbers.
             The message gives the reason.
-        InvalidOptionError: an option is not valid, or options contradict each other.
+        InvalidOptionError: `form` is not one of these.
     """
 
     def __init__(
@@ -79,10 +74,6 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
     ) -> None:
         if form not in FORMS:
             raise InvalidOptionError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
-        if prefix_cache_bytes < 0:
-            raise InvalidOptionError(
-                f"prefix_cache_bytes must be 0 or more; got {prefix_cache_bytes}"
-            )
         if model.training:
             raise UnsupportedModelError(
                 f"member {name!r} is in training mode, so dropout makes its numbers random; "
@@ -108,14 +99,14 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         self.form = self._passes.form
         self._pieces = self._passes.pieces
         row_bytes = max(1, sum(self._passes.token_bytes.values()))
-        limit = prefix_cache_bytes // row_bytes if self.form == "tree" else 0
+        limit = max(0, prefix_cache_bytes) // row_bytes if self.form == "tree" else 0
         self._kept: PrefixCache[Rows | TreeForm] = PrefixCache(limit)
         if self.ignored_settings:
             logger.warning(
-                "member %r: its generation config sets %s, which members do not follow. %s",
+                "member %r: its generation config sets %s, which members do not follow. To get the "
+                "same, pass the options of these names; instead of do_sample, a temperature",
                 name,
                 ", ".join(f"{key}={value!r}" for key, value in self.ignored_settings.items()),
-                advice(self.ignored_settings),
             )
 
     def cache_bytes(self, tokens: int) -> int:

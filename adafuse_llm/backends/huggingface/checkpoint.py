@@ -24,10 +24,6 @@ OTHERS: Mapping[str, Any] = {
 }
 """Other settings that members do not follow, with the values that change nothing, besides None."""
 
-INSTEAD = {"stop_strings": "stop"}
-OPTIONS = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop")
-"""Options with the meaning of such settings, and settings with another name."""
-
 
 def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
     """Return the changes of distributions that the generation config of a model asks for.
@@ -61,15 +57,6 @@ def ignored_settings(model: Any) -> dict[str, Any]:
     if "do_sample" not in found:
         found = {name: value for name, value in found.items() if name not in OF_SAMPLING}
     return found
-
-
-def advice(settings: Mapping[str, Any]) -> str:
-    """Say what to pass for settings that are not followed."""
-    options = {INSTEAD.get(name, name): value for name, value in settings.items()}
-    passed = [f"{name}={value!r}" for name, value in options.items() if name in OPTIONS]
-    if options.get("do_sample") and "temperature" not in options:
-        passed.insert(0, "temperature=1.0")
-    return f"To get the same, pass {', '.join(passed)}." if passed else "No option does the same."
 
 
 def rope_edge(config: Any) -> int | None:

@@ -27,13 +27,7 @@ passes over 128, and 81 in passes over 64."""
 
 
 class RequestState(RequestLogits):
-    """The state of one request at a member: its form, and the logits of its nodes.
-
-    Args:
-        tree: the request's tree.
-        form: form of the request, which has not evaluated any nodes yet.
-        reused: number of prompt tokens whose rows the form already has.
-    """
+    """The state of one request at a member: its form, and the logits of its nodes."""
 
     def __init__(self, tree: TokenTree, form: TreeForm | PathForm, reused: int = 0) -> None:
         super().__init__(tree, reused)
@@ -62,7 +56,6 @@ class Passes:
         form: ``"tree"`` or ``"path"``.
 
     Attributes:
-        form: the argument of the same name.
         edge: number of tokens of the longest sequence in the tree form.
         pieces: number of tokens in a piece of a prompt, while a request writes its response and
             while none does.
@@ -82,12 +75,7 @@ class Passes:
         self._windows = use_packed_attention(decoder.model) if form == "tree" else {}
 
     def new_form(self, tree: TokenTree, rows: Rows | None = None) -> TreeForm | PathForm:
-        """Return the form of a new request.
-
-        Args:
-            tree: the request's tree.
-            rows: rows of the first tokens of the prompt, for the tree form; None for no rows.
-        """
+        """Return the form of a new request, which in the tree form may have some rows already."""
         is_short = len(tree.ids) <= self.edge
         return TreeForm(tree, rows) if is_short else PathForm(self._decoder, tree)
 

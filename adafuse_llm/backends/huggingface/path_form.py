@@ -22,10 +22,6 @@ class PathForm:
     instead of rows (Mamba, linear attention). It keeps one cache for the trunk (the committed
     tokens) and one for each tip of the tree. It reads a prompt in one pass. After it, each token
     costs one pass.
-
-    Args:
-        decoder: the model.
-        tree: the request's tree.
     """
 
     unread = 0  # it reads no prompt in pieces
@@ -41,11 +37,7 @@ class PathForm:
         self._passes: list[int] = []
 
     def extend(self, nodes: Sequence[Node]) -> tuple[torch.Tensor, list[int]]:
-        """Evaluate nodes.
-
-        Args:
-            nodes: nodes to evaluate, parents before children. The parent of each node is also in
-                `nodes`, or is evaluated already.
+        """Evaluate nodes, parents before children, as `TreeForm.plan`.
 
         Returns:
             The logits after each node, [len(nodes), v], and the number of tokens of each pass.
@@ -93,9 +85,7 @@ class PathForm:
     def _state_after(self, node: Node, *, shared: bool) -> Any:
         """Return the state after `node`, as an object that the caller may change.
 
-        Args:
-            node: the node.
-            shared: whether another child of the node needs the state later.
+        If it is `shared`, another child of the node needs it later.
         """
         if node in self._tips:
             return copy.deepcopy(self._tips[node]) if shared else self._tips.pop(node)
@@ -110,10 +100,6 @@ class PathForm:
 
         The pass continues from the state of the parent. If the rotary frequencies of all tokens
         change at this node, the pass runs over the whole sequence instead.
-
-        Args:
-            node: the node.
-            shared: whether another child of the parent needs the parent's state later.
         """
         if node.length == self._edge + 1:
             return self._run([*self._tree.ids, *self._tree.tokens(node)], None)

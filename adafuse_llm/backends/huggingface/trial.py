@@ -36,12 +36,7 @@ Ids = tuple[int, ...]
 
 @torch.inference_mode()
 def choose(name: str, decoder: Decoder, form: str) -> Passes:
-    """Return the passes of the first form that gives correct numbers.
-
-    Args:
-        name: the member's name, for messages.
-        decoder: the model.
-        form: ``"tree"`` or ``"path"`` to require that form; ``"auto"`` to try both.
+    """Return the passes of the first form that gives correct numbers (`HuggingFaceBackend`).
 
     Raises:
         UnsupportedModelError: no form gives correct numbers. The message gives the reasons.

@@ -107,15 +107,10 @@ class Settings:
 
 
 class Model:
-    """A GGUF model that llama.cpp has loaded.
-
-    Args:
-        path: the GGUF file, or the first file of a split model.
-        label: text that names the member in errors.
-        settings: the settings.
+    """A GGUF file, or the first file of a split model, that llama.cpp has loaded.
 
     Attributes:
-        path, label, settings: as above.
+        label: text that names the member in errors.
         pointer: the ``llama_model_p``. It is valid until `close`.
         vocabulary: number of tokens in the vocabulary, and of logits.
         on_gpu: whether layers run on a GPU.
@@ -123,7 +118,6 @@ class Model:
     Raises:
         LoadError: llama.cpp cannot load the file.
         UnsupportedModelError: the model cannot be a member.
-        MissingDependencyError: llama.cpp is not installed.
     """
 
     def __init__(self, path: Path, label: str, settings: Settings) -> None:

@@ -12,14 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import platform
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import distribution
@@ -28,14 +26,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import psutil
 
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.context import Context, Entry
 from adafuse_llm.backends.llamacpp.library import Model, Settings, find_library, load_library
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.errors import LoadError, UnsupportedModelError
-from adafuse_llm.text.isolation import MARK, interpreter
+from adafuse_llm.text.isolation import MARK, interpreter, limit_process
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +68,8 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
     These are the wanted ones. If a child process crashes with them, and not with weights in the
     order of the file, they are the latter, and a warning says so.
 
-    Args:
-        facts: what the header of the file says.
-        label: text that names the member in errors.
-        wanted: the settings of a member.
-
     Raises:
         LoadError: the file ends the process with all settings, or takes too much time or memory.
-        MissingDependencyError: llama.cpp is not installed.
     """
     verdict = _verdict(facts, wanted)
     with suppress(OSError):
@@ -223,7 +214,7 @@ def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) 
         _render(read_facts(path).chat_template or {})
         _say("loading it")
         has_gpu = load_library().llama_supports_gpu_offload()  # which reserves any address space
-        _limit(seconds, 2**50 if has_gpu else 3 * weights + SPARE_BYTES)
+        limit_process(seconds, 2**50 if has_gpu else 3 * weights + SPARE_BYTES)
         with suppress(LoadError):  # which the parent process raises, too
             load(Path(path), path, Settings(**settings))
     except MemoryError:
@@ -239,7 +230,7 @@ def _render(template: str | dict[str, str]) -> None:
     """Render chat templates in a few ways, as far as they can be rendered."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    _limit(TEMPLATE_SECONDS, TEMPLATE_BYTES)  # after the import, which takes longer
+    limit_process(TEMPLATE_SECONDS, TEMPLATE_BYTES)  # after the import, which takes longer
     templates = [template] if isinstance(template, str) else template.values()
     turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
     function = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}
@@ -251,20 +242,3 @@ def _render(template: str | dict[str, str]) -> None:
             raise
         except Exception as error:  # a template may raise any exception; the codec reports it
             logger.debug("the chat template raises %r", error)
-
-
-def _limit(seconds: float, memory: int) -> None:
-    """Limit the CPU time and the address space that this process takes from now on."""
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return
-    wanted = {
-        resource.RLIMIT_CPU: math.ceil(time.process_time() + seconds),
-        resource.RLIMIT_AS: psutil.Process().memory_info().vms + memory,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, value in wanted.items():
-        hard = resource.getrlimit(kind)[1]
-        with suppress(OSError, ValueError):  # macOS does not limit the address space
-            resource.setrlimit(kind, (value if hard < 0 else min(value, hard), hard))

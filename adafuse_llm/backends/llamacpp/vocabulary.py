@@ -56,17 +56,12 @@ class LlamaTokenizer:
         model: the loaded file, which must stay open until `close`.
 
     Attributes:
-        keeps_settings: whether calls change the tokenizer; always False.
-        name_or_path: path of the file.
-        kind: kind of the vocabulary.
         pieces: the bytes of each token, by id.
         added_tokens_decoder: control tokens, and tokens that are found in a text before it is
             split into words, by id.
         unk_token_id: id of the token for text that has no other token, or None.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
             which its chat template ends a reply. Others that llama.cpp assumes can be any token.
-        chat_template: the chat template, several templates by name, or None.
-        special_tokens_map: spellings of special tokens by the names that chat templates use.
 
     Raises:
         UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
@@ -302,14 +297,7 @@ class LlamaTokenizer:
 
 
 class LlamaText(MemberText):
-    """The tokens of the vocabulary of a GGUF file.
-
-    Args:
-        model: the loaded file, which must stay open until `close`.
-
-    Raises:
-        UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
-    """
+    """The tokens of a loaded GGUF file, which must stay open until `close`."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(LlamaTokenizer(model))
@@ -317,13 +305,7 @@ class LlamaText(MemberText):
 
     @classmethod
     def from_file(cls, path: str | Path) -> LlamaText:
-        """Load the vocabulary of a GGUF file, without its weights.
-
-        Raises:
-            LoadError: llama.cpp cannot read the file.
-            UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
-            MissingDependencyError: llama.cpp is not installed.
-        """
+        """Load the vocabulary of a GGUF file, without its weights."""
         label = f"the vocabulary of {str(path)!r}"
         return cls(Model(Path(path), label, Settings(vocabulary_only=True)))
 

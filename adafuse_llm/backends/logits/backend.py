@@ -58,14 +58,7 @@ class LogitsBackend(Backend, Generic[S]):
         vocabulary: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Set what depends on the tokens.
-
-        Args:
-            text: the member's tokens.
-            end_ids: ids of the tokens that end a response.
-            vocabulary: number of the model's logits.
-            device: device of the logits.
-        """
+        """Set what depends on the tokens, for a number of logits on a device."""
         self._text = text
         self.codec = text.codec
         self.end_ids = end_ids

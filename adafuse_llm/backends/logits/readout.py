@@ -27,12 +27,6 @@ from adafuse_llm.tree import Next, Node, TokenTree
 class TokenTable:
     """What results need to know about a member's tokens.
 
-    Args:
-        text: the member's tokens.
-        end_ids: ids of the end-of-sequence tokens.
-        size: number of tokens in a distribution.
-        device: device of the tensors.
-
     Attributes:
         ends: ids of the end-of-sequence tokens.
         codes: hashes of the tokens, [v], as `drawn` takes them; empty before `prepare_draws`.
@@ -71,13 +65,7 @@ def read(
     states: Sequence[RequestLogits],
     tokens: TokenTable,
 ) -> list[QueryResult]:
-    """Return the results of queries whose nodes are evaluated.
-
-    Args:
-        queries: the queries.
-        states: the state of each query's request.
-        tokens: the member's tokens.
-    """
+    """Return the results of queries whose nodes are evaluated, and whose requests have states."""
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
     word_ends = any(query.word_ends for query in queries)

@@ -103,15 +103,7 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_tokens(tokens: Sequence[int], size: int) -> None:
-    """Check that all token ids are in the vocabulary. Other ids would corrupt a GPU's context.
-
-    Args:
-        tokens: token ids.
-        size: number of tokens in the vocabulary.
-
-    Raises:
-        ValueError: an id is not in the vocabulary.
-    """
+    """Raise a ValueError for an id that is no token, which would corrupt a GPU's context."""
     if (highest := max(tokens, default=0)) >= size:
         raise ValueError(
             f"token {highest} is outside the model's {size} tokens: the tokenizer does not match "

@@ -13,7 +13,7 @@ from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.servers.api import Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.backends.text import MemberText
-from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
+from adafuse_llm.errors import MemberError, MemberUnavailableError
 from adafuse_llm.tree import Next, Node, TokenTree
 
 logger = logging.getLogger(__name__)
@@ -27,9 +27,6 @@ their log-probabilities may differ, because numbers may depend on other requests
 SAMPLED = 40
 """Number of tokens that end a word, and of others, for which the server is asked whether a regular
 expression permits them."""
-
-FEWEST_LISTED = 2
-"""Minimum number of likeliest tokens, from which the margin follows."""
 
 UNEXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """Errors from reading an answer that has not the expected form."""
@@ -58,11 +55,7 @@ class ServerBackend(Backend):
         api: the API of the server.
         facts: facts about the model on the server.
 
-    Attributes:
-        facts: as above.
-
     Raises:
-        LoadError: the server lists too few tokens.
         MemberError: the server cannot be used.
     """
 
@@ -89,12 +82,6 @@ class ServerBackend(Backend):
         self.device = f"server {server.url}"
         self._server = server
         self._api = api
-        if facts.listed_limit < FEWEST_LISTED:
-            raise LoadError(
-                f"member {name!r} cannot be loaded: server {server.url} lists {facts.listed_limit} "
-                f"likeliest token; a member needs {FEWEST_LISTED} or more. Start it with a higher "
-                "limit, such as --max-logprobs 20"
-            )
         self._probe_ids = tuple(text.codec.encode_prompt(PROBE)[: facts.window])
         probe = self._probe()
         self._ask([probe])

@@ -84,13 +84,9 @@ class Connection:
         return MemberError(self._member, f"server {self.url}: {reason}")
 
     def find(self, path: str, body: Any = None) -> Any:
-        """Return the answer to a GET request; None if the server does not know the path.
+        """Return the answer to a GET request, or a POST request if it has a body.
 
-        The call is not repeated.
-
-        Args:
-            path: the path.
-            body: what to send in a POST request instead.
+        The call is not repeated. The result is None if the server does not know the path.
 
         Raises:
             MemberError: the server cannot be used.
@@ -144,11 +140,7 @@ class Connection:
         raise MemberUnavailableError(self._member, f"server {self.url}: {problem}")
 
     def _checked(self, answer: httpx.Response) -> Any:
-        """Return the JSON of an answer.
-
-        Raises:
-            MemberError: the server refuses the request.
-        """
+        """Return the JSON of an answer, or raise the error that it describes."""
         if answer.status_code in (401, 403):
             given = f"It refuses the key in the environment variable {self._key_source!r}"
             needed = "It needs a key. Pass api_key_env, the name of an environment variable with it"

@@ -43,14 +43,12 @@ def test_what_was_evaluated_of_a_winner_is_kept_where_its_last_token_was_only_sc
 
 
 @pytest.mark.quick
-def test_a_wrong_mode_form_size_or_token_is_refused():
+def test_a_wrong_mode_form_or_token_is_refused():
     training = type(model(Recipe()))(model(Recipe()).config).train()
     with pytest.raises(UnsupportedModelError, match="training mode"):
         member(training)
     with pytest.raises(InvalidOptionError, match="auto, tree, path"):
         member(form="forest")
-    with pytest.raises(InvalidOptionError, match="prefix_cache_bytes"):
-        member(prefix_cache_bytes=-1)
     tree = TokenTree([1, 2])
     unknown = tree.child(tree.root, 10**6)
     for query in (Query(tree, (unknown,), (), 2), Query(tree, (), (unknown,), 2)):

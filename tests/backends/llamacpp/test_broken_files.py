@@ -56,22 +56,19 @@ def test_a_file_that_ends_or_blocks_a_process_is_refused(
 
 
 @pytest.mark.parametrize("window", [0, 4_000_000_000])
-def test_a_window_that_cannot_be_right_is_that_of_the_cache(tmp_path, caplog, window) -> None:
+def test_a_window_that_cannot_be_right_is_that_of_the_cache(tmp_path, window) -> None:
     changed = {"qwen3.context_length": window}
     with load(rewrite_gguf(wren(), tmp_path / "m.gguf", entries=changed)) as engine:
         assert engine.context_window == 16_384
         assert engine.generate("The ferry", max_new_tokens=4).text
-    assert "no usable context window" in caplog.text
 
 
-def test_what_a_header_lacks_is_told_and_not_guessed(tmp_path: Path, caplog) -> None:
+def test_an_end_token_that_a_header_lacks_is_told_and_not_guessed(tmp_path: Path, caplog) -> None:
     ends = (EOS, "tokenizer.ggml.eot_token_id")
-    lacking = [*ends, "tokenizer.ggml.pre", TEMPLATE]
     raising = {TEMPLATE: "{{ raise_exception('no') }}"}
-    path = rewrite_gguf(wren(), tmp_path / "m.gguf", entries=raising, without=lacking)
+    path = rewrite_gguf(wren(), tmp_path / "m.gguf", entries=raising, without=[*ends, TEMPLATE])
     with load(path) as engine:
         assert not engine.backends[0].end_ids
-    assert "tokenizer.ggml.pre" in caplog.text
     assert "names no end token" in caplog.text
 
 
