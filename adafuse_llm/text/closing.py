@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from adafuse_llm.text.matchers import next_bytes
@@ -21,6 +22,9 @@ MAX_RANKED = 32
 
 MAX_REPEATS = 16
 """Number of steps for which the same byte is chosen if the same bytes may follow."""
+
+MAX_LOOKS = 8
+"""Maximum number of steps that try hints, because the same bytes may follow as before."""
 
 MAX_VISITED = 1_000
 """Maximum number of states that the search among many texts visits."""
@@ -77,40 +81,60 @@ class Effort:
         return self.states < 0 or self.seconds < 0
 
 
-def found_closing(state: Any, effort: Effort) -> bytes | None:
+def found_closing(state: Any, effort: Effort, hints: Sequence[bytes] = ()) -> bytes | None:
     """Complete a text. Return None if no text of at most `MAX_CLOSING` bytes was found.
 
     Args:
         state: a matcher over bytes, after the text. The search may change it.
         effort: what the search may cost. What it has cost is subtracted.
+        hints: texts that may lead on where no single byte seems to.
 
     Raises:
         GrammarError: the grammar exceeds a limit of llguidance.
     """
     half = Effort(effort.states / 2, effort.seconds / 2)
-    greedy = _greedy_closing(state.deep_copy(), half)
+    best: bytes | None = None
+    for texts in [hints, ()] if hints else [()]:
+        limit = MAX_CLOSING if best is None else len(best)
+        shorter = _greedy_closing(state.deep_copy(), half, texts, limit)
+        best = best if shorter is None else shorter
     effort.states = effort.states / 2 + half.states
-    return _searched_closing(state, effort) if greedy is None else greedy
+    return _searched_closing(state, effort) if best is None else best
 
 
-def _greedy_closing(state: Any, effort: Effort) -> bytes | None:
-    """Complete a text with the best next byte at every step."""
+def _greedy_closing(state: Any, effort: Effort, hints: Sequence[bytes], limit: int) -> bytes | None:
+    """Complete a text in fewer than `limit` bytes with the best next byte or hint at every step."""
     found = bytearray()
-    before, best, repeats = b"", 0, 0
-    while len(found) < MAX_CLOSING and not effort.is_over:
+    before, best, repeats, looks = b"", 0, 0, MAX_LOOKS if hints else 0
+    while len(found) < limit and not effort.is_over:
         if state.is_accepting():
             return bytes(found)
         following = next_bytes(state)
         if not following:
             return None
         effort.states -= 1
-        if following != before or repeats == MAX_REPEATS:
+        repeats = repeats + 1 if following == before else 0
+        before = following
+        if repeats == 1 and looks:
+            looks -= 1
+            effort.states -= len(hints)
+            hint = next((each for each in hints if _leads_on(state, each, following)), b"")
+            found += hint
+            state.consume_tokens(list(hint))
+            if hint:
+                continue
+        if repeats % MAX_REPEATS == 0:
             best = _ranked(state, _sample(following), effort)[0]
-            repeats = 0
-        before, repeats = following, repeats + 1
         found.append(best)
         state.consume_token(best)
     return None
+
+
+def _leads_on(state: Any, hint: bytes, following: bytes) -> bool:
+    """Return whether other bytes may follow a hint than before it."""
+    copy = state.deep_copy()
+    is_read = copy.try_consume_tokens(list(hint)) == len(hint)
+    return is_read and (copy.is_accepting() or next_bytes(copy) != following)
 
 
 def _sample(following: bytes) -> bytes:

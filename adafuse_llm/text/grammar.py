@@ -28,6 +28,7 @@ from adafuse_llm.text.closing import (
     Effort,
     found_closing,
 )
+from adafuse_llm.text.hints import hints
 from adafuse_llm.text.isolation import try_grammar
 from adafuse_llm.text.matchers import (
     byte_tokenizer,
@@ -88,7 +89,7 @@ class Grammar:
                 f"the grammar has {len(lark):,} characters; the limit is {MAX_CHARACTERS:,}. Use a "
                 "shorter grammar."
             )
-        self._closing = try_grammar(lark)
+        self._closing, self._hints = try_grammar(lark), hints(lark)
         self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
             raise GrammarError(_reason(self._start.get_error(), option))
@@ -119,7 +120,7 @@ class Grammar:
 
     def text(self) -> GrammarText:
         """Return the state of an empty response."""
-        return GrammarText(self._start, closing=self._closing)
+        return GrammarText(self._start, self._hints, closing=self._closing)
 
     def lark(self, lead: str = NO_LEAD) -> str:
         """Return the grammar of a lead and a response."""
@@ -171,12 +172,16 @@ class GrammarText:
 
     Args:
         state: a matcher over bytes. This class does not change it.
+        hints: texts for the search for a closing.
         begun: text of the grammar that precedes the response.
         closing: a text that completes the response now, if it is known.
     """
 
-    def __init__(self, state: Any, begun: str = "", closing: str | None = None) -> None:
+    def __init__(
+        self, state: Any, hints: Sequence[bytes], begun: str = "", closing: str | None = None
+    ) -> None:
         self.begun = begun
+        self._hints = hints
         self._first = state
         self._state = state.deep_copy()
         self._spare = (float(RESPONSE_STATES), RESPONSE_SECONDS)
@@ -251,18 +256,22 @@ class GrammarText:
             return None
         states, seconds = self._spare
         effort = Effort(CLOSING_STATES + states, CLOSING_SECONDS + seconds)
-        found = found_closing(state, effort)
+        found = found_closing(state, effort, self._hints)
         self._spare = max(min(states, effort.states), 0), max(min(seconds, effort.seconds), 0)
         return None if found is None else found.decode()
 
     def copy(self) -> GrammarText:
         """Return an empty response with the same beginning."""
-        return GrammarText(self._first, self.begun, self._closings.get(""))
+        return GrammarText(self._first, self._hints, self.begun, self._closings.get(""))
 
     def begun_with(self, text: str) -> GrammarText:
         """Return a response that follows `text`, or this response if the grammar forbids it."""
         state = _after(self._state, text)
-        return self if state is None else GrammarText(state, text, self._closings.get(text))
+        return (
+            self
+            if state is None
+            else GrammarText(state, self._hints, text, self._closings.get(text))
+        )
 
 
 def _after(state: Any, text: str) -> Any | None:

@@ -26,6 +26,7 @@ from typing import Final
 
 from adafuse_llm.errors import GrammarError, QueueFullError
 from adafuse_llm.text.closing import MAX_SECONDS, NO_TEXT, Effort, found_closing
+from adafuse_llm.text.hints import hints
 from adafuse_llm.text.matchers import byte_tokenizer, compiled
 
 logger = logging.getLogger(__name__)
@@ -217,7 +218,7 @@ def _answer(lark: str) -> str:
     if matcher.is_error():
         return FOUND  # whoever compiles the grammar finds the same error
     try:
-        found = found_closing(matcher, Effort(seconds=MAX_SECONDS))
+        found = found_closing(matcher, Effort(seconds=MAX_SECONDS), hints(lark))
     except GrammarError as error:
         return f"{REFUSED}{error}"
     return f"{REFUSED}{NO_TEXT}" if found is None else FOUND + found.decode()

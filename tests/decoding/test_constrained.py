@@ -1,7 +1,5 @@
 """Responses of a given form: valid on every mix of members, and equal to the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

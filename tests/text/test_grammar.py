@@ -150,6 +150,10 @@ CHAINS = {
         ({"regex": "([a-z]+ ){300}"}, "", "a " * 300),
         ({"regex": "[a-z]*(foo|x;)"}, "", "x;"),
         ({"grammar": 'start: e\ne: "xa" e | "zzz"'}, "", "zzz"),
+        ({"json_schema": {"type": "string", "pattern": "e"}}, '"x', ' e"'),
+        ({"json_schema": {"type": "string", "pattern": r"^.*\.pdf$"}}, '"x', ' .pdf"'),
+        ({"json_schema": {"type": "string", "pattern": r'(\d{2}-){2}("|é+x)'}}, '"', ' 00-00-\\""'),
+        ({"regex": r"[\s\S]*It is (a|[^\W\d]){3,}\."}, "So", "\nIt is aaa."),
         ({"json_schema": CHAINS}, "", '[{"a": null}, {"a": null}]'),
     ],
 )
