@@ -119,10 +119,6 @@ def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:
     """Return the log-probabilities of a changed distribution, by token id.
 
     Backends with arrays compute the same numbers for all tokens at a time.
-
-    Args:
-        logits: the logits by token id.
-        changes: the changes.
     """
     values = {}
     for token, logit in logits.items():

@@ -197,11 +197,7 @@ def text_tokens(backend: Backend, text: str) -> list[int]:
 
 
 def prepare_draws(active: Active, config: AdaFuseConfig) -> None:
-    """Prepare the active members to draw responses.
-
-    Raises:
-        InvalidOptionError: a member cannot draw tokens.
-    """
+    """Prepare the active members to draw responses, which each of them must be able to do."""
     for backend, _ in active:
         if not backend.full:
             raise InvalidOptionError(
@@ -245,12 +241,7 @@ def check_closing(members: Sequence[Member], config: AdaFuseConfig) -> None:
 def _check_minimum(
     members: Sequence[Member], config: AdaFuseConfig, minimum: int, what: str
 ) -> None:
-    """Check that all members have room for `minimum` tokens.
-
-    Raises:
-        InvalidOptionError: ``max_new_tokens`` is lower.
-        ContextWindowError: a context window has no room.
-    """
+    """Check that ``max_new_tokens`` and all context windows have room for `minimum` tokens."""
     if config.max_new_tokens < minimum:
         raise InvalidOptionError(
             f"option 'max_new_tokens': {what} has {minimum} tokens; got {config.max_new_tokens}. "

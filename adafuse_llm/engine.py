@@ -162,7 +162,9 @@ class AdaFuseEngine(Engine):
 
         Raises:
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
-            InvalidInputError: ``members`` is empty, or two members are given the same name.
+            InvalidInputError: ``members`` is empty, two members are given the same name, or a
+                setting of a member is not valid.
+            MissingDependencyError: a package that a member needs is not installed.
         """
         from adafuse_llm.loading.members import load_members
 

@@ -134,12 +134,7 @@ class MissingDependencyError(AdaFuseError, ImportError):
 
 
 def install_command(extras: str, package: str = "adafuse-llm") -> str:
-    """Return the command that installs extras of a package from where the package came from.
-
-    Args:
-        extras: names of extras, such as ``"cli,serve"``.
-        package: name of the distribution.
-    """
+    """Return the command that installs extras from where the package came, as ``"cli,serve"``."""
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
@@ -167,12 +162,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def as_member_error(name: str, error: BaseException) -> AdaFuseError:
-    """Return the error that an engine raises for an error of a member.
-
-    Args:
-        name: the member's name.
-        error: any error, from any library.
-    """
+    """Return the error that an engine raises for an error of a member, from any library."""
     if isinstance(error, AdaFuseError):
         return error
     reason = f"{type(error).__name__}: {error}"
@@ -212,13 +202,8 @@ def short_list(names: Iterable[str]) -> str:
 def nearest(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
     """Return `` Did you mean 'x'?`` with the allowed names that are similar to a name.
 
-    The closest name is first. The result is empty if no allowed name is similar.
-
-    Args:
-        name: the unknown name.
-        allowed: the names to choose from.
-        limit: maximum number of names in the result.
-        similarity: lowest similarity, from 0 to 1 (`difflib.get_close_matches`).
+    The closest name is first. The result is empty if no allowed name has this similarity, which is
+    from 0 to 1 (`difflib.get_close_matches`).
     """
     if len(name) > MAX_NAME:
         return ""

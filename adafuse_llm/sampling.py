@@ -39,11 +39,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a request draws tokens.
-
-    Attributes:
-        seed: the seed. The others are those of `Draw`.
-    """
+    """How a request draws tokens: the seed, and options as in `Draw`."""
 
     seed: int
     temperature: float

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -159,26 +158,30 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
         UnsupportedModelError: the model cannot be a member of an ensemble.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
     tokenizer = load_tokenizer(spec.path, spec.label, **_source(spec)).tokenizer
     given = spec.quantization_config  # None would replace that of the checkpoint
     quantization = {} if given is None else {"quantization_config": copy.deepcopy(given)}
+    # the bar that transformers shows for each model; downloads keep theirs
+    bar = logging.set_tqdm_hook(lambda _bar, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
     try:
-        with _no_progress_bar():
-            model, loading_info = AutoModelForCausalLM.from_pretrained(
-                spec.path,
-                **_source(spec),
-                dtype=spec.dtype,
-                device_map=spec.device_map,
-                **quantization,
-                use_safetensors=None if spec.allow_pickle else True,
-                ignore_mismatched_sizes=True,  # the error of _check_weights names the tensors
-                output_loading_info=True,
-            )
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            **_source(spec),
+            dtype=spec.dtype,
+            device_map=spec.device_map,
+            **quantization,
+            use_safetensors=None if spec.allow_pickle else True,
+            ignore_mismatched_sizes=True,  # the error of _check_weights names the tensors
+            output_loading_info=True,
+        )
     except Exception as error:
         raise _load_error(spec, error) from error
+    finally:
+        logging.set_tqdm_hook(bar)
     _check_weights(loading_info, spec.label)
     cached = spec.prefix_cache_bytes
     options: dict[str, Any] = {} if cached is None else {"prefix_cache_bytes": cached}
@@ -212,20 +215,6 @@ def _tensors(names: Collection[str]) -> str:
     more = ", ..." if len(names) > len(shown) else ""
     number = "1 tensor" if len(names) == 1 else f"{len(names):,} tensors"
     return f"{number} ({', '.join(shown)}{more})"
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Hide the bar that transformers shows for each model. Downloads keep theirs."""
-    from transformers.utils import logging
-
-    previous = logging.set_tqdm_hook(
-        lambda _factory, args, kwargs: logging.EmptyTqdm(*args, **kwargs)
-    )
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(previous)
 
 
 def _source(spec: TransformersMember) -> dict[str, Any]:

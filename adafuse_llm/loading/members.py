@@ -35,15 +35,10 @@ def load_members(
     `dtype`, `device_map`, `trust_remote_code` and `revision` are the settings of those members that
     have such a setting and do not set it. The log has the seconds of each member.
 
+    The errors are those of `AdaFuseEngine.from_pretrained`.
+
     Returns:
         The members in order; and their weights by name, or None if all weights are 1.
-
-    Raises:
-        LoadError: a member cannot be loaded.
-        UnsupportedModelError: a model cannot be a member of an ensemble.
-        InvalidInputError: `members` is empty, or two explicit names are the same.
-        InvalidOptionError: a setting is not valid.
-        MissingDependencyError: a package that a member needs is not installed.
     """
     given = as_specs(members, revision)
     defaults = {

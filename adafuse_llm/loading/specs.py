@@ -230,12 +230,7 @@ SETTINGS = tuple(dict.fromkeys(name for kind in KINDS for name in kind.model_fie
 
 
 def as_specs(members: object, revision: str | None = None) -> tuple[MemberSpec, ...]:
-    """Return the description of each member of a list (`as_spec`).
-
-    Raises:
-        InvalidInputError: `members` is not a list, is empty, or contains something else.
-        InvalidOptionError: a setting is unknown or out of range.
-    """
+    """Return the description of each member of a list, which must not be empty (`as_spec`)."""
     if isinstance(members, (str, Mapping)) or not isinstance(members, Iterable):
         raise InvalidInputError(
             f"members must be a list; got {short_repr(members)}. Pass members=[...] with a folder, "

@@ -119,11 +119,7 @@ def _made(name: str, found: object) -> Strategy:
 
 
 def _imported(place: str) -> object:
-    """Import the object of ``package.module:object``.
-
-    Raises:
-        InvalidOptionError: the import fails, or the module does not have the object.
-    """
+    """Import the object of ``package.module:object``."""
     module, _, path = place.partition(":")
     try:
         found: object = importlib.import_module(module)

@@ -29,11 +29,7 @@ scripts, Chinese characters, kana, Bopomofo and Yi. Korean has spaces."""
 
 
 def check_text(text: str, what: str) -> None:
-    """Raise an error if a text is not valid Unicode, which no tokenizer can encode.
-
-    Args:
-        text: the text.
-        what: name of the text in the error message.
+    """Raise an error, which names `what`, if a text is not valid Unicode: no tokenizer encodes it.
 
     Raises:
         InvalidInputError: the text contains half of a surrogate pair, which is typical of badly

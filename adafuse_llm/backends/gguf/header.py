@@ -116,20 +116,12 @@ def read_facts(path: str | Path) -> GGUFFacts:
 
 
 def read_entries(path: str | Path) -> Mapping[str, Any]:
-    """Return the entries of a GGUF file's header, without long arrays.
-
-    Raises:
-        LoadError: the file is missing, truncated or not a GGUF file.
-    """
+    """Return the entries of a GGUF file's header, without long arrays (`read_facts`)."""
     return _read_header(Path(path)).entries
 
 
 def read_tokens(path: str | Path) -> list[str]:
-    """Return the tokens of a GGUF file as the file spells them, by id; empty without a vocabulary.
-
-    Raises:
-        LoadError: the file is missing, truncated or not a GGUF file.
-    """
+    """Return the tokens of a GGUF file as it spells them, by id; empty without a vocabulary."""
     tokens = read_entries(path).get(TOKENS)
     if not isinstance(tokens, _Skipped):
         return []
@@ -139,13 +131,10 @@ def read_tokens(path: str | Path) -> list[str]:
 
 
 def chat_templates(entries: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """Return the chat template of a file, several templates by name, or None.
+    """Return the chat template in the entries of a header, several templates by name, or None.
 
     The only template of a file is its template, whatever its name. Of several templates, one must
     be the default.
-
-    Args:
-        entries: the entries of the file's header.
     """
     named = {
         key.removeprefix(f"{TEMPLATE}."): text
@@ -175,11 +164,6 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
         raise LoadError(
             f"{path} is not the first of {count} parts of a model. Pass the file whose name ends "
             f"with -00001-of-{count:05}.gguf, and give all parts their original names."
-        )
-    if missing := [name for name in names if not path.with_name(name).is_file()]:
-        raise LoadError(
-            f"{path} is the first of {count} parts; missing in its folder: {', '.join(missing)}. "
-            "Download all parts into the same folder."
         )
     return tuple(map(path.with_name, names))
 

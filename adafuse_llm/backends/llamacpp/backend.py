@@ -68,7 +68,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             has no room for the cache.
         UnsupportedModelError: the model cannot be a member.
         InvalidOptionError: an option is not valid.
-        MissingDependencyError: llama.cpp is not installed.
     """
 
     _text: LlamaText

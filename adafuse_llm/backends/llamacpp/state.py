@@ -74,10 +74,10 @@ class LlamaState(RequestLogits):
     ) -> list[tuple[Entry, Node | None]]:
         """Return the tokens that must run to evaluate `nodes`, in order, and reserve sequences.
 
-        There must be as many free sequences as `nodes` has elements.
+        There must be as many free sequences as `nodes`, which `uncached` returned, has elements.
 
         Args:
-            nodes: nodes below the root, which `uncached` returned.
+            nodes: nodes below the root.
             keep: the nodes whose logits are needed; among them the root, if its logits are needed.
 
         Returns:
