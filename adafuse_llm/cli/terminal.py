@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import sys
 import threading
@@ -20,9 +19,6 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from adafuse_llm import Generation, StreamEvent
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display, Growing
-
-PASTE_SECONDS = 0.02
-"""Maximum seconds between two pasted lines. Nobody types a line so fast."""
 
 CONTROLS = re.compile(r"[\x7f-\x9f]")
 """Control characters that JSON does not require to be escaped. They could control a terminal."""
@@ -108,13 +104,6 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
         yield cancel
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def pasted_more() -> bool:
-    """Return whether a terminal has more input, which nobody can have typed so fast."""
-    if os.name == "nt" or not sys.stdin.isatty():
-        return False
-    return bool(select.select([sys.stdin], [], [], PASTE_SECONDS)[0])
 
 
 def print_json(value: object) -> None:
