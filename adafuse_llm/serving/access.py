@@ -77,11 +77,8 @@ def middlewares(
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
-    Args:
-        config: options of the server.
-        api_keys: keys that clients may use. If there are none, clients need no key.
-        count: counts a request when it ends: its path, its outcome, and its seconds.
-        counted: the paths whose requests count.
+    `count` is called with the path, the outcome and the seconds of every request to a path in
+    `counted`. If there are no keys, clients need none.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
