@@ -85,9 +85,7 @@ def put(prompt: str, *, chat: bool) -> dict[str, Any]:
 def read_lines(content: bytes, *, conversations: bool = False) -> list[Line]:
     """Return the lines of a test set that are not blank.
 
-    Args:
-        content: the file, in JSON Lines.
-        conversations: whether a line may have ``messages`` in place of a question.
+    If `conversations`, a line may have ``messages`` in place of a question.
 
     Raises:
         InvalidInputError: all lines are blank.
@@ -127,10 +125,7 @@ def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
 
 
 def is_lost(error: str | None) -> bool:
-    """Return whether an error, ``TYPE: MESSAGE``, is due to the run, such as lack of memory.
-
-    The question may succeed in another run. The result for None, no error, is False.
-    """
+    """Return whether an error, ``TYPE: MESSAGE``, is due to the run, such as lack of memory."""
     return error is not None and error.partition(":")[0] not in LASTING
 
 
@@ -155,8 +150,6 @@ class Results:
     def lock(self) -> Iterator[None]:
         """Keep other processes from writing to this file during the ``with`` block.
 
-        The operating system releases the lock when the process ends for any reason.
-
         Raises:
             InvalidInputError: another process holds the lock.
         """
@@ -173,12 +166,9 @@ class Results:
     def done(self, identity: dict[str, Any], numbers: Container[int]) -> list[dict[str, Any]]:
         """Return the results that the file already has, in order, without changing the file.
 
-        Args:
-            identity: values that must equal those of the run that began the file.
-            numbers: the line numbers that the run may write.
-
         Raises:
-            InvalidInputError: the results belong to another run.
+            InvalidInputError: the results belong to another run, whose identity differs or which
+                has other line numbers.
         """
         lines = self._lines()
         if not self._has_begun:
@@ -202,10 +192,9 @@ class Results:
         return [last[number] for number in sorted(last)]
 
     def seeded(self, config: AdaFuseConfig, *, overwrite: bool) -> AdaFuseConfig:
-        """Return options with a seed if they draw responses and have none.
+        """Return options with a seed if they draw responses: that of the run that began the file.
 
-        The seed is that of the run that began the file, or a random one if there is none, or if
-        `overwrite`.
+        If there is none, or if `overwrite`, the seed is random.
         """
         if config.temperature == 0 or config.seed is not None:
             return config

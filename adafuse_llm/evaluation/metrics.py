@@ -107,7 +107,7 @@ def number(answer: str, accepted: Iterable[str]) -> bool:
 
 def first_line(text: str) -> str:
     """Return the first line that is not blank. Base models write more after their answer."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return next(iter(text.strip().splitlines()), "").strip()
 
 
 @dataclass(frozen=True)
