@@ -113,9 +113,7 @@ class ReplyDelta:
 
     Attributes:
         parts: text, reasoning, and calls that are complete now, in order.
-        content: the text of all parts.
-        reasoning: the reasoning of all parts, without its markers.
-        calls: the calls of all parts.
+        content, reasoning, calls: those of all parts.
         warnings: at the end of the reply, what is wrong with it and its calls.
     """
 
@@ -139,8 +137,7 @@ class Ending(Protocol):
 class ReplyReader:
     """An incremental reader of one reply. It removes whitespace after reasoning and after calls.
 
-    The size of the pieces passed to `add` affects only where text is split into parts. The reader
-    holds back a call up to its closing marker, text that may be the beginning of a marker, and a
+    It holds back a call up to its closing marker, text that may be the beginning of a marker, and a
     reply that may be nothing but calls without markers.
 
     Args:
@@ -400,9 +397,7 @@ def _problem(call: Call, tools: Sequence[Tool]) -> str:
 def _unclosed(text: str, cut: str) -> Call:
     """Read a call without its closing marker. If its JSON is whole, the call is.
 
-    Args:
-        text: the call, possibly with the beginning of the marker.
-        cut: what cut the reply off, if anything did.
+    `cut` is what cut the reply off, if anything did.
     """
     call = _read_call(text[: len(text) - begun_size(text, [CALL_CLOSES])])
     if isinstance(call, ToolCall):
