@@ -175,9 +175,7 @@ class EnsembleModel(OptionFields, Serializable):
     def from_config(cls, path: str | os.PathLike[str], **fields: Unpack[ModelFields]) -> Self:
         """Create a model from a configuration file, such as one written by ``adafuse tune``.
 
-        Args:
-            path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
-            **fields: other fields, which override the file.
+        Other fields override the file (see `adafuse_llm.loading.config_file`).
 
         Raises:
             InvalidInputError: the file cannot be read, or has unknown or invalid content.
@@ -190,9 +188,9 @@ class EnsembleModel(OptionFields, Serializable):
         return self
 
     def unload(self) -> None:
-        """Release the members. The next call loads them again.
+        """Release the members, also for other models. The next call loads them again.
 
-        This affects all models that share the members. An engine passed as `engine` stays open.
+        An engine passed as `engine` stays open.
         """
         self._ensemble.unload()
 
@@ -298,11 +296,7 @@ class EnsembleModel(OptionFields, Serializable):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The active members.
-
-        Raises:
-            InvalidOptionError: options do not match the members or each other.
-        """
+        """The active members. Reading them checks the options."""
         config = self._config
         config.check_n()
         return tuple(config.member_weights(self._ensemble.names))
