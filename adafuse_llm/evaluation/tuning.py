@@ -404,6 +404,7 @@ class _Answers:
         self._done = {
             line["key"]: [Answer(**fields) for fields in line["answers"]] for line in known
         }
+        self._logged = len(self._done)
 
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
         """Return the result of a setting."""
