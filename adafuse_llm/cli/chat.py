@@ -89,15 +89,7 @@ def _lines(greet: Callable[[], None]) -> Iterator[str]:
 
 
 class _Conversation:
-    """A conversation with an ensemble.
-
-    Args:
-        engine: the ensemble.
-        display: the display of its members.
-        system: the system message.
-        retriever: search for passages to put before every question.
-        passages: number of passages.
-    """
+    """A conversation with an ensemble. The retriever finds passages for every question."""
 
     def __init__(
         self,

@@ -42,18 +42,13 @@ PROBES: Final = {
     "invisible characters": " co\u00adop a\u200bb",
     "tabs and Windows line ends": " a\tb\r\nc",
 }
-"""Texts that a tokenizer must preserve. A member cannot score a candidate that its tokenizer
-changes.
-"""
+"""Texts that a tokenizer must preserve, because a member cannot score what it changes."""
 
 SMALL_WINDOW: Final = 512
 
 
 class Finding(NamedTuple):
-    """A problem or a warning about one member, or about several whose names ``+`` joins.
-
-    A problem prevents the ensemble from working.
-    """
+    """A finding about a member, or several joined by ``+``. With a problem, it cannot work."""
 
     level: Literal["problem", "warning", "note"]
     member: str

@@ -124,8 +124,7 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
     """Check the fields of a body: those of its kind, and `OPTIONS`.
 
     Raises:
-        ApiError: a field determines the form of the answer and is not supported, or has an invalid
-            value; or the server is strict and does not know a field.
+        ApiError: a field is refused, or has an invalid value.
     """
     known = OPTIONS | kind.model_fields.keys()
     given = {name: value for name, value in body.items() if value is not None}
@@ -253,8 +252,7 @@ class ServedRequest:
         ignored: the parts of the request that were ignored, and other warnings for the client.
         options: options of `AdaFuseConfig`.
         given: the client's names of the options.
-        enforce: whether the form is enforced: True, False, or ``"auto"`` to describe a form that
-            cannot be enforced to the members only.
+        enforce: whether the form is enforced, as for `adapters.reply_form.enforced`.
         open_ended: whether the response may fill the context window.
         variables: variables for the chat templates that read them.
         effort: how much the members reason; None for their own default.
@@ -328,11 +326,7 @@ class ServedRequest:
 def read_chat(
     body: dict[str, Any], ignored: Ignored, kind: type[_ChatBody] = _ChatBody
 ) -> ServedRequest:
-    """Read a request for a chat completion.
-
-    Raises:
-        ApiError: a field is not supported, or has an invalid value.
-    """
+    """Read a request for a chat completion."""
     chat = parse(kind, body, ignored)
     asked = ServedRequest(chat, ignored, effort=chat.reasoning_effort)
     turns: list[Any] = []
@@ -440,10 +434,9 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
 def readable(content: Any, result: str | None, ignored: Ignored) -> Any:
     """Return the content of a message, as members can read it.
 
-    Thoughts are left out, and refusals become text. Agents send the result of a tool again with
-    every later turn, so it must not end their conversation: a note replaces what is not text. In
-    other messages, such as those with an image, it stays and is refused later. `result` is the name
-    of the field, if it is the result of a tool.
+    Thoughts are left out, and refusals become text. `result` is the name of the field, if it is the
+    result of a tool. Agents send it again with every later turn, so a note replaces what is not
+    text. In other messages, it stays and is refused later.
     """
     if isinstance(content, str | None) or (result is None and type(content) is not list):
         return content

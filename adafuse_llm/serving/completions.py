@@ -28,13 +28,9 @@ TEXT_KINDS = ("text_completion", "text_completion")
 
 
 class CompletionWriter:
-    """Writes chat completions and completions.
+    """Writes `n` responses to each prompt: chat completions or completions.
 
-    Args:
-        model: the model's name, as the request has it.
-        asked: the request.
-        n: number of responses to each prompt.
-        leader: member whose log-probabilities the responses have; None for none.
+    They have the log-probabilities of the member `leader`, if it is not None.
     """
 
     def __init__(self, model: str, asked: ServedRequest, n: int, leader: str | None) -> None:
