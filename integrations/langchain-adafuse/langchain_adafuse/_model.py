@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.load.serializable import Serializable
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 from typing_extensions import Self, Unpack
@@ -20,7 +22,7 @@ from adafuse_llm.adapters.reply_form import Enforce
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.registry import AUTO
-from langchain_adafuse._calls import RoundDetail
+from langchain_adafuse._calls import Call, RoundDetail
 
 if TYPE_CHECKING:
     import torch
@@ -271,6 +273,54 @@ class EnsembleModel(OptionFields, Serializable):
             "options": self._options,
             **{name: getattr(self, name) for name in self._per_call if name != "timeout"},
         }
+
+    # What LangChain calls ---------------------------------------------------------------------
+
+    def _generate(
+        self,
+        given: Any,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        call = self._call(given, stop, kwargs)
+        return self._result(call, call.generations(run_manager))
+
+    async def _agenerate(
+        self,
+        given: Any,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        call = self._call(given, stop, kwargs)
+        return self._result(call, await call.agenerations(run_manager))
+
+    def _stream(
+        self,
+        given: Any,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        return self._call(given, stop, kwargs).chunks(run_manager)
+
+    def _astream(
+        self,
+        given: Any,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        return self._call(given, stop, kwargs).achunks(run_manager)
+
+    @abstractmethod
+    def _call(self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]) -> Call[Any]:
+        """Begin a call of the model with overrides for prompts or messages."""
+
+    @abstractmethod
+    def _result(self, call: Call[Any], generations: list[Any]) -> Any:
+        """Return the responses of a call as LangChain's result."""
 
     # A call -----------------------------------------------------------------------------------
 

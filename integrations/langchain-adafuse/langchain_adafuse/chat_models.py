@@ -11,7 +11,6 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.chat_models import generate_from_stream
@@ -57,7 +56,7 @@ Schema = dict[str, Any] | type
 """A pydantic class, a TypedDict, or a dict with a JSON schema."""
 
 
-class ChatAdaFuse(EnsembleModel, BaseChatModel):
+class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messages are `given`
     """A LangChain chat model backed by an ensemble of local language models.
 
     For example::
@@ -215,43 +214,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     # Decoding ---------------------------------------------------------------------------------
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, kwargs)
-        return ChatResult(generations=call.generations(run_manager))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, kwargs)
-        return ChatResult(generations=await call.agenerations(run_manager))
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatRoundChunk]:
-        return self._call(messages, stop, kwargs).chunks(run_manager)
-
-    def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatRoundChunk]:
-        return self._call(messages, stop, kwargs).achunks(run_manager)
+    def _result(self, _call: Call[ChatRoundChunk], generations: list[Any]) -> ChatResult:
+        return ChatResult(generations=generations)
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
         """Never stream several responses to handlers. `stream` itself passes ``stream=True``."""
@@ -259,16 +223,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return is_plural or super()._streaming_disabled(**kwargs)
 
     def _call(
-        self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
+        self, given: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
     ) -> Call[ChatRoundChunk]:
-        """Begin a call of the model with overrides."""
         options = {name: each for name, each in keywords.items() if name not in FORM_KEYWORDS}
         model = self._for_call(stop, options)
         form = None
         if len(options) < len(keywords):
             form = form_of(to_tools(keywords.get("tools") or ()), keywords)
             form.check_constraints(n for n in CONSTRAINTS if getattr(model, n) is not None)
-        turns, omitted = to_turns(messages)
+        turns, omitted = to_turns(given)
         if omitted:
             self._warn_once(
                 "the messages contain blocks that are not text, which members do not read: "
