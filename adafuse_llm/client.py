@@ -213,11 +213,7 @@ class RemoteEngine(Engine):
 
     @override
     def close(self, timeout: float | None = None) -> None:
-        """End running requests and close the connections. The server and its members stay.
-
-        Args:
-            timeout: maximum seconds to wait until the connections are closed.
-        """
+        """End running requests and close the connections. The server and its members stay."""
         with self._lock:
             self.closed, thread = True, self._thread
         if thread is not None:

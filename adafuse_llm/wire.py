@@ -50,11 +50,7 @@ def chunk(
 
 
 class ResponseReader:
-    """Reads one response from its chunks.
-
-    Attributes:
-        is_whole: whether the response is complete.
-    """
+    """Reads one response from its chunks, until it `is_whole`."""
 
     def __init__(self) -> None:
         self.is_whole = False

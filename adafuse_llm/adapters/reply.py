@@ -64,12 +64,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A well-formed call.
-
-    Attributes:
-        name: the name of the tool. A tool with this name may not exist.
-        arguments: the arguments, not validated against a schema.
-    """
+    """A well-formed call. The tool may not exist, and the arguments may not fit its schema."""
 
     name: str
     arguments: dict[str, Any]
@@ -223,8 +218,7 @@ class ReplyReader:
     def _ended(self, cut: str) -> list[Part]:
         """Return the parts that are still in the buffer when the reply ends.
 
-        The beginning of an opening marker is text, unless the reply is cut: then most of a marker
-        is a call that was cut off.
+        If the reply is cut, most of an opening marker is a call that was cut off.
         """
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
@@ -237,10 +231,7 @@ class ReplyReader:
         return parts + self._take(len(self._buffer))
 
     def _completed(self, closing: str, cut: str) -> list[Part]:
-        """Return the parts of a text that completes the reply, and the call that it cuts off.
-
-        A call is whole only if the members wrote all of its JSON.
-        """
+        """Return the parts of a text that completes the reply, and the call that it cuts off."""
         begun = self._buffer if self._kind is ToolCall else ""
         parts = [*self._split(closing), *self._ended("")]
         texts: list[Part] = [part for part in parts if isinstance(part, (Text, Reasoning))]

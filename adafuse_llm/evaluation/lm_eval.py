@@ -14,8 +14,7 @@ text are left out of the mean. If no member can write it, the log-likelihood is 
 
 `is_greedy` is true if the ensemble's response to the context begins with the continuation, leading
 whitespace aside. The scores do not show this, because a round may reject a token that is the most
-likely one for every member. The ensemble therefore decodes the context, without sampling, until the
-response differs from all continuations.
+likely one for every member, so the ensemble decodes the context without sampling.
 
 For ``loglikelihood_rolling``, the log-likelihoods of pieces of the text are added. A piece has at
 most half the tokens of the smallest context window, and follows as much of the preceding text as

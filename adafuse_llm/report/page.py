@@ -165,10 +165,7 @@ def _identity(generation: Generation, place: int) -> str:
 
 
 def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
-    """Return the part of the text that each round committed, with facts about the round.
-
-    The last parts may be shorter than the committed texts, because a stop sequence cut off the end.
-    """
+    """Return the part of the text that each round committed, with facts about the round."""
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
     marks = {member.name: member.mark for member in members}
