@@ -1,7 +1,8 @@
 """A paired comparison of two systems that answered the same questions.
 
 Every answer is right or wrong. The p-value is that of McNemar's exact test, and the interval
-contains the differences that this test does not reject: it excludes 0 if p < 0.05.
+contains all differences that this test does not reject. So the interval excludes 0 if and only if
+p < 0.05.
 
 The test can be seen as one about random subsets of the questions, which contain each question with
 probability one half. If both systems are equally good, the difference on a random subset is as
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.errors import InvalidInputError
@@ -28,9 +30,6 @@ SIGNIFICANT = 0.05
 
 Z_LEVEL, Z_POWER = 1.96, 0.84
 """Quantiles of the normal distribution: a two-sided test at 5 %, and a power of 80 %."""
-
-SUBSETS = 100_000
-"""Number of random subsets of the questions that give the interval of a difference."""
 
 
 class Score(BaseModel):
@@ -60,8 +59,8 @@ class Comparison(BaseModel):
         questions: number of questions that both systems answered.
         ours, theirs: the scores of the two systems in percent.
         difference: ours minus theirs in percentage points, with its 95 % interval: all differences
-            that the test does not reject. If no answer differs, the bounds are the largest shares
-            of which none may be seen.
+            that the test does not reject. With five questions or fewer, it rejects nothing. If no
+            answer differs, the bounds are the largest shares of which none may be seen.
         p_value: two-sided p-value, that is, the probability of a difference at least this large if
             both systems were equally good.
         needed: about how many questions would show a difference as large as this one, at p < 0.05
@@ -149,7 +148,7 @@ def share(hits: int, total: int) -> Score:
 def _lowest_share(hits: int, total: int) -> float:
     """Return the share of which `hits` or more are seen in 2.5 % of all cases, by bisection."""
     counts = np.arange(hits, total + 1)
-    ways = np.array([math.log(math.comb(total, int(count))) for count in counts])
+    ways = np.array([_log_ways(total, n) for n in range(hits, total + 1)])
     low, high = 0.0, 1.0 if hits else 0.0
     while high - low > 1e-9:
         p = (low + high) / 2
@@ -158,15 +157,41 @@ def _lowest_share(hits: int, total: int) -> float:
     return low
 
 
+def _log_ways(total: int, count: float) -> float:
+    """Return the logarithm of the number of ways to choose `count` of `total`."""
+    return math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
+
+
 def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
     """Return the bounds of the differences on random subsets, without 2.5 % at either end.
 
-    `wins`, `losses` and `ties` are the numbers of questions with a difference of 1, -1 and 0.
+    `wins`, `losses` and `ties` are the numbers of questions with a difference of 1, -1 and 0. The
+    empty subset agrees with every difference, so it counts at both ends.
     """
     if not wins and not losses:
         return -unseen(ties), unseen(ties)
-    draws = np.random.default_rng(1)
-    won, lost, tied = (draws.binomial(count, 0.5, SUBSETS) for count in (wins, losses, ties))
-    found = (won - lost) / np.maximum(won + lost + tied, 1)  # the empty subset has no difference
-    low, high = np.quantile(found, (0.025, 0.975))
+    axes = [_sizes(count) for count in (wins, losses, ties)]
+    won, lost, tied = np.ix_(*(sizes for sizes, _ in axes))
+    first, second, third = np.ix_(*(probabilities for _, probabilities in axes))
+    size = won + lost + tied
+    found = np.round((won - lost) / np.maximum(size, 1), 13).ravel()
+    weights = (first * second * third * (size > 0)).ravel()
+    order = np.argsort(found)
+    below = np.cumsum(weights[order])
+    tail = 0.025 - 0.5 ** (wins + losses + ties)
+    if tail <= 0:
+        return -1.0, 1.0
+    low = found[order[np.searchsorted(below, tail)]]
+    high = found[order[np.searchsorted(below, below[-1] - tail, side="right")]]
     return float(low), float(high)
+
+
+def _sizes(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the sizes of random subsets of `count` questions, and the probability of each.
+
+    Sizes so rare that they do not matter are left out.
+    """
+    reach = 4 * math.sqrt(count) + 1
+    sizes = np.arange(max(0, math.floor(count / 2 - reach)), min(count, count / 2 + reach) + 1)
+    logs = [_log_ways(count, n) for n in sizes]
+    return sizes.astype(np.int64), np.exp(np.array(logs) - count * math.log(2))
