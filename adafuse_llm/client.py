@@ -38,11 +38,12 @@ READY_SECONDS, CANCEL_SECONDS = 0.25, 0.05
 CONNECT_SECONDS, SEND_SECONDS = 10.0, 60.0
 """Maximum seconds to connect, and for the server to take a part of a request."""
 
-KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+]
 """Socket options that detect within half a minute that the machine of the server is gone."""
-for _name, _value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-    if hasattr(socket, _name):
-        KEEP_ALIVE.append((socket.IPPROTO_TCP, getattr(socket, _name), _value))
 
 CLOSED = "this engine is closed; create a new one"
 
@@ -212,11 +213,7 @@ class RemoteEngine(Engine):
 
     @override
     def close(self, timeout: float | None = None) -> None:
-        """End running requests and close the connections. The server and its members stay.
-
-        Args:
-            timeout: maximum seconds to wait until the connections are closed.
-        """
+        """End running requests and close the connections. The server and its members stay."""
         with self._lock:
             self.closed, thread = True, self._thread
         if thread is not None:

@@ -13,8 +13,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from adafuse_llm.config import Options, one_or_many
 from adafuse_llm.errors import InvalidInputError
 
-__all__ = ["ServerConfig", "ServingConfig"]
-
 VARIABLE: Final = "ADAFUSE_SERVER_KEYS"
 """Environment variable with API keys, separated by commas."""
 
@@ -71,11 +69,7 @@ Networks = Annotated[Names, AfterValidator(lambda texts: tuple(str(ip_network(t)
 
 
 class ServingConfig(Options):
-    """Options of the server: names, limits, and who may use it.
-
-    Raises:
-        InvalidOptionError: an option is unknown or out of range.
-    """
+    """Options of the server: names, limits, and who may use it."""
 
     served_model_name: str = Field(
         default="adafuse",
@@ -155,11 +149,7 @@ class ServingConfig(Options):
 
 
 class ServerConfig(ServingConfig):
-    """Options of the command that runs the server: those of the server, and where it listens.
-
-    Raises:
-        InvalidOptionError: an option is unknown or out of range.
-    """
+    """Options of the command that runs the server: those of the server, and where it listens."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -188,9 +178,7 @@ class ServerConfig(ServingConfig):
 
 
 def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
-    """Return the API keys of a file and of the environment.
-
-    A file has one key on each line. Empty lines and lines that begin with ``#`` do not count.
+    """Return the API keys of a file, one on each line beside comments (``#``), and of a variable.
 
     Raises:
         OSError: the file cannot be read.
@@ -198,13 +186,12 @@ def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
     """
     sources = {}
     if path is not None:
-        lines = Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines()
-        sources[path] = [line for line in lines if not line.lstrip().startswith("#")]
+        sources[path] = Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines()
     if VARIABLE in environment:
         sources[VARIABLE] = environment[VARIABLE].split(",")
     keys: list[str] = []
     for source, given in sources.items():
-        found = [each.strip() for each in given if each.strip()]
+        found = [key for each in given if (key := each.strip()) and not key.startswith("#")]
         if not found:
             raise InvalidInputError(
                 f"{source} has no keys. Write at least one, or remove it to serve without keys."

@@ -34,11 +34,8 @@ def chunk(
 ) -> dict[str, Any]:
     """Return the form of a chunk of a stream.
 
-    Args:
-        played: the round, if the chunk has the text that it committed.
-        event: the event, if this is the last of its chunks.
-        warnings: what the client should know, at the end of a response.
-        rounds: whether the client wants the rounds, and the text as the members wrote it.
+    It has the round whose text is in the chunk, and the event of which it is the last chunk. If the
+    client wants `rounds`, it also gets the text as the members wrote it.
     """
     fields: dict[str, Any] = {}
     if rounds and played is not None:
@@ -53,11 +50,7 @@ def chunk(
 
 
 class ResponseReader:
-    """Reads one response from its chunks.
-
-    Attributes:
-        is_whole: whether the response is complete.
-    """
+    """Reads one response from its chunks, until it `is_whole`."""
 
     def __init__(self) -> None:
         self.is_whole = False

@@ -59,16 +59,10 @@ def to_conversation(
     tool_choice: str = "auto",
     instructions: str = "",
 ) -> Conversation:
-    """Convert a conversation with tools for ``AdaFuseEngine.generate(messages=...)``.
+    """Convert a conversation for ``AdaFuseEngine.generate(messages=...)``.
 
     Reasoning at the beginning of assistant turns becomes ``reasoning_content``, which only chat
-    templates show that read it.
-
-    Args:
-        turns: the conversation, in order.
-        tools: as for `check_conversation`.
-        tool_choice: as for `check_conversation`.
-        instructions: as for `check_conversation`.
+    templates show that read it. The other arguments are those of `check_conversation`.
 
     Raises:
         InvalidInputError: as `check_conversation`.

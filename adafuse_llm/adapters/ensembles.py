@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 class Ensemble:
     """A description of an ensemble that is loaded on first use, or an existing engine.
 
-    Ensembles with the same arguments share the loaded members. Creating, copying or pickling an
-    ensemble loads nothing.
+    Ensembles with the same arguments, or with another strategy, share the loaded members. Creating,
+    copying or pickling an ensemble loads nothing.
 
     Args:
         members: what to load; empty for the members that ship with adafuse-llm.
         dtype, device_map, trust_remote_code, revision: as for `AdaFuseEngine.from_pretrained`.
-        runtime: settings of the scheduler and the caches.
-        strategy: name of the strategy. Ensembles that differ only in it share the members.
+        runtime, strategy: as for `AdaFuseEngine.from_pretrained`.
         given: an existing engine to use instead; the other arguments are then ignored.
     """
 
@@ -60,10 +59,7 @@ class Ensemble:
         given: Engine | None = None,
         **loading: Any,
     ) -> Ensemble:
-        """Create an ensemble from folders, GGUF files, hub ids, or descriptions of members.
-
-        The members can also be ``"embedded"``: those that ship with adafuse-llm. With an existing
-        engine, they have no effect.
+        """Create an ensemble from members or an existing engine.
 
         Raises:
             InvalidInputError: `members` is no list of these or is empty, or names are not unique.
@@ -132,9 +128,8 @@ class Ensemble:
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window of some members, in tokens. This loads nothing.
 
-        None if no member has a limit. If the ensemble is not loaded, the windows are those in the
-        members' ``config.json`` or GGUF files, and None also stands for a file that is not on this
-        machine or has no window.
+        None if no member has a limit, or if the ensemble is not loaded and the members' files,
+        ``config.json`` or GGUF, do not tell.
         """
         if (engine := self._open) is not None:
             return smallest_window(engine.member_info, names)
@@ -148,8 +143,7 @@ class Ensemble:
     def is_chat_model(self, names: Collection[str]) -> bool | None:
         """Return whether at least one of some members has a chat template. This loads nothing.
 
-        Such members answer messages. A member without a template reads them as plain text. None if
-        the ensemble is not loaded and the members' files do not tell.
+        None if the ensemble is not loaded and the members' files do not tell.
         """
         if (engine := self._open) is not None:
             return any(each.has_chat_template for each in engine.member_info if each.name in names)
@@ -175,7 +169,7 @@ class Ensemble:
         """
         if self.given is not None:
             return self.given
-        with self._lock:
+        with _LOCK:
             if self._open is None:
                 _LOADED[self._key] = AdaFuseEngine.from_pretrained(
                     self._specs,
@@ -189,13 +183,12 @@ class Ensemble:
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
-        """Cancel running requests and release the members.
+        """Cancel running requests and release the members. The next use loads them again.
 
-        This affects all ensembles that share the members. The next use loads the members again.
-        An engine passed as `given` stays open.
+        This affects all ensembles that share the members. An engine passed as `given` stays open.
         """
         if self.given is None:
-            with self._lock:
+            with _LOCK:
                 if (engine := _LOADED.pop(self._key, None)) is not None:
                     engine.close()
 
@@ -218,10 +211,6 @@ class Ensemble:
     def _key(self) -> str:
         parts = [self._loading, self.trust_remote_code, self.runtime.model_dump()]
         return json.dumps(parts, sort_keys=True)
-
-    @property
-    def _lock(self) -> threading.Lock:
-        return _LOCKS.setdefault(self._key, threading.Lock())
 
 
 def check_engine(engine: object) -> None:
@@ -265,8 +254,10 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 _LOADED: dict[str, AdaFuseEngine] = {}
-_LOCKS: dict[str, threading.Lock] = {}
-"""The loaded engines of this process, and a lock for each of them, by the key of the ensemble."""
+"""The loaded engines of this process, by the key of the ensemble."""
+
+_LOCK = threading.Lock()
+"""Held while members load, one ensemble after the other, and while they are released."""
 
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from adafuse_llm.results import Round
 
-__all__ = ["IMPOSSIBLE", "openai_logprobs"]
-
 IMPOSSIBLE = -9999.0
 """Log-probability of a token to which the member gives a probability of 0, as in OpenAI's API."""
 
@@ -19,10 +17,6 @@ def openai_logprobs(rounds: Iterable[Round], member: str) -> dict[str, Any]:
     Joining the tokens gives the committed text. At the start of a reply to messages, it has the
     whitespace that this member writes there, which is no part of the response. If several tokens
     form one character, the last one has its bytes, and the others have none.
-
-    Args:
-        rounds: rounds of one response that was decoded with ``logprobs``.
-        member: name of the member. See `AdaFuseConfig.reported_member`.
     """
     tokens = (token for done in rounds for token in done.logprobs.get(member, ()))
     return {

@@ -28,18 +28,11 @@ USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"
 
 INSTEAD = {
     **dict.fromkeys(
-        ("llm", "model", "models", "model_id", "model_name", "model_path"),
+        ("model", "model_name", "model_path"),
         "pass members=[...], a list of folders, GGUF files or hub ids, to load models, and "
         "use=[...] to choose among them",
     ),
-    **dict.fromkeys(("api_base", "base_url", "openai_api_base"), USE_SERVER),
-    "format": "for JSON, pass response_format to a call, or use the framework's structured output",
-    **dict.fromkeys(
-        ("keep_alive", "validate_model_on_init"),
-        "leave it out: members load on the first call or at once with warmup(), and stay loaded",
-    ),
-    "reasoning": 'pass chat_template_kwargs, such as {"enable_thinking": False}',
-    "client_kwargs": "leave it out, and pass timeout, in seconds",
+    "base_url": USE_SERVER,
 }
 """Keywords of other libraries that are no options here, and what to do instead."""
 
@@ -74,12 +67,8 @@ else:
 def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -> dict[str, Any]:
     """Return `given` with aliases replaced by the engine's option names.
 
-    Options with the value None are dropped, except those in `NULLABLE`. The engine checks the other
-    values.
-
-    Args:
-        given: options of `AdaFuseConfig`, and keywords in `ALIASES`.
-        extra: other accepted keywords, returned unchanged.
+    Options with the value None are dropped, except those in `NULLABLE`. Keywords in `extra` are
+    returned unchanged. The engine checks the values.
 
     Raises:
         InvalidOptionError: a keyword is unknown, or two names of the same option have different

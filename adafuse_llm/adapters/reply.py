@@ -64,12 +64,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A well-formed call.
-
-    Attributes:
-        name: the name of the tool. A tool with this name may not exist.
-        arguments: the arguments, not validated against a schema.
-    """
+    """A well-formed call. The tool may not exist, and the arguments may not fit its schema."""
 
     name: str
     arguments: dict[str, Any]
@@ -113,9 +108,7 @@ class ReplyDelta:
 
     Attributes:
         parts: text, reasoning, and calls that are complete now, in order.
-        content: the text of all parts.
-        reasoning: the reasoning of all parts, without its markers.
-        calls: the calls of all parts.
+        content, reasoning, calls: those of all parts.
         warnings: at the end of the reply, what is wrong with it and its calls.
     """
 
@@ -139,8 +132,7 @@ class Ending(Protocol):
 class ReplyReader:
     """An incremental reader of one reply. It removes whitespace after reasoning and after calls.
 
-    The size of the pieces passed to `add` affects only where text is split into parts. The reader
-    holds back a call up to its closing marker, text that may be the beginning of a marker, and a
+    It holds back a call up to its closing marker, text that may be the beginning of a marker, and a
     reply that may be nothing but calls without markers.
 
     Args:
@@ -226,8 +218,7 @@ class ReplyReader:
     def _ended(self, cut: str) -> list[Part]:
         """Return the parts that are still in the buffer when the reply ends.
 
-        The beginning of an opening marker is text, unless the reply is cut: then most of a marker
-        is a call that was cut off.
+        If the reply is cut, most of an opening marker is a call that was cut off.
         """
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
@@ -240,10 +231,7 @@ class ReplyReader:
         return parts + self._take(len(self._buffer))
 
     def _completed(self, closing: str, cut: str) -> list[Part]:
-        """Return the parts of a text that completes the reply, and the call that it cuts off.
-
-        A call is whole only if the members wrote all of its JSON.
-        """
+        """Return the parts of a text that completes the reply, and the call that it cuts off."""
         begun = self._buffer if self._kind is ToolCall else ""
         parts = [*self._split(closing), *self._ended("")]
         texts: list[Part] = [part for part in parts if isinstance(part, (Text, Reasoning))]
@@ -400,9 +388,7 @@ def _problem(call: Call, tools: Sequence[Tool]) -> str:
 def _unclosed(text: str, cut: str) -> Call:
     """Read a call without its closing marker. If its JSON is whole, the call is.
 
-    Args:
-        text: the call, possibly with the beginning of the marker.
-        cut: what cut the reply off, if anything did.
+    `cut` is what cut the reply off, if anything did.
     """
     call = _read_call(text[: len(text) - begun_size(text, [CALL_CLOSES])])
     if isinstance(call, ToolCall):

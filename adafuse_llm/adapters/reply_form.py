@@ -77,14 +77,10 @@ class ReplyForm:
     def check_constraints(
         self, given: Iterable[str], response_format: str = "response_format"
     ) -> None:
-        """Check that no option of a call determines another form.
-
-        Args:
-            given: the call's names of such options.
-            response_format: the call's name of the schema.
+        """Refuse `given`, a call's names of options that determine another form.
 
         Raises:
-            InvalidOptionError: it has one.
+            InvalidOptionError: there are such options. It has the call's name `response_format`.
         """
         own = "tools" if self.calls_tools else response_format
         for name in given if self.calls_tools or self.schema is not None else ():
@@ -94,10 +90,7 @@ class ReplyForm:
             )
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
-        """Return a reader of a reply with this form. `as_text` is as for `ReplyReader`.
-
-        Without it, the reply has only what the members wrote, because a parser may follow.
-        """
+        """Return a reader of a reply. Without `as_text`, it has only what the members wrote."""
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,
@@ -112,7 +105,7 @@ def enforced(
     """Return options that enforce the form of a reply, and why they do not, if they should.
 
     A constraint in `options` takes precedence over the form, and the form over a constraint of the
-    engine. Compiling a grammar for the first time takes a moment.
+    engine.
 
     Raises:
         InvalidOptionError: `enforce` is True, and the form cannot be enforced.
@@ -170,13 +163,10 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
 
 
 def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequence[str]) -> str:
-    """Convert a tool choice to ``auto``, ``none``, ``required`` or the name of a tool.
+    """Convert a tool choice to ``auto``, ``none``, ``required`` or one of `names`.
 
-    Args:
-        choice: one of these; None for ``auto``; True or ``any`` for ``required``; False for
-            ``none``; or a dict of OpenAI, such as ``{"type": "function", "function": {"name":
-            ...}}``. If a tool has the name ``any``, the word is its name.
-        names: the names of the tools.
+    `choice` can also be None for ``auto``; True or ``any`` (unless a tool has this name) for
+    ``required``; False for ``none``; or a dict of OpenAI.
 
     Raises:
         InvalidInputError: `choice` is neither a known value nor one of `names`.

@@ -59,9 +59,6 @@ def tool_grammar(
 ) -> str:
     """Return a Lark grammar, in the dialect of llguidance, of replies that may call tools.
 
-    Arguments fit the tool's JSON schema. An object whose schema lists its properties and does not
-    mention others gets only the listed ones.
-
     Args:
         tools: at least one tool, each with a different name.
         choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
@@ -72,8 +69,7 @@ def tool_grammar(
 
     Raises:
         InvalidInputError: a schema cannot be written as JSON.
-        GrammarError: the arguments of a tool or `reply` cannot be enforced. The message names the
-            tool and the reason.
+        GrammarError: the arguments of a tool or `reply` cannot be enforced.
         MissingDependencyError: llguidance is not installed.
     """
     named = choice not in ("auto", "required")

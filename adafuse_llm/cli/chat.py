@@ -14,7 +14,7 @@ from adafuse_llm import AdaFuseEngine, AdaFuseError, Generation, InvalidInputErr
 from adafuse_llm.cli.ask import answers_alone
 from adafuse_llm.cli.common import Command, Parser, Setup
 from adafuse_llm.cli.passages import EMBEDDED, add_documents, search_in, show_sources
-from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, pasted_more, show_stream, tell
+from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, show_stream, tell
 from adafuse_llm.documents import Passage, Retriever, question_messages
 from adafuse_llm.report.terminal import Display
 
@@ -80,7 +80,7 @@ def _lines(greet: Callable[[], None]) -> Iterator[str]:
             sys.stdout.write("\n")
             continue
         begun.append(line.removesuffix("\\"))
-        if line.endswith("\\") or pasted_more():
+        if line.endswith("\\"):
             continue
         entered = "\n".join(begun)
         begun = []
@@ -89,15 +89,7 @@ def _lines(greet: Callable[[], None]) -> Iterator[str]:
 
 
 class _Conversation:
-    """A conversation with an ensemble.
-
-    Args:
-        engine: the ensemble.
-        display: the display of its members.
-        system: the system message.
-        retriever: search for passages to put before every question.
-        passages: number of passages.
-    """
+    """A conversation with an ensemble. The retriever finds passages for every question."""
 
     def __init__(
         self,

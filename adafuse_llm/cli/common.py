@@ -27,7 +27,6 @@ from adafuse_llm import (
 )
 from adafuse_llm.cli.terminal import (
     discard_stdout,
-    drop_unwritten,
     one_line,
     silence_libraries,
     stderr_console,
@@ -38,7 +37,7 @@ from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options, advice
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import nearest, short_repr
 from adafuse_llm.loading.config_file import LOADING, SECTIONS, ConfigFile, read_config, read_schema
-from adafuse_llm.loading.specs import GGUFMember, MemberSpec
+from adafuse_llm.loading.specs import GGUFMember
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import AUTO, NAMED
@@ -88,10 +87,7 @@ class Setup:
     Attributes:
         file: models, loading settings and options: of the flags, else of the file of --config, else
             of the command. Options that the command refuses are absent.
-        threads: number of CPU threads for the members. None for one thread if all members are
-            embedded, and otherwise for PyTorch's default. With one thread, a small member loses
-            little on an idle machine and gains much on a busy one. The variable OMP_NUM_THREADS has
-            precedence over None.
+        threads: number of CPU threads for the members; None for the default of --threads.
         trust_remote_code: whether code that comes with a model may run.
         debug: whether to show tracebacks and the logs of libraries.
     """
@@ -128,10 +124,14 @@ class Setup:
     def load(self, config: AdaFuseConfig | None = None) -> AdaFuseEngine:
         """Load the ensemble, without a word of the libraries. The caller closes it.
 
-        Args:
-            config: options of decoding. Default: those of `file`.
+        The options of decoding are those of `file`, if `config` is None.
         """
-        members = [_with_threads(each, self.threads) for each in self.file.members]
+        members = [
+            each.model_copy(update={"threads": self.threads})
+            if isinstance(each, GGUFMember) and each.threads is None
+            else each
+            for each in self.file.members
+        ]
         console = stderr_console()
         # downloads show their own progress bars
         shown = console.is_interactive and all(Path(each.path).exists() for each in members)
@@ -148,7 +148,7 @@ class Setup:
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
             elif self.is_embedded and "OMP_NUM_THREADS" not in os.environ:
-                torch.set_num_threads(1)
+                torch.set_num_threads(1)  # more gain little on an idle machine, and lose on a busy
             engine = AdaFuseEngine.from_pretrained(
                 members,
                 config=config or self.file.config,
@@ -165,26 +165,15 @@ class Setup:
         return engine
 
 
-def _with_threads(spec: MemberSpec, threads: int | None) -> MemberSpec:
-    """Return a member with a number of threads if it is a GGUF member that sets none."""
-    if isinstance(spec, GGUFMember) and spec.threads is None:
-        return spec.model_copy(update={"threads": threads})
-    return spec
-
-
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with the nearest name for an unknown flag.
-
-    Attributes:
-        flags: the flags, in order.
-    """
+    """A parser whose errors are one line, with the nearest name for an unknown flag."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.flags: list[argparse.Action] = []
 
     def flag(self, usage: str, text: str, **settings: Any) -> None:
-        """Add a flag to the parser. A flag with the name of an option sets the option.
+        """Add a flag. A flag with the name of an option sets the option.
 
         Args:
             usage: the flag, and the name of its value if it has one, such as ``--trials N``. The
@@ -238,8 +227,7 @@ class Command:
         arguments: the arguments that are no flags, for the help.
         kinds: classes of the options that ``-o`` can set. Without any, the command takes no
             members and no options of decoding, and ignores those of a configuration file.
-        refused: options of `AdaFuseConfig` that the command allows only with their default, by name
-            with the reason.
+        refused: options that the command allows only with their default, with the reasons.
         defaults: options with a different default in this command.
     """
 
@@ -267,7 +255,10 @@ class Command:
                 traceback.print_exc()
             message, code = _described(error)
             tell(f"error: {one_line(message)}")
-            drop_unwritten()
+            try:
+                sys.stdout.flush()
+            except OSError:  # such as a full disk
+                discard_stdout()
         return code
 
     def parser(self) -> Parser:
@@ -321,8 +312,7 @@ class Command:
         """Return the values of the shared flags.
 
         A flag overrides the file of --config, which overrides the command's defaults. A flag for
-        the form of the response (`CONSTRAINTS`) also overrides the other options of this kind in
-        the file.
+        the form of the response (`CONSTRAINTS`) overrides all options of this kind in the file.
         """
         file = ConfigFile() if flags.config is None else read_config(flags.config)
         typed = self._typed(flags)

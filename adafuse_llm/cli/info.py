@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
-import psutil
 from rich.table import Table
 from rich.text import Text
 
@@ -20,13 +19,11 @@ from adafuse_llm import (
 )
 from adafuse_llm.adjustment import changes_of
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.backends.file_facts import gguf_facts
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.cli.common import FAILED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
-from adafuse_llm.loading.specs import member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import UNEVEN
 from adafuse_llm.text.exactness import change_of
@@ -45,18 +42,13 @@ PROBES: Final = {
     "invisible characters": " co\u00adop a\u200bb",
     "tabs and Windows line ends": " a\tb\r\nc",
 }
-"""Texts that a tokenizer must preserve. A member cannot score a candidate that its tokenizer
-changes.
-"""
+"""Texts that a tokenizer must preserve, because a member cannot score what it changes."""
 
 SMALL_WINDOW: Final = 512
 
 
 class Finding(NamedTuple):
-    """A problem or a warning about one member, or about several whose names ``+`` joins.
-
-    A problem prevents the ensemble from working.
-    """
+    """A finding about a member, or several joined by ``+``. With a problem, it cannot work."""
 
     level: Literal["problem", "warning", "note"]
     member: str
@@ -72,8 +64,6 @@ def add_flags(parser: Parser) -> None:
 
 def info(setup: Setup, flags: Namespace) -> int:
     """Describe models and check whether they can work together. Load one model at a time.
-
-    Of a GGUF model, only the header is read if llama.cpp is not installed or memory is short.
 
     Exit codes: 0 the models can work together; 1 they cannot.
     """
@@ -114,40 +104,11 @@ def _inspect(
     """Load one model, describe it, and close it."""
     alone = replace(setup, file=setup.file.model_copy(update={"models": (model,)}))
     (spec,) = alone.file.members
-    header = gguf_facts(spec.path, spec.revision, getattr(spec, "file", None))
-    if header is not None and (reason := _why_not_loaded(header)) is not None:
-        (name,) = member_names([spec])
-        facts = {
-            "member": name,
-            "path": spec.path,
-            "chat_template": header.chat_template is not None,
-            "context_window": header.context_window,
-            **_gguf(header, header.end_ids),
-        }
-        text = f"only its header was read, because {reason}"
-        return [facts], [Finding("warning", name, text)]
     try:
         with alone.load(AdaFuseConfig()) as engine:
             return [_described(spec.path, engine.backends[0])], [*_examined(engine)]
-    except LoadError as error:
+    except (LoadError, MissingDependencyError) as error:
         return [], [Finding("problem", spec.path, one_line(str(error)))]
-
-
-def _why_not_loaded(facts: GGUFFacts) -> str | None:
-    """Return why a GGUF model cannot be loaded on this machine; None if it can."""
-    from adafuse_llm.backends.llamacpp.library import load_library
-
-    try:
-        library = load_library()
-    except MissingDependencyError as error:
-        return str(error)
-    free = psutil.virtual_memory().available
-    if facts.weight_bytes <= free or library.llama_supports_gpu_offload():
-        return None
-    return (
-        f"its weights take {facts.weight_bytes / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of "
-        "memory are free"
-    )
 
 
 def _described(path: str, backend: Backend) -> dict[str, Any]:

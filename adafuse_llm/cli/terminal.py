@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import sys
 import threading
@@ -21,18 +20,12 @@ from adafuse_llm import Generation, StreamEvent
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display, Growing
 
-PASTE_SECONDS = 0.02
-"""Maximum seconds between two pasted lines. Nobody types a line so fast."""
-
 CONTROLS = re.compile(r"[\x7f-\x9f]")
 """Control characters that JSON does not require to be escaped. They could control a terminal."""
 
 
 def stdout_console() -> Console:
-    """Return a console for results.
-
-    If stdout is not a terminal, lines have 120 characters, and no control codes are printed.
-    """
+    """Return a console for results. If stdout is not a terminal, lines have 120 characters."""
     wide = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(
         file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
@@ -90,10 +83,7 @@ def last(
 
 @contextmanager
 def cancel_on_interrupt() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets, for the engine's `cancel`.
-
-    A second Ctrl-C interrupts immediately.
-    """
+    """Yield an event that Ctrl-C sets. A second Ctrl-C interrupts immediately."""
     cancel = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -110,18 +100,8 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, previous)
 
 
-def pasted_more() -> bool:
-    """Return whether a terminal has more input, which nobody can have typed so fast."""
-    if os.name == "nt" or not sys.stdin.isatty():
-        return False
-    return bool(select.select([sys.stdin], [], [], PASTE_SECONDS)[0])
-
-
 def print_json(value: object) -> None:
-    """Print one line of JSON and flush.
-
-    Escape control characters. Escape all non-ASCII characters unless stdout is Unicode.
-    """
+    """Print one line of JSON without control characters, in ASCII unless stdout is Unicode."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     text = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
@@ -145,14 +125,6 @@ def silence_libraries() -> None:
 
     chatter.set_verbosity(chatter.CRITICAL)
     warnings.simplefilter("ignore")
-
-
-def drop_unwritten() -> None:
-    """Drop the output that cannot be written, so that Python's flush at exit does not fail."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        discard_stdout()
 
 
 def discard_stdout() -> None:

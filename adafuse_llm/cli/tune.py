@@ -182,10 +182,9 @@ def _questions(setup: Setup, flags: Namespace) -> list[Question]:
 
 
 def _file_options(setup: Setup, found: Tuning, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of the configuration file.
+    """Return the contents of the configuration file, with only the models that decode.
 
-    The file lists only the models that decode. One model answers greedily, so the file then has
-    no option of the search and no weights.
+    One model answers greedily, so the file then has no option of the search and no weights.
     """
     alone = len(options["use"]) == 1
     dropped = {*tuning.CHOICES, "weights"} if alone else {}

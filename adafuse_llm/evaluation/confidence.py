@@ -91,17 +91,13 @@ def calibrate(
     Raises:
         InvalidInputError: there are too few answers.
     """
-    if len(rows) < FEWEST:
+    hits = sum(rights)
+    if len(rows) < FEWEST or min(hits, len(rows) - hits) < FEWEST_OF_A_KIND:
         raise InvalidInputError(
-            f"a calibration needs {FEWEST} answered questions or more; got {len(rows)}"
+            f"a calibration needs {FEWEST} answered questions or more, {FEWEST_OF_A_KIND} of them "
+            f"right and {FEWEST_OF_A_KIND} wrong; got {hits} right and {len(rows) - hits} wrong"
         )
     table, right = np.array(rows, dtype=np.float64), np.array(rights, dtype=bool)
-    hits = int(right.sum())
-    if min(hits, len(rows) - hits) < FEWEST_OF_A_KIND:
-        raise InvalidInputError(
-            f"a calibration needs {FEWEST_OF_A_KIND} right answers and {FEWEST_OF_A_KIND} wrong "
-            f"ones or more; got {hits} and {len(rows) - hits}"
-        )
     fold = np.empty(len(rows), dtype=np.int64)  # each has its share of right answers
     order = np.lexsort((np.random.default_rng(1).random(len(rows)), right))
     fold[order] = np.arange(len(rows)) % FOLDS

@@ -51,11 +51,10 @@ def read_text(path: Path) -> str:
 
 def question_form(header: str, default: str = QUESTION_FORM) -> str:
     """Return a question template in the form of the last example in a prompt, or `default`."""
-    examples = re.findall(r"^Question:.*?(?=^Question:|\Z)", header, re.MULTILINE | re.DOTALL)
-    if not examples:
+    _, begins, example = f"\n{header}".rpartition("\nQuestion:")
+    if not begins:
         return default
-    example = examples[-1]
-    space = "\n" if example.startswith("Question:\n") else " "
+    space = "\n" if example.startswith("\n") else " "
     cue = re.search(r"^(?:Answer:|Let's think step by step\.?)\n?", example, re.MULTILINE)
     return f"Question:{space}{{question}}\n{cue[0] if cue else 'Answer:'}"
 
@@ -86,9 +85,7 @@ def put(prompt: str, *, chat: bool) -> dict[str, Any]:
 def read_lines(content: bytes, *, conversations: bool = False) -> list[Line]:
     """Return the lines of a test set that are not blank.
 
-    Args:
-        content: the file, in JSON Lines.
-        conversations: whether a line may have ``messages`` in place of a question.
+    If `conversations`, a line may have ``messages`` in place of a question.
 
     Raises:
         InvalidInputError: all lines are blank.
@@ -113,10 +110,8 @@ def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
     question, messages = item.get("question"), item.get("messages") if conversations else None
     problem = None
     if messages is None:
-        if not isinstance(question, str):
-            problem = 'not an object with a text "question"'
-        elif not question.strip():
-            problem = 'its "question" is empty'
+        if not isinstance(question, str) or not question.strip():
+            problem = 'not an object with a text "question" that is not empty'
     elif question is not None:
         problem = 'it has both "question" and "messages": leave one out'
     elif not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
@@ -130,10 +125,7 @@ def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
 
 
 def is_lost(error: str | None) -> bool:
-    """Return whether an error, ``TYPE: MESSAGE``, is due to the run, such as lack of memory.
-
-    The question may succeed in another run. The result for None, no error, is False.
-    """
+    """Return whether an error, ``TYPE: MESSAGE``, is due to the run, such as lack of memory."""
     return error is not None and error.partition(":")[0] not in LASTING
 
 
@@ -152,40 +144,31 @@ class Results:
             raise InvalidInputError(f"{path} is not a regular file. Choose another output.")
         self.path = path
         self._remedy = remedy
-        self._identity = path.with_name(f"{path.name}.run.json")
+        self._identity = self._beside("run.json")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from writing to this file during the ``with`` block.
 
-        The operating system releases the lock when the process ends for any reason.
-
         Raises:
             InvalidInputError: another process holds the lock.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path.with_name(f"{self.path.name}.lock"), blocking=False)
         try:
-            lock.acquire()
+            with FileLock(self._beside("lock"), blocking=False):
+                yield
         except Timeout:
             raise InvalidInputError(
                 f"{self.path} is in use: another process is writing to it. Wait until it ends, or "
                 "choose another output."
             ) from None
-        try:
-            yield
-        finally:
-            lock.release()
 
     def done(self, identity: dict[str, Any], numbers: Container[int]) -> list[dict[str, Any]]:
         """Return the results that the file already has, in order, without changing the file.
 
-        Args:
-            identity: values that must equal those of the run that began the file.
-            numbers: the line numbers that the run may write.
-
         Raises:
-            InvalidInputError: the results belong to another run.
+            InvalidInputError: the results belong to another run, whose identity differs or which
+                has other line numbers.
         """
         lines = self._lines()
         if not self._has_begun:
@@ -209,22 +192,20 @@ class Results:
         return [last[number] for number in sorted(last)]
 
     def seeded(self, config: AdaFuseConfig, *, overwrite: bool) -> AdaFuseConfig:
-        """Return options with a seed if they draw responses and have none.
+        """Return options with a seed if they draw responses: that of the run that began the file.
 
-        The seed is that of the run that began the file, or a random one if there is none, or if
-        `overwrite`.
+        If there is none, or if `overwrite`, the seed is random.
         """
         if config.temperature == 0 or config.seed is not None:
             return config
-        seed = None
+        seed = config.seeds()[0]
         if self._has_begun and not overwrite:
-            with suppress(OSError, ValueError, AttributeError):  # `done` reports what is wrong
-                seed = json.loads(self._identity.read_text(encoding="utf-8")).get("seed")
-        return config.override({"seed": config.seeds()[0] if seed is None else seed})
+            with suppress(OSError, ValueError, LookupError):  # `done` reports what is wrong
+                seed = json.loads(self._identity.read_text(encoding="utf-8"))["seed"]
+        return config.override({"seed": seed})
 
     def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
         """Prepare the file for appending: drop an incomplete line, or all lines if `afresh`."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.truncate(0 if afresh else sum(map(len, self._lines())))
         if afresh:
@@ -236,7 +217,7 @@ class Results:
         last = {json.loads(line)["line"]: line for line in lines}
         ordered = [last[number] for number in sorted(last)]
         if ordered != lines:
-            other = self.path.with_name(f"{self.path.name}.new")
+            other = self._beside("new")
             other.write_bytes(b"".join(ordered))
             other.replace(self.path)
 
@@ -248,6 +229,9 @@ class Results:
     @property
     def _has_begun(self) -> bool:
         return self.path.exists() and self.path.stat().st_size > 0
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{ending}")
 
     def _lines(self) -> list[bytes]:
         """Return the complete lines of the file, with their newlines."""

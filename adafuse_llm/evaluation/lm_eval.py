@@ -14,8 +14,7 @@ text are left out of the mean. If no member can write it, the log-likelihood is 
 
 `is_greedy` is true if the ensemble's response to the context begins with the continuation, leading
 whitespace aside. The scores do not show this, because a round may reject a token that is the most
-likely one for every member. The ensemble therefore decodes the context, without sampling, until the
-response differs from all continuations.
+likely one for every member, so the ensemble decodes the context without sampling.
 
 For ``loglikelihood_rolling``, the log-likelihoods of pieces of the text are added. A piece has at
 most half the tokens of the smallest context window, and follows as much of the preceding text as
@@ -69,15 +68,13 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     """An ensemble as a model of lm-evaluation-harness.
 
     Args:
-        engine: a loaded ensemble. With it, pass neither `models` nor `config`.
+        engine: a loaded ensemble, which takes the place of the arguments for loading.
         models: paths or hub ids, in a list or separated by ";". Default: the models of the
             configuration file, or else the embedded members.
         config: path of a configuration file (`adafuse_llm.loading.config_file`); other arguments
             override it.
-        strategy: name of the decoding strategy, not used if `engine` is given. It does not affect
-            likelihoods.
-        batch_size: number of simultaneous requests, which share forward passes. "auto" stands for
-            16.
+        strategy: name of the decoding strategy. It does not affect likelihoods.
+        batch_size: number of simultaneous requests. "auto" stands for 16.
         device_map, dtype, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         device: the device of all members, unless there is a `device_map`, or torch cannot use it.
         check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
@@ -114,17 +111,15 @@ class AdaFuseLM(LM):  # type: ignore[misc]
                 options[name] = tuple(options[name].split(";"))
         self.requests = 16 if str(batch_size).startswith("auto") else int(batch_size)
         self.check_greedy = check_greedy
+        self.options = options if engine is not None else {}
         if engine is not None:
-            if models or config:
-                raise InvalidInputError("pass either a loaded engine, or models and configuration")
             engine.config.override(options)  # an unknown option is an error at once
-            self.engine, self.options = engine, options
+            self.engine = engine
             return
         file = ConfigFile() if config is None else read_config(config)
         if models:
             paths = models.split(";") if isinstance(models, str) else models
             file = file.model_copy(update={"models": tuple(paths)})
-        self.options = {}
         self.engine = AdaFuseEngine.from_pretrained(
             file.members,
             config=AdaFuseConfig(**{**file.options, **options}),
@@ -172,19 +167,17 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         for request in requests:
             by_context.setdefault(request.args[0], []).append(request.args[1])
 
-        def score(context: str) -> dict[str, tuple[float, bool]]:
-            continuations = by_context[context]
-            likelihoods = self._loglikelihoods(context, continuations)
-            scores = zip(likelihoods, self._are_greedy(context, continuations), strict=True)
-            return dict(zip(continuations, scores, strict=True))
+        def score(item: tuple[str, list[str]]) -> list[tuple[tuple[str, str], Any]]:
+            context, texts = item
+            likelihoods, greedy = self._loglikelihoods(*item), self._are_greedy(*item)
+            scores = zip(likelihoods, greedy, strict=True)
+            return [((context, text), each) for text, each in zip(texts, scores, strict=True)]
 
         results = {}
-        for context, scores in zip(
-            by_context, self._all(score, [*by_context], "contexts", disable_tqdm), strict=True
-        ):
-            for text, result in scores.items():
-                results[context, text] = result
-                self.cache_hook.add_partial("loglikelihood", (context, text), result)
+        for scores in self._all(score, [*by_context.items()], "contexts", disable_tqdm):
+            for key, result in scores:
+                results[key] = result
+                self.cache_hook.add_partial("loglikelihood", key, result)
         return [results[request.args[:2]] for request in requests]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -204,10 +197,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Encode a conversation as text, to which every member later applies its own template.
-
-        Without `add_generation_prompt`, the last message is the beginning of the reply.
-        """
+        """Encode a conversation as text, to which every member later applies its own template."""
         continues = {} if add_generation_prompt else {"continue_final_message": True}
         return CONVERSATION + json.dumps({"messages": chat_history, **continues})
 
@@ -234,13 +224,12 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def _loglikelihoods(self, context: str, continuations: Sequence[str]) -> list[float]:
         room = max(map(self._tokens, continuations))
         prompt = self._prompt(context, room)
-        options = {**self.options, **prompt}
-        found = []
-        for each in self.engine.score(continuations=continuations, **options).texts:
+        scores = self.engine.score(continuations=continuations, **{**self.options, **prompt}).texts
+        for each in scores:
             if each.loglikelihood is None:
                 logger.warning("no member can write %r after the context", each.text[:80])
-            found.append(-math.inf if each.loglikelihood is None else each.loglikelihood)
-        return found
+        known = (each.loglikelihood for each in scores)
+        return [-math.inf if each is None else each for each in known]
 
     def _are_greedy(self, context: str, continuations: Sequence[str]) -> list[bool]:
         """Return, for each continuation, whether the ensemble's response begins with it."""
@@ -257,10 +246,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [bool(each) and response.startswith(each) for each in wanted]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return the engine's arguments for a context.
-
-        A text is shortened to leave room for `room` tokens. A conversation is not shortened.
-        """
+        """Return the engine's arguments for a context. A text leaves room for `room` tokens."""
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
@@ -278,14 +264,11 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def _shortened(self, context: str, room: int) -> str:
         if self._fits(context, room):
             return context
-        starts = [match.start() for match in re.finditer(r"\S+", context)]
+        starts = [*(match.start() for match in re.finditer(r"\S+", context)), len(context)]
         first = bisect_left(starts, True, key=lambda start: self._fits(context[start:], room))
-        kept = context[starts[first] :] if first < len(starts) else ""
-        logger.warning(
-            "a context of %d characters is too long; only the last %d are used",
-            len(context),
-            len(kept),
-        )
+        kept = context[starts[min(first, len(starts) - 1)] :]
+        text = "a context of %d characters is too long; only the last %d are used"
+        logger.warning(text, len(context), len(kept))
         return kept
 
     def _fits(self, context: str, room: int) -> bool:

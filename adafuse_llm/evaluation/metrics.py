@@ -49,11 +49,10 @@ def exact_match(answer: str, accepted: Iterable[str]) -> bool:
 
 
 def contains(answer: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer, such as a sentence, has an accepted answer in it.
+    """Return whether an answer, such as a sentence, has the words of an accepted answer in it.
 
-    Texts are normalized as for `exact_match`, and whole words count. An answer with the word "or"
-    lists possibilities and does not count, unless the accepted answer has this word. The function
-    does not understand the answer: it accepts "It was not Ada Brook", and a list without "or".
+    An answer with the word "or" lists possibilities and does not count, unless the accepted answer
+    has this word. "It was not Ada Brook" and a list without "or" count.
     """
     text = f" {normalize(answer)} "
     found = [words for each in accepted if (words := f" {normalize(each)} ") in text]
@@ -107,17 +106,12 @@ def number(answer: str, accepted: Iterable[str]) -> bool:
 
 def first_line(text: str) -> str:
     """Return the first line that is not blank. Base models write more after their answer."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return next(iter(text.strip().splitlines()), "").strip()
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by which an answer is right or wrong.
-
-    Attributes:
-        read: function that reads the answer from a response without its reasoning.
-        is_right: function that compares an answer with the accepted answers.
-    """
+    """How to read an answer from a response without its reasoning, and whether it is right."""
 
     read: Callable[[str], str]
     is_right: Callable[[str, Sequence[str]], bool]

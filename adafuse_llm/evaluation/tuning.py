@@ -75,10 +75,7 @@ class Question:
 def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Question]:
     """Return the questions of a JSON Lines file. A repeated one is left out with a warning.
 
-    Args:
-        content: the file. ``answer`` is a text or a list of accepted texts.
-        form: the prompt of a question, with ``{question}``.
-        chat: whether the prompt is sent as a message.
+    `form` is the prompt of a question, with ``{question}``; if `chat`, it is sent as a message.
 
     Raises:
         InvalidInputError: a line cannot be used.
@@ -267,11 +264,10 @@ def tune(
             `CHOICES`. The search ignores the engine's values of these options.
         questions: labeled questions, at least `FEWEST` for each part.
         metric: name of the metric to maximize, in `METRICS`.
-        trials: number of ensemble settings to try. A repeated setting is not decoded again.
+        trials: number of ensemble settings to try.
         seed: seed of the division into two parts and of the search.
         held_out: share of the questions to keep from the search, for the test.
-        fixed: options of `AdaFuseConfig` that are not searched. ``use`` names the members that may
-            take part.
+        fixed: options that are not searched. ``use`` names the members that may take part.
         known: data that `log` received in an earlier call. These answers are not decoded again.
         log: called with the answers of every decoded setting, as JSON-safe data, unless one of them
             failed due to the run.
@@ -294,12 +290,9 @@ def tune(
     if trials < 1:
         raise InvalidOptionError(f"trials must be 1 or more; got {trials}")
     members = candidates(engine.members, fixed.pop("use", None) or config.use, engine.strategy)
-    sets = {
-        "+".join(chosen): list(chosen)
-        for size in range(len(members), 1, -1)
-        for chosen in itertools.combinations(members, size)
-    }
-    for chosen in sets.values():
+    sizes = range(len(members), 1, -1)
+    sets = [list(each) for size in sizes for each in itertools.combinations(members, size)]
+    for chosen in sets:
         config.override({"use": chosen}).member_weights(engine.members)
     measure = load_metric(metric)
     search, test = divide(questions, held_out, seed)
@@ -308,17 +301,17 @@ def tune(
     alone = {member: answers.trial(search, {"use": [member]}) for member in members}
     ranked = sorted(alone, key=lambda name: (-alone[name].score, alone[name].tokens))
     best_two = [name for name in members if name in ranked[:2]]  # the paper's Top-2
-    ensembles = dict.fromkeys("+".join(names) for names in (members, best_two))
+    ensembles = [sets[0]] + [best_two] * (len(members) > 2)
     varied = CHOICES.keys() & engine.strategy.options - fixed.keys()
     choices = {name: values for name, values in CHOICES.items() if name in varied}
     planned: list[dict[str, Any]] = [
-        {"use": sets[names], **_DEFAULTS, "branching_factor": branches}
+        {"use": names, **_DEFAULTS, "branching_factor": branches}
         for branches, names in itertools.product((AdaFuseConfig().branches, 1), ensembles)
     ]
     rng = random.Random(seed)  # noqa: S311
     while len(planned) < trials:
         drawn = {name: rng.choice(values) for name, values in choices.items()}
-        planned.append({"use": rng.choice([*sets.values()]), **drawn})
+        planned.append({"use": rng.choice(sets), **drawn})
     tried = []
     for each in planned[:trials]:
         options = {name: value for name, value in each.items() if name in ("use", *choices)}
@@ -362,12 +355,10 @@ def divide(
     different = list(dict.fromkeys(question.text.strip() for question in questions))
     size = round(len(different) * held_out)
     if not FEWEST <= size <= len(different) - FEWEST:
-        enough = (n for n in itertools.count() if FEWEST <= round(n * held_out) <= n - FEWEST)
-        advice = "Add questions" + (" or change held_out" if len(different) >= 2 * FEWEST else "")
         raise InvalidInputError(
-            f"tuning needs {next(enough)} different questions, {FEWEST} or more to search on and "
-            f"{FEWEST} or more held out (held_out={held_out:g}); got {len(different)}. {advice}; "
-            "several hundred are necessary to detect a difference of a few points."
+            f"tuning needs {FEWEST} or more different questions to search on and {FEWEST} or more "
+            f"held out; got {len(different) - size} and {size} (held_out={held_out:g}). Add "
+            "questions: to detect a difference of a few points, several hundred are necessary."
         )
     drawn = set(random.Random(seed).sample(different, size))  # noqa: S311
     search = [question for question in questions if question.text.strip() not in drawn]

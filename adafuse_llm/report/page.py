@@ -1,4 +1,4 @@
-"""A generation as HTML: the text with its owners, the candidates of every round, and charts.
+"""A generation as HTML: the text with its owners, the candidates of every round, and the cost.
 
 The HTML has no scripts and loads no fonts or images.
 """
@@ -6,7 +6,7 @@ The HTML has no scripts and loads no fonts or images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -101,16 +101,11 @@ def _body(generation: Generation) -> str:
 
 
 def _response(generation: Generation, *, title: str, place: int) -> str:
-    """Return the HTML of one response.
-
-    Args:
-        generation: the response. Its alternatives are ignored.
-        title: heading of the response; "" for no heading.
-        place: index of the response in its generation.
-    """
+    """Return the HTML of one response, whose index is `place`. Its alternatives are ignored."""
     names = members_of(generation)
     members = [Shown(look) for look in looks(names).values()]
     summary = Summary.of(generation.rounds)
+    agreement = summary.agreement
     words = sum(len(decided.text.split()) for decided in generation.rounds)
     template = environment().get_template("generation.jinja")
     return template.render(
@@ -128,48 +123,13 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
                 count(summary.rounds, "round"),
                 *([f"{summary.forced} forced"] if summary.forced else []),
                 count(words, "word"),
+                *([] if agreement is None else [f"all agreed in {agreement:.0%} of joint rounds"]),
                 f"{summary.seconds:.2f} s",
                 *facts(generation),
             ]
         ),
-        figures=_figures(summary, members),
         usage=_usage(generation, members),
     )
-
-
-def _figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
-    """Return the data for a summary's charts: words per round, rounds by member, agreement."""
-
-    def by_member(counts: Mapping[str, int]) -> list[dict[str, Any]]:
-        return _bars([(f"{m.mark} {m.name}", counts.get(m.name, 0), m.color) for m in members])
-
-    words = [(count(n, "word"), rounds, None) for n, rounds in summary.words_per_round.items()]
-    is_uneven = len({summary.asked.get(member.name, 0) for member in members}) > 1
-    return {
-        "words": _bars(words),
-        "asked": by_member(summary.asked) if is_uneven else (),
-        "backed": by_member(summary.backed),
-        "decided": by_member(summary.decided),
-        "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
-    }
-
-
-def _bars(
-    rows: Sequence[tuple[str, float, str | None]],
-    shown: Callable[[float], str] = "{:,}".format,
-    most: float | None = None,
-) -> list[dict[str, Any]]:
-    """Return a bar chart of labels, values and colors, from 0 to `most` (default: the largest)."""
-    top = most or max((value for _, value, _ in rows), default=0.0) or 1.0
-    return [
-        {
-            "label": label,
-            "color": color,
-            "share": round(100 * value / top, 2),
-            "shown": shown(value),
-        }
-        for label, value, color in rows
-    ]
 
 
 def count(number: int, thing: str) -> str:
@@ -205,10 +165,7 @@ def _identity(generation: Generation, place: int) -> str:
 
 
 def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
-    """Return the part of the text that each round committed, with facts about the round.
-
-    The last parts may be shorter than the committed texts, because a stop sequence cut off the end.
-    """
+    """Return the part of the text that each round committed, with facts about the round."""
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
     marks = {member.name: member.mark for member in members}
@@ -272,8 +229,9 @@ def _options(rounds: Sequence[Round]) -> dict[str, Any] | None:
     for decided in rounds:
         if (probabilities := choice_probabilities(decided)) is not None:
             found = ranked(decided)
-            best = [(each.text, probabilities[index], None) for index, each in found[:OPTIONS]]
-            return {"rows": _bars(best, percent, most=1.0), "hidden": len(found) - len(best)}
+            best = [(each.text, probabilities[index]) for index, each in found[:OPTIONS]]
+            rows = [(text, round(100 * share, 2), percent(share)) for text, share in best]
+            return {"rows": rows, "hidden": len(found) - len(best)}
     return None
 
 

@@ -91,12 +91,7 @@ def responses(generation: Generation) -> tuple[Generation, ...]:
 
 
 def heading(place: int, generation: Generation) -> str:
-    """Return the heading of one of several responses.
-
-    Args:
-        place: index of the response.
-        generation: the generation with all responses.
-    """
+    """Return the heading of the response with the index `place`."""
     every = responses(generation)
     drawn = every[place].seed
     seed = [] if drawn is None else [f"seed {drawn}"]
@@ -155,10 +150,7 @@ def members_of(generation: Generation) -> tuple[str, ...]:
 
 
 def shared(decided: Round) -> Shared | None:
-    """Return the look of a round's text if it belongs to no single member, or None.
-
-    It does not if the round is unanimous or forced, or if it chose among given texts.
-    """
+    """Return the look of a round's text if it belongs to no single member, or None."""
     if decided.forced:
         return FORCED
     if choice_probabilities(decided) is not None:

@@ -23,17 +23,7 @@ JOINT, QUIET, REASONING = "bold", "dim", "dim italic"
 
 
 class Display:
-    """A display of one ensemble's decisions.
-
-    A span belongs to the proposer that finds it most likely. The span of a unanimous round, and the
-    text that was chosen among given ones, belong to all members. Forced text belongs to none.
-
-    Args:
-        members: the members' names, in order.
-        console: the console that prints the display.
-        strategy: name of the strategy.
-        forced: whether the legend explains forced text.
-    """
+    """A display of one ensemble's decisions. `forced`: whether the legend explains forced text."""
 
     def __init__(
         self, members: Sequence[str], console: Console, strategy: str = "", *, forced: bool = False
@@ -79,11 +69,7 @@ class Display:
     def span(self, text: str, decided: Round, reasoning: int = 0) -> Text:
         """Return a round's text in the style of its owner.
 
-        Args:
-            text: the text.
-            decided: the round.
-            reasoning: number of characters at the beginning that are reasoning, which has a style
-                of its own.
+        Its first `reasoning` characters are reasoning, which has a style of its own.
         """
         if reasoning:
             rest = text[reasoning:]
@@ -96,10 +82,7 @@ class Display:
         return Text(printable(f"{text[:start]}[{self._initials[owner]}:{text[start:]}]"))
 
     def response(self, generation: Generation) -> list[Text]:
-        """Return the lines of a response: the reasoning if there is any, and the answer.
-
-        The answer is in the styles of the rounds' owners.
-        """
+        """Return the lines of a response: the reasoning, and the answer in the owners' styles."""
         reasoning = styles.reasoning_length(generation.text, generation.reply_prefix)
         answer, start = Text(), 0
         for decided in generation.rounds:
@@ -115,8 +98,7 @@ class Display:
     def rounds(self, rounds: Sequence[Round]) -> Table:
         """Return a table of rounds: the owner, the winner, its score and the runner-up of each.
 
-        If a round did not ask all members, the table names the others instead of the runner-up. A
-        length limit can cut the winner.
+        If a round did not ask all members, the table names the others instead of the runner-up.
         """
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
@@ -124,20 +106,17 @@ class Display:
         for decided in rounds:
             winner = decided.candidates[decided.winner]
             owner = self._owner(decided)
-            is_cut = len(decided.text) < len(winner.text)
+            is_cut = len(decided.text) < len(winner.text)  # by a length limit
+            names = ", ".join(map(printable, styles.not_asked(decided, self.members)))
+            left_out = f"not asked: {names}" if names else ""
             table.add_row(
                 str(decided.index),
                 self.name(owner),
                 Text(quoted(winner) + " (cut)" * is_cut, self.style(owner)),
                 "" if decided.forced else styles.number(winner.score),
-                Text(self._left_out(decided) or _preferred_to(decided), "dim"),
+                Text(left_out or _preferred_to(decided), "dim"),
             )
         return table
-
-    def _left_out(self, decided: Round) -> str:
-        """Return the names of members that a round did not ask."""
-        names = styles.not_asked(decided, self.members)
-        return f"not asked: {', '.join(map(printable, names))}" if names else ""
 
     def terms(self, rounds: Sequence[Round], *, by_member: bool = False) -> Text:
         """Return a line that explains the scores of rounds, and one for the members' numbers."""
@@ -156,9 +135,8 @@ class Display:
     def trace(self, decided: Round) -> Table:
         """Return a table of one round in detail: the candidates and their scores by member.
 
-        Marks stand for the members. :meth:`legend` explains them. The table of a round that chose
-        among given texts shows the probability of each text instead of its proposers. The table of
-        a forced round has no scores.
+        Marks, which :meth:`legend` explains, stand for the members. A round that chose among given
+        texts has the probability of each instead of its proposers.
         """
         marks = {member: self._looks[member].mark for member in self.members}
         table = Table(
@@ -179,10 +157,7 @@ class Display:
         symbol = styles.meaning(self._strategy, [decided])["symbol"]
         table.add_column(symbol, justify="right", no_wrap=True)
         probabilities = choice_probabilities(decided)
-        if probabilities is None:
-            table.add_column("proposed by")
-        else:
-            table.add_column("probability", justify="right", no_wrap=True)
+        table.add_column("proposed by" if probabilities is None else "probability")
         for index, candidate in styles.ranked(decided):
             won = index == decided.winner
             last = (
@@ -240,10 +215,7 @@ class Growing:
 
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
-    """Yield the parts of a generation for display: legend, text, rounds and cost.
-
-    The alternatives follow, each with its text, rounds and cost.
-    """
+    """Yield the legend, and the text, the rounds and the cost of each response of a generation."""
     responses = styles.responses(generation)
     forced = any(decided.forced for each in responses for decided in each.rounds)
     names = styles.members_of(generation)
@@ -267,10 +239,7 @@ def quoted(candidate: Candidate) -> str:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Describe the runner-up of a round: the best candidate that did not win.
-
-    If the round chose among given texts, the description begins with the winner's probability.
-    """
+    """Describe the best candidate that did not win, after the probability of the winner."""
     probabilities = choice_probabilities(decided)
     others = [
         (candidate.score, index)

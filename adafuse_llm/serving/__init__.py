@@ -25,10 +25,7 @@ def create_app(
 ) -> Starlette:
     """Return an ASGI application that serves an engine. The caller closes the engine.
 
-    Args:
-        engine: the engine.
-        config: options of the server.
-        api_keys: keys of which every request needs one. Empty: no request needs a key.
+    Every request needs one of the `api_keys`, if there are any.
 
     Raises:
         InvalidOptionError: a member has the name of the ensemble, or a key is not usable.

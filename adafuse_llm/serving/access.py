@@ -77,11 +77,8 @@ def middlewares(
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
-    Args:
-        config: options of the server.
-        api_keys: keys that clients may use. If there are none, clients need no key.
-        count: counts a request when it ends: its path, its outcome, and its seconds.
-        counted: the paths whose requests count.
+    `count` is called with the path, the outcome and the seconds of every request to a path in
+    `counted`. If there are no keys, clients need none.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -222,9 +219,10 @@ class KeyCheck:
 async def read_body(request: Request, config: ServingConfig) -> bytes:
     """Return the body of a request.
 
+    One that is too large is read to its end, because many clients read the answer only then.
+
     Raises:
-        ApiError: the body exceeds a limit. The rest of one that is too large was read and
-            forgotten, because many clients read the answer only after they have sent everything.
+        ApiError: the body exceeds a limit.
         ClientDisconnect: the client left before the body was complete.
     """
     body, size, limit = bytearray(), 0, config.max_body_bytes

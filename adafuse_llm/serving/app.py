@@ -141,10 +141,10 @@ async def _complete(
             work = service.result(partial(_check, service, asked), has_grammar=True)
             await http.unless_disconnected(request.receive, work)
             return JSONResponse({"object": "check", "choices": []})
-        constrained = any(asked.options.get(name) is not None for name in GRAMMARS)
+        given = (*map(asked.options.get, GRAMMARS), asked.form.schema)
         opened = service.admitted(
             partial(_open, service, asked, limit),
-            has_grammar=constrained or asked.form is not None,
+            has_grammar=asked.form.calls_tools or any(each is not None for each in given),
             limit=limit,
         )
         if not asked.body.stream or extension.texts is not None:
@@ -175,7 +175,7 @@ def _open(
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
     form, open_ended = asked.form, asked.open_ended
-    if form is not None and form.calls_tools and "max_new_tokens" not in options:
+    if form.calls_tools and "max_new_tokens" not in options:
         open_ended |= engine.config.max_new_tokens == DEFAULT_LIMIT
     conversation = asked.conversation
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
@@ -186,15 +186,14 @@ def _open(
         characters=max(sizes) + sum(map(len, extension.texts or ())),
         open_ended=open_ended,
     )
-    if form is not None:
-        try:
-            options, problem = enforced(engine, form, options, asked.enforce)
-        except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
-            raise invalid(str(error), "tools" if form.schema is None else body.FORM) from error
-        if problem:
-            asked.ignored.warnings.append(
-                f"the form of the reply is only described to the members, not enforced: {problem}"
-            )
+    try:
+        options, problem = enforced(engine, form, options, asked.enforce)
+    except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
+        raise invalid(str(error), "tools" if form.schema is None else body.FORM) from error
+    if problem:
+        asked.ignored.warnings.append(
+            f"the form of the reply is only described to the members, not enforced: {problem}"
+        )
     request = EngineRequest(
         messages=conversation,
         options=options,
@@ -221,8 +220,7 @@ def _with_variables(
 ) -> dict[str, Any]:
     """Return options with those variables of a request that a chat template of a member reads.
 
-    ``reasoning_effort`` is a variable; ``none`` also switches reasoning off. `codecs` are those of
-    the active members, by name.
+    ``reasoning_effort`` is a variable; ``none`` also switches reasoning off.
     """
     known = {name for each in codecs.values() for name in each.template_facts.variables}
     given = dict(asked.variables)

@@ -124,8 +124,7 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
     """Check the fields of a body: those of its kind, and `OPTIONS`.
 
     Raises:
-        ApiError: a field determines the form of the answer and is not supported, or has an invalid
-            value; or the server is strict and does not know a field.
+        ApiError: a field is refused, or has an invalid value.
     """
     known = OPTIONS | kind.model_fields.keys()
     given = {name: value for name, value in body.items() if value is not None}
@@ -193,11 +192,7 @@ class Extension(BaseModel):
 
 
 class Body(BaseModel):
-    """The body of a request. It can also have all `OPTIONS`.
-
-    The constants are the API's names for the prompt or the conversation, for the form of replies
-    without calls, and for ``max_new_tokens``.
-    """
+    """The body of a request, which can also have all `OPTIONS`, and the API's names of fields."""
 
     PROMPT: ClassVar[str] = "messages"
     FORM: ClassVar[str] = "response_format"
@@ -257,12 +252,11 @@ class ServedRequest:
         ignored: the parts of the request that were ignored, and other warnings for the client.
         options: options of `AdaFuseConfig`.
         given: the client's names of the options.
-        enforce: whether the form is enforced: True, False, or ``"auto"`` to describe a form that
-            cannot be enforced to the members only.
+        enforce: whether the form is enforced, as for `adapters.reply_form.enforced`.
         open_ended: whether the response may fill the context window.
         variables: variables for the chat templates that read them.
         effort: how much the members reason; None for their own default.
-        form: the form of the reply; None if it can be any text.
+        form: the form of the reply.
         echoed: the fields that a response of the Responses API repeats; None for the other APIs.
     """
 
@@ -274,7 +268,7 @@ class ServedRequest:
     open_ended: bool = False
     prompts: Sequence[str] = ()
     conversation: Conversation | None = None
-    form: ReplyForm | None = None
+    form: ReplyForm = field(default_factory=ReplyForm)
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
     echoed: Mapping[str, Any] | None = None
@@ -332,11 +326,7 @@ class ServedRequest:
 def read_chat(
     body: dict[str, Any], ignored: Ignored, kind: type[_ChatBody] = _ChatBody
 ) -> ServedRequest:
-    """Read a request for a chat completion.
-
-    Raises:
-        ApiError: a field is not supported, or has an invalid value.
-    """
+    """Read a request for a chat completion."""
     chat = parse(kind, body, ignored)
     asked = ServedRequest(chat, ignored, effort=chat.reasoning_effort)
     turns: list[Any] = []
@@ -384,16 +374,14 @@ def converse(
     response_format: Mapping[str, Any] | None,
 ) -> None:
     """Add a conversation and the form of its reply to a request."""
-    has_form = body.tools or body.tool_choice is not None or response_format is not None
-    asked.form = form = _form_of(asked, body, response_format) if has_form else None
-    described = "" if form is None else form.instructions
+    asked.form = form = _form_of(asked, body, response_format)
     asked.variables = body.chat_template_kwargs
     with naming(body.PROMPT):
         asked.conversation = to_conversation(
             turns,
-            tools=() if form is None else form.tools,
-            tool_choice="auto" if form is None else form.choice,
-            instructions="\n\n".join(filter(None, (described, body.adafuse.instructions))),
+            tools=form.tools,
+            tool_choice=form.choice,
+            instructions="\n\n".join(filter(None, (form.instructions, body.adafuse.instructions))),
         )
     if any(turn.get("tool_calls") and malformed_calls(turn) for turn in turns):
         asked.ignored.warnings.append(
@@ -404,7 +392,7 @@ def converse(
 
 def _form_of(
     asked: ServedRequest, body: Conversational, response_format: Mapping[str, Any] | None
-) -> ReplyForm | None:
+) -> ReplyForm:
     """Return the form of the reply, and note whether it has to be enforced."""
     functions = functions_of(body.tools, asked.ignored)
     with naming("tools"):
@@ -413,8 +401,6 @@ def _form_of(
         choice = to_tool_choice(body.tool_choice, [tool.name for tool in tools])
     with naming(body.FORM):
         schema = schema_of(response_format)
-    if not tools and schema is None:
-        return None
     form = ReplyForm(tools, choice, body.parallel_tool_calls, schema)
     given = [asked.given[name] for name in CONSTRAINTS if name in asked.options]
     if given and asked.enforce is not False:
@@ -448,16 +434,11 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
 def readable(content: Any, result: str | None, ignored: Ignored) -> Any:
     """Return the content of a message, as members can read it.
 
-    Thoughts are left out, and refusals become text. Agents send the result of a tool again with
-    every later turn, so it must not end their conversation: a note replaces what is not text. In
-    other messages, such as those with an image, it stays and is refused later. `result` is the name
-    of the field, if it is the result of a tool.
+    Thoughts are left out, and refusals become text. `result` is the name of the field, if it is the
+    result of a tool. Agents send it again with every later turn, so a note replaces what is not
+    text. In other messages, it stays and is refused later.
     """
-    if (
-        content is None
-        or isinstance(content, str)
-        or (result is None and type(content) is not list)
-    ):
+    if isinstance(content, str | None) or (result is None and type(content) is not list):
         return content
     parts: list[Any] = []
     for part in content if isinstance(content, list) else [content]:

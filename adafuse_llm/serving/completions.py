@@ -28,13 +28,9 @@ TEXT_KINDS = ("text_completion", "text_completion")
 
 
 class CompletionWriter:
-    """Writes chat completions and completions.
+    """Writes `n` responses to each prompt: chat completions or completions.
 
-    Args:
-        model: the model's name, as the request has it.
-        asked: the request.
-        n: number of responses to each prompt.
-        leader: member whose log-probabilities the responses have; None for none.
+    They have the log-probabilities of the member `leader`, if it is not None.
     """
 
     def __init__(self, model: str, asked: ServedRequest, n: int, leader: str | None) -> None:
@@ -48,7 +44,7 @@ class CompletionWriter:
         self._prompts = 1 if is_chat else len(asked.prompts)
         self._choices: list[ChatChoice | TextChoice] = []
         for _ in range(self._prompts * n):
-            reader = ReplyReader() if asked.form is None else asked.form.reader()
+            reader = asked.form.reader()
             self._choices.append(ChatChoice(leader, reader) if is_chat else TextChoice(leader))
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
@@ -131,10 +127,7 @@ class ChatChoice:
     def part(
         self, text: str, prefix: str, end: Generation | None, rounds: Sequence[Round]
     ) -> dict[str, Any]:
-        """Return what some text adds to the reply, and at its end why it ended.
-
-        The first arguments are those of `ReplyReader.add`.
-        """
+        """Return what some text (see `ReplyReader.add`) adds to the reply, and why it ended."""
         delta = self.reader.add(text, prefix, end)
         self.warnings += delta.warnings
         calls = []
@@ -157,8 +150,8 @@ class ChatChoice:
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        written = generation.text, generation.reply_prefix, generation
-        choice = self.part(*written, generation.rounds)
+        text, prefix = generation.text, generation.reply_prefix
+        choice = self.part(text, prefix, generation, generation.rounds)
         message = {"role": "assistant", **choice.pop("delta"), "refusal": None}
         if "tool_calls" in message:
             message["content"] = message["content"] or None

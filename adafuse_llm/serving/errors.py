@@ -56,15 +56,9 @@ _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
 
 
 class ApiError(Exception):
-    """An error that a client receives.
+    """An error that a client receives: a status, and fields of OpenAI's API.
 
-    Args:
-        status: status code of the response.
-        message: what is wrong, what is allowed and what to do.
-        param: name of the field that is wrong.
-        code: short name of the error.
-        headers: headers of the response.
-        cause: the error of the engine, if it is one.
+    `param` is the field that is wrong, and `cause` the error of the engine, if it is one.
     """
 
     def __init__(

@@ -43,8 +43,7 @@ async def read_object(
     """Return what `read` makes of the body of a request, a JSON object. It runs in a thread.
 
     Raises:
-        ApiError: the body exceeds a limit, has another content type, or is not a JSON object; or
-            `read` raised it.
+        ApiError: the body cannot be used.
         ClientDisconnect: the client left before the body was complete.
     """
     body = await read_body(request, config)

@@ -14,8 +14,6 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.results import StreamEvent
 from adafuse_llm.summary import is_unanimous
 
-__all__ = ["Metrics"]
-
 SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Upper bounds of the buckets of the histograms."""
 
@@ -31,12 +29,7 @@ TOKENS: Final = {
 class Metrics(Collector):
     """Counters and gauges of one server, in a registry of their own. They are thread-safe.
 
-    Args:
-        engine: function that returns the engine, or None while members load. Gauges ask it when
-            they are read.
-
-    Attributes:
-        first_text: seconds from the arrival of a request to its first text.
+    `engine` returns the engine, or None while members load. Gauges ask it when they are read.
     """
 
     def __init__(self, engine: Callable[[], AdaFuseEngine | None]) -> None:

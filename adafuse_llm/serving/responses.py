@@ -13,7 +13,7 @@ from pydantic import Field
 from adafuse_llm import wire
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import CUT, Part, Reasoning, ReplyReader, Text, ToolCall
+from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import short_repr
 from adafuse_llm.interface import Engine
@@ -155,10 +155,10 @@ def _known(item: dict[str, Any], place: str, ignored: Ignored) -> dict[str, Any]
 def _reasoning(item: Mapping[str, Any]) -> str:
     """Return the text of a reasoning item: its content, or its summary."""
     for parts in (item.get("content"), item.get("summary")):
-        if isinstance(parts, Sequence) and not isinstance(parts, str):
-            texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
-            if joined := "\n\n".join(text for text in texts if isinstance(text, str)):
-                return joined
+        given = parts if isinstance(parts, list) else []
+        texts = [part.get("text") for part in given if isinstance(part, Mapping)]
+        if joined := "\n\n".join(text for text in texts if isinstance(text, str)):
+            return joined
     return ""
 
 
@@ -184,7 +184,7 @@ class ResponseWriter:
         self._leader = leader
         self._warnings = [*asked.ignored.warnings]
         self._engine = engine
-        self._reader = ReplyReader() if asked.form is None else asked.form.reader()
+        self._reader = asked.form.reader()
         self._sequence = 0
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}
@@ -193,15 +193,12 @@ class ResponseWriter:
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
-            "background": False,
             "model": model,
-            "previous_response_id": None,
             "reasoning": {"effort": asked.effort, "summary": None},
             "store": False,
             "temperature": config.temperature,
             "top_logprobs": config.top_logprobs,
             "top_p": config.top_p,
-            "truncation": "disabled",
             **(asked.echoed or {}),
         }
 

@@ -21,8 +21,6 @@ from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServerConfig
 
-__all__ = ["listen", "run", "url_of"]
-
 END_SECONDS: Final = 10.0
 """Seconds for members to finish their forward passes, after all requests were cancelled. Until then
 the clients get the ends of their responses."""
@@ -32,11 +30,7 @@ CLOSE_SECONDS: Final = 5.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that accepts connections.
-
-    Args:
-        host: name or address of an interface of this machine. ``::`` also accepts IPv4.
-        port: number of the port. With 0, the system chooses one.
+    """Return a socket that accepts connections. ``::`` also accepts IPv4; port 0 is any free one.
 
     Raises:
         InvalidInputError: the address cannot be used.
@@ -72,11 +66,9 @@ def run(
 ) -> int:
     """Serve until a signal, and return the exit code.
 
-    Members load in the background. Until they are loaded, the application answers that it is not
-    ready. On SIGTERM or SIGINT (Ctrl-C), the server accepts no more connections. Running requests
-    may take `ServingConfig.drain_seconds` more seconds; then they end with the text so far. A
-    second signal ends the process at once. If a member hangs, this function ends the process
-    instead of returning.
+    Members load in the background. On SIGTERM or SIGINT (Ctrl-C), the server accepts no more
+    connections. Running requests may take `ServingConfig.drain_seconds` more seconds; then they end
+    with the text so far. A second signal ends the process at once, and so does a member that hangs.
 
     Returns:
         0 after SIGTERM, and 130 after SIGINT.
@@ -118,13 +110,9 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that drains its service on a signal.
+    """A server that drains its service on a signal. A signal or a failure stops it.
 
-    Attributes:
-        loader: the thread that loads members, which starts when connections are accepted.
-        engine: the engine, when it is loaded.
-        signal: the signal that stops the server, or None.
-        failure: the error that stops the server, or None.
+    Its loader loads the engine as soon as connections are accepted.
     """
 
     loader: threading.Thread

@@ -163,19 +163,13 @@ class Service:
         window = smallest_window(engine.member_info, active)
         if most is None and window is not None:
             most = window * TOKEN_CHARACTERS  # a prompt that cannot fit is not encoded at all
+        characters += sum(map(len, (*(config.choices or ()), *config.stop)))
         if most is not None and characters > most:
             raise invalid(
-                f"the prompt has {characters} characters and exceeds the context window: this "
-                f"server allows {most}. Shorten it.",
+                f"the prompt, choices and stop have {characters} characters, which exceeds the "
+                f"context window: this server allows {most}. Shorten them.",
                 code=CONTEXT_CODE,
             )
-        for name, texts in (("choices", config.choices or ()), ("stop", config.stop)):
-            if most is not None and (size := sum(map(len, texts))) > most:
-                raise invalid(
-                    f"option {name!r}: the texts have {size} characters together; this server "
-                    f"allows {most}. Send fewer or shorter ones.",
-                    name,
-                )
         if inputs * config.n > limits.max_choices:
             raise invalid(
                 f"the request asks for {inputs * config.n} responses; this server allows "
@@ -203,8 +197,6 @@ class Service:
         limit: float | None = None,
     ) -> AsyncIterator[T]:
         """Serve a request: do the work before its response in a thread, and yield the result.
-
-        Until the context ends, the server can end the request.
 
         Args:
             work: checks the request, and opens it. It receives a flag that is set when nobody waits

@@ -1,17 +1,11 @@
 """`adafuse info`: facts, and whether models can work together."""
 
 import json
-import re
 import shutil
 
 import pytest
 
-from adafuse_llm import MissingDependencyError
-from tests.support.gguf_files import embedded_gguf
-
 pytestmark = pytest.mark.quick
-
-LOAD_LIBRARY = "adafuse_llm.backends.llamacpp.library.load_library"
 
 
 def test_a_table_and_a_verdict(adafuse, models):
@@ -40,19 +34,6 @@ def test_a_configuration_file_names_the_models_and_a_checkpoint_its_settings(
     assert other["member"] == "badger"
     assert facts["followed_settings"] == ["repetition_penalty=1.1"]
     assert facts["ignored_settings"] == ["do_sample=True", "temperature=0.7"]
-
-
-def test_a_gguf_model_is_described_from_its_header_without_llama_cpp(adafuse, monkeypatch):
-    def missing():
-        raise MissingDependencyError("there is no llama.cpp")
-
-    monkeypatch.setattr(LOAD_LIBRARY, missing)
-    result = adafuse("info", embedded_gguf("wren", "q8_0"))
-    assert result.exit_code == 0, result.output
-    for fact in ("wren-q8_0", "qwen3", "4,096", "<|end|>", "Q8_0", "3.8 KiB"):
-        assert fact in result.stdout
-    assert re.search(r"^│ format +│ GGUF", result.stdout, re.MULTILINE)
-    assert "warning: wren-q8_0: only its header was read, because there is no" in result.stdout
 
 
 def test_a_model_that_cannot_be_loaded(adafuse, models, tmp_path):

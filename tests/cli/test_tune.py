@@ -120,7 +120,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["--held-out", "0.1"], "95"),
+        (["--held-out", "0.1"], "18 and 2"),
         (["--use", "wren"], "two members"),
         (["--docs", ".", "--template", "{question}?"], "--template"),
         (["--strategy", "single"], "'single'"),

@@ -64,14 +64,7 @@ Run = TypeVar("Run", CallbackManagerForLLMRun, AsyncCallbackManagerForLLMRun)
 
 @dataclass
 class Reply(ABC, Generic[C]):
-    """One response of a call, as it grows.
-
-    Attributes:
-        call: the call.
-        number: number of the response in the call.
-        chunks: its chunks so far.
-        rounds: the records of its rounds so far.
-    """
+    """One response of a call, with its chunks and the records of its rounds so far."""
 
     call: Call[C]
     number: int
@@ -87,10 +80,7 @@ class Reply(ABC, Generic[C]):
         """Return the finished response."""
 
     def records(self, event: StreamEvent) -> tuple[RoundRecords, dict[str, Any]]:
-        """Return the record of the event's round, and what messages have of it.
-
-        The record has the numbers of its prompt and response.
-        """
+        """Return the record of the event's round, and what messages have of it."""
         call = self.call
         if event.round is None or call.model.round_detail == "none":
             return [], {}
@@ -150,13 +140,7 @@ class Reply(ABC, Generic[C]):
 
 
 class Call(Generic[C]):
-    """One call of a model. It begins when it is created.
-
-    Args:
-        model: the model, with the overrides of the call.
-        requests: the requests, without options.
-        reply: the class that reads the responses.
-        form: the form of the replies; None if they can be any text.
+    """One call of a model with overrides. It begins when it is created.
 
     Attributes:
         not_enforced: why the form is not enforced although it should be; "" if it is.
@@ -182,11 +166,9 @@ class Call(Generic[C]):
     def chunks(
         self, run: CallbackManagerForLLMRun | None, *, streams: bool = True
     ) -> Generator[C, None, None]:
-        """Yield the chunks of all responses, and pass them to the callbacks.
+        """Yield the chunks of all responses, and pass them to the callbacks of LangChain's run.
 
-        Args:
-            run: LangChain's run of the call, if it has callbacks.
-            streams: whether the caller streams, which only one response can.
+        If the caller `streams`, there can be only one response.
         """
         engine, requests = self._prepared()
         with _langchains_errors(), closing(engine.open(requests)) as events:
@@ -243,11 +225,7 @@ class Call(Generic[C]):
 
 
 def _for_whole(run: Run | None) -> Run | None:
-    """Return a run for the chunks of a call that does not stream.
-
-    It omits the handlers that pass chunks on to a user. LangChain streams for these, unless the
-    user turned that off or asked for several responses.
-    """
+    """Return a run without the handlers that pass chunks on to a user, who did not ask for them."""
     if run is None:
         return None
     run = copy(run)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.load.serializable import Serializable
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 from typing_extensions import Self, Unpack
@@ -20,7 +22,7 @@ from adafuse_llm.adapters.reply_form import Enforce
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.registry import AUTO
-from langchain_adafuse._calls import RoundDetail
+from langchain_adafuse._calls import Call, RoundDetail
 
 if TYPE_CHECKING:
     import torch
@@ -175,9 +177,7 @@ class EnsembleModel(OptionFields, Serializable):
     def from_config(cls, path: str | os.PathLike[str], **fields: Unpack[ModelFields]) -> Self:
         """Create a model from a configuration file, such as one written by ``adafuse tune``.
 
-        Args:
-            path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
-            **fields: other fields, which override the file.
+        Other fields override the file (see `adafuse_llm.loading.config_file`).
 
         Raises:
             InvalidInputError: the file cannot be read, or has unknown or invalid content.
@@ -190,9 +190,9 @@ class EnsembleModel(OptionFields, Serializable):
         return self
 
     def unload(self) -> None:
-        """Release the members. The next call loads them again.
+        """Release the members, also for other models. The next call loads them again.
 
-        This affects all models that share the members. An engine passed as `engine` stays open.
+        An engine passed as `engine` stays open.
         """
         self._ensemble.unload()
 
@@ -274,6 +274,54 @@ class EnsembleModel(OptionFields, Serializable):
             **{name: getattr(self, name) for name in self._per_call if name != "timeout"},
         }
 
+    # What LangChain calls ---------------------------------------------------------------------
+
+    def _generate(
+        self,
+        given: Any,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        call = self._call(given, stop, kwargs)
+        return self._result(call, call.generations(run_manager))
+
+    async def _agenerate(
+        self,
+        given: Any,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        call = self._call(given, stop, kwargs)
+        return self._result(call, await call.agenerations(run_manager))
+
+    def _stream(
+        self,
+        given: Any,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        return self._call(given, stop, kwargs).chunks(run_manager)
+
+    def _astream(
+        self,
+        given: Any,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        return self._call(given, stop, kwargs).achunks(run_manager)
+
+    @abstractmethod
+    def _call(self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]) -> Call[Any]:
+        """Begin a call of the model with overrides for prompts or messages."""
+
+    @abstractmethod
+    def _result(self, call: Call[Any], generations: list[Any]) -> Any:
+        """Return the responses of a call as LangChain's result."""
+
     # A call -----------------------------------------------------------------------------------
 
     @cached_property
@@ -298,11 +346,7 @@ class EnsembleModel(OptionFields, Serializable):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The active members.
-
-        Raises:
-            InvalidOptionError: options do not match the members or each other.
-        """
+        """The active members. Reading them checks the options."""
         config = self._config
         config.check_n()
         return tuple(config.member_weights(self._ensemble.names))

@@ -29,11 +29,10 @@ class RoundCallbackHandler(BaseCallbackHandler):
     A notebook and ``rich.print`` display the finished responses and who wrote them.
 
     Attributes:
-        rounds: one record per round, in order of arrival. ``adafuse_llm.summary.record`` defines
-            its keys. Each record also has the ``run_id`` of the model's run. Records of text models
-            also have the key ``prompt``, the number of the prompt in its batch. With `n` above 1,
-            records have the key ``response``, the number of the response to its prompt. A model
-            with ``round_detail="none"`` reports no rounds.
+        rounds: one record per round, in order of arrival, with the keys of
+            ``adafuse_llm.summary.record``, the ``run_id`` of the model's run, the number of the
+            ``prompt`` in the batch of a text model, and with `n` above 1 that of the ``response``.
+            A model with ``round_detail="none"`` reports no rounds.
     """
 
     def __init__(self) -> None:
@@ -54,10 +53,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
             self._ends[place] = chunk.generation
 
     def summary(self) -> Summary:
-        """Summarize the rounds as figures: by member, words per round, agreement, mean margins.
-
-        Agreement is the share of ``unanimous`` rounds among those with several proposers.
-        """
+        """Summarize the rounds as figures: by member, words per round, agreement, mean margins."""
         return Summary.of(self.rounds)
 
     def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:

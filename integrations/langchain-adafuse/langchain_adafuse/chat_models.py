@@ -11,7 +11,6 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.chat_models import generate_from_stream
@@ -57,7 +56,7 @@ Schema = dict[str, Any] | type
 """A pydantic class, a TypedDict, or a dict with a JSON schema."""
 
 
-class ChatAdaFuse(EnsembleModel, BaseChatModel):
+class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messages are `given`
     """A LangChain chat model backed by an ensemble of local language models.
 
     For example::
@@ -71,20 +70,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     the rounds. With ``round_detail="full"``, ``additional_kwargs["adafuse_rounds"]`` has a record
     of each round. Token counts are those of the first active member;
     ``response_metadata["usage_by_member"]`` has the token counts and forward passes of each member.
-
-    Reasoning between ``<think>`` and ``</think>`` is moved to
-    ``additional_kwargs["reasoning_content"]``, also if the chat template writes the opening marker.
-    Later calls pass it only to chat templates that read reasoning.
+    ``additional_kwargs["reasoning_content"]`` has the reasoning between ``<think>`` and
+    ``</think>``.
 
     The system message describes tools and schemas to the members. With the extra
-    ``adafuse-llm[grammar]``, they also constrain decoding: the members call only tools that exist,
-    with arguments that fit, and structured output fits its schema. Without the extra, the model
-    parses and checks each reply afterwards (see `enforce`). A reply that consists of the JSON of
-    valid calls becomes calls. If a call is not valid, or a reply looks like one and is none,
-    ``response_metadata["adafuse_warnings"]`` gives the reason.
-
-    In assistant messages of other providers and in results of tools, members read text and JSON.
-    Other content blocks, such as images, are omitted, and one warning per model names their types.
+    ``adafuse-llm[grammar]``, they also constrain decoding (see `enforce`). If a call is not valid,
+    or a reply looks like one and is none, ``response_metadata["adafuse_warnings"]`` gives the
+    reason. Members read text and JSON; a warning names the types of other content blocks in
+    messages of other providers and in results of tools, such as images, which are left out.
 
     Raises:
         ContextOverflowError: the messages do not fit a member's context window. In this case,
@@ -135,10 +128,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             tool_choice: ``"auto"`` or None to let the members decide; ``"none"`` or False to omit
                 the tools; ``"any"``, ``"required"`` or True to request a call of any tool; or the
                 name of a tool, or a dict with its name, to request exactly one call of that tool.
-                The choice becomes part of the prompt, and constrains decoding (see `enforce`).
             strict: whether the tools' schemas forbid additional arguments.
-            **kwargs: passed to every call. With ``parallel_tool_calls=False``, the reply ends after
-                its first call; if calls are not enforced, further calls are dropped.
+            **kwargs: passed to every call. With ``parallel_tool_calls=False``, the reply has at
+                most one call.
 
         Raises:
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
@@ -165,10 +157,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         of a class comes once, when the reply is finished.
 
         Args:
-            schema: a pydantic class, a TypedDict or a JSON schema. A JSON schema can be in a dict
-                ``{"name": ..., "schema": ...}``, or in a ``response_format`` of OpenAI's API. For a
-                pydantic class, the output is an instance of the class; otherwise, it is plain data.
-                Only ``"json_mode"`` needs no schema.
+            schema: a pydantic class, of which the output is an instance, a TypedDict, or a JSON
+                schema, possibly in a ``response_format`` of OpenAI's API. Only ``"json_mode"``
+                needs no schema.
             method: ``"json_schema"`` requests JSON that fits the schema; ``"function_calling"``
                 requests a call of a tool with this schema; ``"json_mode"`` requests any JSON
                 object, which your prompt must describe.
@@ -223,43 +214,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     # Decoding ---------------------------------------------------------------------------------
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, kwargs)
-        return ChatResult(generations=call.generations(run_manager))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, kwargs)
-        return ChatResult(generations=await call.agenerations(run_manager))
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatRoundChunk]:
-        return self._call(messages, stop, kwargs).chunks(run_manager)
-
-    def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatRoundChunk]:
-        return self._call(messages, stop, kwargs).achunks(run_manager)
+    def _result(self, _call: Call[ChatRoundChunk], generations: list[Any]) -> ChatResult:
+        return ChatResult(generations=generations)
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
         """Never stream several responses to handlers. `stream` itself passes ``stream=True``."""
@@ -267,16 +223,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return is_plural or super()._streaming_disabled(**kwargs)
 
     def _call(
-        self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
+        self, given: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
     ) -> Call[ChatRoundChunk]:
-        """Begin a call of the model with overrides."""
         options = {name: each for name, each in keywords.items() if name not in FORM_KEYWORDS}
         model = self._for_call(stop, options)
         form = None
         if len(options) < len(keywords):
             form = form_of(to_tools(keywords.get("tools") or ()), keywords)
             form.check_constraints(n for n in CONSTRAINTS if getattr(model, n) is not None)
-        turns, omitted = to_turns(messages)
+        turns, omitted = to_turns(given)
         if omitted:
             self._warn_once(
                 "the messages contain blocks that are not text, which members do not read: "
@@ -305,12 +260,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return json.dumps([self.asdict(), stop, kwargs], sort_keys=True, default=str)
 
     def _resolve_model_profile(self) -> ModelProfile:
-        """Return the model's capabilities.
+        """Return the model's capabilities, from the members' files.
 
         The profile claims tool calls if a member has a chat template, and structured output and a
-        forced tool choice if they can be enforced. The context window is the smallest of the active
-        members, from their ``config.json``. If one of these files is not on this machine or has no
-        window, `warmup` adds the window.
+        forced tool choice if they can be enforced. `warmup` adds what the files do not tell.
         """
         self._has_own_profile = True
         ensemble, names = self._ensemble, self._names

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
-    CallbackManagerForLLMRun,
-    Callbacks,
-)
+from langchain_core.callbacks import Callbacks
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, LLMResult
 from typing_extensions import Self, Unpack
@@ -22,7 +18,7 @@ RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
 """Keywords of `BaseLLM.generate` that describe the run."""
 
 
-class AdaFuseLLM(EnsembleModel, BaseLLM):
+class AdaFuseLLM(EnsembleModel, BaseLLM):  # type: ignore[misc]  # prompts are `given`
     """A LangChain LLM backed by an ensemble of local language models.
 
     For example::
@@ -81,50 +77,17 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run = {name: keywords.pop(name) for name in RUN_KEYWORDS if name in keywords}
         return self._for_call(stop, keywords), run
 
-    def _generate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        call = self._call(prompts, stop, kwargs)
-        return _result(call, call.generations(run_manager))
-
-    async def _agenerate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        call = self._call(prompts, stop, kwargs)
-        return _result(call, await call.agenerations(run_manager))
-
-    def _stream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[RoundChunk]:
-        return self._call([prompt], stop, kwargs).chunks(run_manager)
-
-    def _astream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[RoundChunk]:
-        return self._call([prompt], stop, kwargs).achunks(run_manager)
-
     def _call(
-        self, prompts: list[str], stop: list[str] | None, keywords: dict[str, Any]
+        self, given: str | list[str], stop: list[str] | None, keywords: Mapping[str, Any]
     ) -> Call[RoundChunk]:
-        """Begin a call of the model with overrides."""
+        prompts = [given] if isinstance(given, str) else given
         requests = [Request(prompt=prompt) for prompt in prompts]
         return Call(self._for_call(stop, keywords), requests, TextReply)
+
+    def _result(self, call: Call[RoundChunk], generations: list[Any]) -> LLMResult:
+        n = call.config.n
+        starts = range(0, len(generations), n)
+        return LLMResult(generations=[generations[start : start + n] for start in starts])
 
 
 class TextReply(Reply[RoundChunk]):
@@ -150,9 +113,3 @@ class TextReply(Reply[RoundChunk]):
         if self.rounds and self.call.model.round_detail == "full":
             info[ROUNDS_KEY] = self.rounds
         return Generation(text="".join(each.text for each in self.chunks), generation_info=info)
-
-
-def _result(call: Call[RoundChunk], generations: list[Any]) -> LLMResult:
-    """Return the result of a call: a list of responses for each prompt."""
-    n = call.config.n
-    return LLMResult(generations=[generations[at : at + n] for at in range(0, len(generations), n)])

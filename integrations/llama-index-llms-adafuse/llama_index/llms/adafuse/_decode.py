@@ -58,10 +58,6 @@ class Decode:
 
     llama-index-core closes the span of an LLM call before a stream is read. The decode's span is
     its child, and stays open until the decode ends, fails or is left.
-
-    Args:
-        engine: the engine that decodes.
-        request: the request. Of several responses (option `n`), the first one counts.
     """
 
     def __init__(self, engine: Engine, request: Request) -> None:

@@ -30,10 +30,7 @@ def to_turns(messages: Sequence[ChatMessage], warn: Callable[[str], None]) -> li
 
     Calls may come from other LLMs: as blocks, or in the form of OpenAI in ``additional_kwargs``. If
     no earlier message has the call that a result belongs to, the result becomes a user message.
-
-    Args:
-        messages: the conversation.
-        warn: called with one sentence if blocks of tools or of other LLMs are left out.
+    `warn` is called with one sentence if blocks of tools or of other LLMs are left out.
 
     Raises:
         InvalidInputError: a message has content that is not text, or a call that cannot be read.

@@ -54,12 +54,8 @@ class Reply:
     """A converter from the chunks of a reply to responses with text, reasoning and tool calls.
 
     The text excludes reasoning and calls. A malformed call, which only a reply without enforcement
-    can have, stays in the text, unless a length limit cut it off. Whitespace after reasoning and
-    after calls is removed.
-
-    Args:
-        form: the form of the reply.
-        is_step: whether the reply is a step of a ReAct agent.
+    can have, stays in the text, unless a length limit cut it off. If `is_step`, the reply is a step
+    of a ReAct agent.
     """
 
     def __init__(self, form: ReplyForm, *, is_step: bool = False) -> None:

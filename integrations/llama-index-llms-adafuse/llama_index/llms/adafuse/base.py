@@ -134,33 +134,25 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
     The members are loaded on first use. LLMs with the same members share one engine. An LLM is
-    thread-safe. A copy by `copy.deepcopy` has options of its own and shares the engine, the
-    callback manager and the rate limiter. A pickled LLM contains the list of its members and its
-    options, but no weights.
+    thread-safe. A pickled LLM has its members' places and its options, but no weights.
 
     Args:
         members: folders, GGUF files, hub ids, or mappings of settings. For the three small models
             that ship with adafuse-llm, call `from_embedded`.
         engine: an existing engine, such as a `RemoteEngine`, to use instead of `members` and the
             options for loading them.
-        dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
-        runtime: settings of the engine's scheduler and caches.
-        strategy: name of the strategy that chooses the next piece of text. LLMs that differ only in
-            it share their members.
+        dtype, device_map, revision, trust_remote_code, runtime, strategy: as for
+            `AdaFuseEngine.from_pretrained`.
         context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They
             change nothing in the members.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
             ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
             form, and a warning gives the reason. True: an error instead of that warning. False:
-            only the prompt requests the form. The LLM is a function-calling model in LlamaIndex's
-            sense (``metadata.is_function_calling_model``) only if calls can be enforced, and a
-            member has a chat template.
-        complete_as_chat: whether completions send the prompt as a user message, which each member
-            formats with its own chat template. `complete` then returns what `chat` returns for one
-            user message. Default: true if an active member has a chat template and
-            `completion_to_prompt` is not set. A call with ``formatted=True`` always continues the
-            prompt as it is.
+            only the prompt requests the form.
+        complete_as_chat: whether completions send the prompt as a user message. Default: true if an
+            active member has a chat template and `completion_to_prompt` is not set. A call with
+            ``formatted=True`` always continues the prompt as it is.
         **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
             every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
             `query_wrapper_prompt`, `callback_manager`, `output_parser`, `pydantic_program_mode`,
@@ -258,23 +250,19 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         return self
 
     def unload(self) -> None:
-        """Release the members. The next call loads them again.
+        """Release the members, also for other LLMs. The next call loads them again.
 
-        This affects all LLMs that share the members. An engine passed as `engine` stays open.
+        An engine passed as `engine` stays open.
         """
         self._ensemble.unload()
 
     @property
     def metadata(self) -> LLMMetadata:
-        """Context window, output limit and abilities.
+        """Context window, output limit and abilities, from the members' files.
 
-        They are read from the members' files. Reading them loads the members only if one of these
-        files is not on this machine or does not tell.
-
-        ``is_chat_model`` is true if at least one active member has a chat template. The other
-        members then read messages as plain text. ``is_function_calling_model`` is true if the LLM
-        is a chat model, and well-formed tool calls can be enforced. LlamaIndex then uses function
-        agents and programs that call functions.
+        Reading them loads the members only if one of these files is not on this machine or does not
+        tell. ``is_chat_model`` is true if at least one active member has a chat template, and
+        ``is_function_calling_model`` if well-formed tool calls can be enforced, too.
         """
         options = self._options({})
         names = self._active_members(options)
@@ -366,9 +354,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     def tokenizer(self) -> Callable[[str], list[int]]:
         """A function from a text to its tokens, for ``Settings.tokenizer``.
 
-        It returns the tokens of the active member that needs the most tokens for the text. A text
-        that fits by this count fits every member. Only the number of tokens is meaningful. Reading
-        the property loads the members.
+        It returns the tokens of the active member that needs the most for the text, so only their
+        number is meaningful. Reading the property loads the members.
         """
         engine = self.engine
         return longest_tokenizer(engine, self._active_members(self._options({})))
@@ -376,14 +363,10 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
         """Return a prompt helper that packs prompts by the members' own token counts.
 
-        Set ``Settings.prompt_helper`` to it, or pass it to `get_response_synthesizer`. Without it,
-        LlamaIndex counts tokens with a tokenizer of its own. If the members need more tokens, the
-        prompts of a query engine may not fit, and the query fails. The helper also reserves space
-        for the markers of the members' chat templates. It loads the members.
-
-        Args:
-            output_cls: the class of the query engine's answers, if it has one. The helper then
-                reserves space for its description, too.
+        Set ``Settings.prompt_helper`` to it, or pass it to `get_response_synthesizer`: the prompts
+        of a query engine then fit. It reserves space for the markers of the members' chat
+        templates, and for the schema of `output_cls`, the class of the answers, if there is one.
+        This loads the members.
         """
         metadata = self.metadata
         system = self.system_prompt or ""
@@ -408,20 +391,14 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     ) -> Model:
         """Return an object of `output_cls` from the members' reply to a prompt.
 
-        The prompt includes the schema of the class. Where `enforce` allows it, the members can
-        write nothing but an object that fits the schema. Otherwise, code fences and text around
-        the object are ignored.
+        The prompt includes the schema of the class. Where the form is not enforced, code fences and
+        text around the object are ignored.
 
         Raises:
             MalformedReplyError: the reply is no valid object, for example because it was cut off.
             InvalidInputError: the prompt or an option cannot be used.
         """
-        dispatcher.event(
-            LLMStructuredPredictStartEvent(
-                output_cls=output_cls, template=prompt, template_args=prompt_args
-            )
-        )
-        messages = prompt.format_messages(llm=self, **prompt_args)
+        messages = self._asked(output_cls, prompt, prompt_args)
         output = parsed(output_cls, self.chat(messages, **_object(output_cls, llm_kwargs)))
         dispatcher.event(LLMStructuredPredictEndEvent(output=output))
         return output
@@ -434,15 +411,18 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         **prompt_args: Any,
     ) -> Model:
         """Return what `structured_predict` returns, without blocking the event loop."""
-        dispatcher.event(
-            LLMStructuredPredictStartEvent(
-                output_cls=output_cls, template=prompt, template_args=prompt_args
-            )
-        )
-        messages = prompt.format_messages(llm=self, **prompt_args)
+        messages = self._asked(output_cls, prompt, prompt_args)
         output = parsed(output_cls, await self.achat(messages, **_object(output_cls, llm_kwargs)))
         dispatcher.event(LLMStructuredPredictEndEvent(output=output))
         return output
+
+    def _asked(
+        self, output_cls: type[BaseModel], template: BasePromptTemplate, given: dict[str, Any]
+    ) -> list[ChatMessage]:
+        """Return the messages of a prompt, and tell LlamaIndex that a prediction begins."""
+        fields: Any = {"output_cls": output_cls, "template": template, "template_args": given}
+        dispatcher.event(LLMStructuredPredictStartEvent(**fields))
+        return template.format_messages(llm=self, **given)
 
     def _structured_stream_call(
         self,
@@ -499,13 +479,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         """Return the keywords of `chat` for the forms of `chat_with_tools`.
 
         Beside options of `AdaFuseConfig`, these accept a `tool_choice`, which overrides
-        `tool_required`: ``"auto"``, ``"none"`` or False; ``"required"``, ``"any"`` or True; the
-        name of a tool, or a dict of OpenAI.
-
-        The message of the reply has its calls as `ToolCallBlock` blocks. Where `enforce` allows it,
-        the members can write nothing but text and well-formed calls of these tools. Otherwise, a
-        malformed call stays in the text, and ``additional_kwargs["adafuse_warnings"]`` of the
-        response gives the reason.
+        `tool_required`. Where calls are not enforced, a malformed one stays in the text, and
+        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
         """
         messages = list(chat_history or ())
         if user_msg:
@@ -557,12 +532,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         return Decode(self.engine, request), reply
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> Request:
-        """Return the request for a completion.
-
-        If the prompt is not `formatted`, apply `completion_to_prompt` to it. The result becomes a
-        user message, or the system prompt and the query wrapper are applied to it in the same order
-        as in `predict`.
-        """
+        """Return the request for a completion: the prompt as it is, as a message, or extended."""
         options = self._options(overrides)
         if not formatted:
             if self.completion_to_prompt is not None:
@@ -600,11 +570,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     def _messages(
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
     ) -> Request:
-        """Return the request for a chat.
-
-        The request has messages, which each member formats with its own chat template. If the user
-        set `messages_to_prompt`, the request has one prompt for all members instead.
-        """
+        """Return the request for a chat. With `messages_to_prompt`, it has a prompt for all."""
         options = self._options(overrides)
         if form.calls_tools or form.schema is not None:
             form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
@@ -657,11 +623,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         return config.override(options)
 
     def _active_members(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the members that decode with these options. This loads nothing.
-
-        Raises:
-            InvalidOptionError: an option is out of range or does not match the members.
-        """
+        """Return the names of the members that decode with these options. This loads nothing."""
         return tuple(self._config(options).member_weights(self._ensemble.names))
 
     def _reads_messages(self, names: tuple[str, ...]) -> bool:

@@ -33,7 +33,7 @@ class AdaFuseGenerationStartEvent(_Event):
 
 
 class AdaFuseRoundEvent(_Event):
-    """One round: the candidates and the committed text.
+    """One round: the candidates and the committed text, as `adafuse_llm.summary.record` has them.
 
     Attributes:
         round: number of the round, from 0.
@@ -41,15 +41,10 @@ class AdaFuseRoundEvent(_Event):
         proposers: members that proposed the text.
         score: score of the text, in nats. The strategy defines it.
         asked: members that proposed or scored in the round.
-        unanimous: whether several members proposed, and all of them the only candidate; None if
-            fewer than two proposed.
+        unanimous: whether several members proposed, and all of them the only candidate.
         winner: index of the committed candidate.
-        candidates: all candidates of the round.
-        margins: by member, the margin at the start of each word that the member considered.
-        elapsed: duration of the round in seconds.
-        forced: whether the text had no alternative, or closes the response at its length limit.
-        probability: probability of the text among given texts (the option `choices`); None in other
-            rounds.
+        candidates, margins, elapsed, forced: those of the `Round`.
+        probability: probability of the text among given texts (the option `choices`).
     """
 
     round: int
