@@ -222,12 +222,9 @@ class ReplyReader:
         """
         parts = self._split("", is_last=True)
         if self._kind is ToolCall:
-            rest, self._buffer, self._kind = self._buffer, "", Text
-            return [*parts, _unclosed(rest, cut)]
+            return [*parts, _unclosed(self._buffer, cut)]
         if cut and self._tools and self._kind is Text and CALL_OPENS.startswith(self._buffer):
-            if len(self._buffer) >= MIN_MARKER:
-                parts.append(_unclosed("", cut))
-            self._buffer = ""
+            return [*parts, *[_unclosed("", cut)] * (len(self._buffer) >= MIN_MARKER)]
         return parts + self._take(len(self._buffer))
 
     def _completed(self, closing: str, cut: str) -> list[Part]:
@@ -288,11 +285,10 @@ class ReplyReader:
 
     def _without_markers(self, cut: str) -> list[Part]:
         """Return the parts of a whole reply that has been held."""
-        text, self._held = self._held, ""
-        calls, problem = _bare_calls(text, self._tools)
+        calls, problem = _bare_calls(self._held, self._tools)
         if cut and problem:
-            return [InvalidToolCall(None, text, cut, is_cut=True)]
-        return [*calls] or [Text(text)]
+            return [InvalidToolCall(None, self._held, cut, is_cut=True)]
+        return [*calls] or [Text(self._held)]
 
     def _show(self, part: Part, delta: ReplyDelta) -> None:
         """Remember a part, and add what callers get of it."""

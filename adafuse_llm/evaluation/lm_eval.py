@@ -68,7 +68,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     """An ensemble as a model of lm-evaluation-harness.
 
     Args:
-        engine: a loaded ensemble, which takes the place of the arguments for loading.
+        engine: a loaded ensemble. With it, pass neither `models` nor `config`.
         models: paths or hub ids, in a list or separated by ";". Default: the models of the
             configuration file, or else the embedded members.
         config: path of a configuration file (`adafuse_llm.loading.config_file`); other arguments
@@ -113,6 +113,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         self.check_greedy = check_greedy
         self.options = options if engine is not None else {}
         if engine is not None:
+            if models or config:
+                raise InvalidInputError("pass either a loaded engine, or models and configuration")
             engine.config.override(options)  # an unknown option is an error at once
             self.engine = engine
             return

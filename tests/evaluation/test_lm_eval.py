@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adafuse_llm import AdaFuseEngine, InvalidOptionError, MissingDependencyError
+from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError, MissingDependencyError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from tests.reference import Options, decode, mean_nll
@@ -174,6 +174,8 @@ def test_repeated_requests_draw_different_responses_and_a_run_draws_the_same_aga
 def test_what_cannot_be_used_is_an_error(monkeypatch):
     with pytest.raises(InvalidOptionError, match="max_word"):
         lm(ONE, max_word=3)
+    with pytest.raises(InvalidInputError, match="either"):
+        lm(ONE, models="a;b")
     with pytest.raises(InvalidOptionError, match="num_beams"):
         lm(ONE).generate_until(instances((CONTEXT, {"num_beams": 4})), True)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)

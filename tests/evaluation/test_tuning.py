@@ -207,7 +207,7 @@ def test_lost_answers_allow_no_conclusion_and_are_decoded_again(monkeypatch):
     ("options", "error", "message"),
     [
         ({"items": questions(19)}, InvalidInputError, "needs 10 .*got 9 and 10"),
-        ({"held_out": 0.1}, InvalidInputError, "needs 95 .*change held_out"),
+        ({"held_out": 0.1}, InvalidInputError, "got 36 and 4"),
         ({"held_out": 1.0}, InvalidOptionError, "between 0 and 1"),
         ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
         ({"fixed": {"temperature": 0.5}}, InvalidOptionError, "without sampling"),
