@@ -191,6 +191,11 @@ class Backend(ABC):
         """
         return self.device
 
+    @property
+    def problem(self) -> str:
+        """Why the member does not answer at the moment, for errors; "" if nothing is known."""
+        return ""
+
     def cache_bytes(self, tokens: int) -> int:  # noqa: ARG002
         """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens.
 
@@ -281,7 +286,8 @@ class Backend(ABC):
                     self._unreadable = f"{error}" or type(error).__name__
             if self._grammar_vocabulary is not None:
                 return self._grammar_vocabulary
-        reason = self._unreadable or "the bytes of its tokens are not known"
+        unknown = "it runs on a server" if self.is_remote else "the bytes of its tokens are unknown"
+        reason = self._unreadable or unknown
         raise GrammarError(
             f"member {self.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
             f"({reason}). Leave it out with use=[...], or use choices."

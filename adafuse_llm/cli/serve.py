@@ -8,7 +8,7 @@ from argparse import Namespace
 from contextlib import closing
 from ipaddress import ip_address
 
-from adafuse_llm import AdaFuseEngine, MissingDependencyError
+from adafuse_llm import AdaFuseEngine, AdaFuseError, MissingDependencyError
 from adafuse_llm.cli.common import OPTIONS, Command, Parser, Setup
 from adafuse_llm.cli.terminal import tell
 from adafuse_llm.errors import install_command
@@ -26,10 +26,7 @@ OPEN = (
 """What the command prints if other machines can use the server without a key."""
 
 
-NOT_ENFORCED = (
-    "warning: tools and JSON are described to the members, but not enforced. This needs the extra "
-    "grammar ({command}), and members and a strategy that support it"
-)
+NOT_ENFORCED = "warning: tools and JSON are only described to the members, not enforced"
 """What the command prints if responses cannot be made to fit a schema."""
 
 
@@ -86,7 +83,10 @@ def serve(setup: Setup, _flags: Namespace) -> int:
                 flush=True,
             )
             if not engine.can_enforce:
-                tell(NOT_ENFORCED.format(command=install_command("grammar")))
+                try:
+                    engine.check_grammar(regex="a")
+                except AdaFuseError as problem:
+                    tell(f"{NOT_ENFORCED}: {problem}")
 
         return run(app, service, listener, setup.load, config=config, on_ready=announce)
 

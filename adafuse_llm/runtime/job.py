@@ -31,7 +31,7 @@ class Job:
     Attributes:
         deliver: receives the events.
         abandoned: whether the caller no longer waits for the result.
-        unanswered: names of the members whose answers the job waits for, one per query.
+        unanswered: the members whose answers the job waits for, one per query.
     """
 
     deliver: Deliver
@@ -49,7 +49,7 @@ class Job:
         self.members = tuple(members)
         self.needs = needs
         self.abandoned = False
-        self.unanswered: list[str] = []
+        self.unanswered: list[Member] = []
         self._steps = steps
         self._cancelled = cancelled
         self._cancel = cancel
@@ -91,7 +91,7 @@ class Job:
                 if not isinstance(step, Ask):
                     self.deliver(step)
                 elif step.queries:
-                    self.unanswered = [member.name for member, _ in step.queries]
+                    self.unanswered = [member for member, _ in step.queries]
                     return step.queries
         except BaseException as error:  # an error in this job must not end the others
             self.deliver(error)
@@ -105,9 +105,14 @@ class Job:
         state = ""
         if inspect.getgeneratorstate(self._steps) == inspect.GEN_CREATED:
             state = " before it could start"
-        elif names := ", ".join(map(repr, dict.fromkeys(self.unanswered))):
+        elif waiting := dict.fromkeys(self.unanswered):
+            names = ", ".join(repr(member.name) for member in waiting)
             state = f" while it waited for a forward pass of {names}"
+        remedy = ". Allow more seconds, shorten the prompt, or lower max_new_tokens."
+        problem = next(
+            (each.backend.problem for each in self.unanswered if each.backend.problem), ""
+        )
         return RequestTimeoutError(
-            f"the request was stopped after timeout={self._timeout:g} seconds{state}. Allow more "
-            "seconds, shorten the prompt, or lower max_new_tokens."
+            f"the request was stopped after timeout={self._timeout:g} seconds{state}"
+            + (f": {problem}" if problem else remedy)
         )

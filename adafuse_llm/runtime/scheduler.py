@@ -373,7 +373,7 @@ class _Coordinator(threading.Thread):
                 lane.waiting.append(replace(pending, is_reading=True))
                 lane.passes = 0
                 continue
-            job.unanswered.remove(pending.member.name)
+            job.unanswered.remove(pending.member)
             if isinstance(outcome, AdaFuseError):
                 self._end(job, outcome)
             elif not job.unanswered:

@@ -44,7 +44,7 @@ ROWS: Mapping[type[AdaFuseError], tuple[int, str | None]] = {
     InvalidInputError: (400, None),
     errors.MissingDependencyError: (400, "not_installed"),
     errors.MemberOutOfMemoryError: (500, "member_out_of_memory"),
-    errors.MemberUnavailableError: (500, "member_unavailable"),
+    errors.MemberUnavailableError: (503, "member_unavailable"),
     errors.MemberError: (500, "member_failed"),
     AdaFuseError: (500, None),
 }
@@ -123,7 +123,7 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(500, UNEXPECTED, code="internal_error")
     status, code = next(row for kind, row in ROWS.items() if isinstance(error, kind))
     message = str(error)
-    if status == 500:
+    if status in (500, 503):
         message = _PATH.sub("[path]", " ".join(message.split()))
     elif status == 429:
         message = "the server is busy: too many requests wait. Try again later."

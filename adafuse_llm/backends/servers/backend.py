@@ -94,6 +94,10 @@ class ServerBackend(Backend):
     def lane(self) -> str:
         return f"member {self.name}"
 
+    @property
+    def problem(self) -> str:
+        return self._server.problem
+
     def has_word_ends(self) -> bool:
         """Ask the server once; after an error, the next call asks again."""
         if self._tells_word_ends is None:

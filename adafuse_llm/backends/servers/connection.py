@@ -51,6 +51,7 @@ class Connection:
     Attributes:
         url: the address.
         losses: number of times that the server has stopped answering.
+        problem: why the last call had no answer; "" if it had one.
         turn: a lock that all connections of this process to the same address share. A member holds
             it during an evaluation.
     """
@@ -63,7 +64,7 @@ class Connection:
         key_source: str | None = None,
     ) -> None:
         self.url = url
-        self.losses = 0
+        self.losses, self.problem = 0, ""
         self.turn = _TURNS.setdefault(url, threading.Lock())
         self._member = member
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -106,6 +107,7 @@ class Connection:
             try:
                 answer = self._send("POST", path, body)
             except MemberUnavailableError as error:
+                self.problem = str(error)
                 if delay == FIRST_DELAY and not self._closed.is_set():
                     self.losses += 1
                     logger.warning(
@@ -116,6 +118,7 @@ class Connection:
                 self._closed.wait(delay)
                 delay = min(2 * delay, LAST_DELAY)
             else:
+                self.problem = ""
                 return self._checked(answer)
         raise MemberUnavailableError(self._member, "it was closed")
 

@@ -262,8 +262,10 @@ def test_a_request_goes_on_when_its_server_is_back(
         asked = threads.submit(ask, loaded)
         time.sleep(0.5)
         assert not asked.done()
+        assert "does not answer" in loaded.problem
         with served(server.app(), port):
             assert asked.result(20) == expected
+        assert not loaded.problem
     with pytest.raises(MemberUnavailableError, match=r"'far' .*does not answer"):
         ask(loaded)
     threading.Timer(0.5, loaded.close).start()
