@@ -186,14 +186,15 @@ def _open(
         characters=max(sizes) + sum(map(len, extension.texts or ())),
         open_ended=open_ended,
     )
-    try:
-        options, problem = enforced(engine, form, options, asked.enforce)
-    except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
-        raise invalid(str(error), "tools" if form.schema is None else body.FORM) from error
-    if problem:
-        asked.ignored.warnings.append(
-            f"the form of the reply is only described to the members, not enforced: {problem}"
-        )
+    if form.tools or form.schema is not None:
+        try:
+            options, problem = enforced(engine, form, options, asked.enforce)
+        except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
+            raise invalid(str(error), "tools" if form.schema is None else body.FORM) from error
+        if problem:
+            asked.ignored.warnings.append(
+                f"the form of the reply is only described to the members, not enforced: {problem}"
+            )
     request = EngineRequest(
         messages=conversation,
         options=options,

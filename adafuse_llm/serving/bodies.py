@@ -374,7 +374,9 @@ def converse(
     response_format: Mapping[str, Any] | None,
 ) -> None:
     """Add a conversation and the form of its reply to a request."""
-    asked.form = form = _form_of(asked, body, response_format)
+    if body.tools or body.tool_choice is not None or response_format is not None:
+        asked.form = _form_of(asked, body, response_format)
+    form = asked.form
     asked.variables = body.chat_template_kwargs
     with naming(body.PROMPT):
         asked.conversation = to_conversation(

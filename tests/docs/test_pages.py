@@ -80,7 +80,7 @@ def addressed(page: Path, folder: Path) -> Iterator[Document]:
         yield examples(copy)
 
 
-def tested(page: Path) -> ParameterSet:
+def a_page(page: Path) -> ParameterSet:
     needs_llama_cpp = ".gguf" in page.read_text("utf-8")
     marks = [pytest.mark.gguf] * needs_llama_cpp
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
@@ -94,7 +94,7 @@ APART = GUIDES / "llamaindex.md"
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("page", [tested(page) for page in PAGES if page != APART])
+@pytest.mark.parametrize("page", [a_page(page) for page in PAGES if page != APART])
 def test_the_code_of_a_page_runs_and_prints_what_a_guide_shows(
     page: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
