@@ -118,6 +118,49 @@ def test_copies_that_are_wrong_are_bounded(seed: int):
         assert sum(member.sizes) <= 3.5 * 60
 
 
+def nearly(wrong: int) -> Callable[[str], dict[str, float]]:
+    """The words in order, with one mistake among `wrong` words, and then unsure."""
+
+    def rule(text: str) -> dict[str, float]:
+        place = text.count(" w")
+        is_right = place % wrong
+        word = WORDS[place % 30 if is_right else 199]
+        return {word: 0.9 if is_right else 0.45, " x": 0.1, "o": 0.03}
+
+    return rule
+
+
+SAME = ([misled("a", 1), misled("a", 1)], 0)
+APART = ([misled("a", 1), misled("b", 1), scattered(1)], 0)
+SIZED = ([nearly(9), nearly(7)], 90)
+THREE = ([nearly(9), nearly(4), scattered(2)], 90)
+
+
+@pytest.mark.parametrize(
+    ("members", "options", "counts"),
+    [
+        (SAME, {"branching_factor": 1}, [(37, 83), (37, 83)]),
+        (SAME, {"branching_factor": 3, "margin_threshold": 0.5}, [(39, 86), (15, 72)]),
+        (APART, {"branching_factor": 2, "max_words": 2}, [(81, 123), (109, 184), (109, 151)]),
+        (SIZED, {}, [(20, 54), (38, 38)]),
+        (SIZED, {"max_new_tokens": 9}, [(5, 13), (9, 9)]),
+        (THREE, {}, [(24, 75), (48, 49), (32, 34)]),
+    ],
+)
+def test_responses_cost_as_many_passes_and_tokens_as_before(
+    members: tuple[list[Any], int], options: dict[str, Any], counts: list[tuple[int, int]]
+):
+    """Drafts change no result, so only these numbers show what goes wrong in them."""
+    rules, size = members
+    made = [Bulk(f"m{n}", rule, "cpu" if n < 2 else "other") for n, rule in enumerate(rules)]
+    for number, member in enumerate(made):
+        member.parameters = size // 3**number
+    strategy = "mixture" if size else "adafuse"
+    with AdaFuseEngine(made, strategy=strategy) as ensemble:
+        ensemble.generate("".join(WORDS[:12] * 2), **{"max_new_tokens": 40, **options})
+    assert [(len(each.sizes), sum(each.sizes)) for each in made] == counts
+
+
 class WildDrafts(Drafts):
     """Drafts anything, below whatever is evaluated."""
 
