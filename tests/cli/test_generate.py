@@ -4,10 +4,12 @@ import json
 import math
 import re
 import signal
+import threading
 
 import pytest
 
 from adafuse_llm import AdaFuseEngine, Generation, Round
+from adafuse_llm.backends import FakeBackend
 
 pytestmark = pytest.mark.quick
 
@@ -73,15 +75,23 @@ def test_json_gives_each_round_then_the_generation(adafuse, fakes):
     assert [Round.model_validate(line["round"]) for line in rounds] == list(generation.rounds)
 
 
-def test_ctrl_c_ends_a_stream_with_the_text_so_far(adafuse, fakes, change):
-    events = []
+def test_ctrl_c_ends_a_stream_with_the_text_so_far(adafuse, fakes, change, monkeypatch):
+    interrupted, evaluate = threading.Event(), FakeBackend.evaluate
+    starts = {}
+
+    def wait_after_the_first_round(member, queries):
+        size = len(queries[0].tree.ids)
+        if size > starts.setdefault(member.name, size):
+            interrupted.wait(20)
+        return evaluate(member, queries)
 
     def interrupt(event):
-        events.append(event)
-        if len(events) == 1:  # the second Ctrl-C ends the program at once
+        if not interrupted.is_set():  # the second Ctrl-C ends the program at once
             signal.raise_signal(signal.SIGINT)
+            interrupted.set()
         return event
 
+    monkeypatch.setattr(FakeBackend, "evaluate", wait_after_the_first_round)
     change(interrupt)
     result = adafuse("generate", "Founder:", "--json")
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
