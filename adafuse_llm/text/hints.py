@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-MAX_HINT = 1_000
+MAX_HINT = 100
 """Maximum number of characters of a text."""
 
 MAX_HINTS = 16
