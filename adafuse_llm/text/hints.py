@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 MAX_HINT = 100
@@ -38,11 +39,10 @@ def hints(lark: str) -> list[bytes]:
     Args:
         lark: the grammar in llguidance's dialect of Lark.
     """
-    found = [
-        json.dumps(_match(json.loads(each)), ensure_ascii=False)[1:-1]
-        for each in _PATTERN.findall(lark)
-    ]
-    found += map(_match, _REGEX.findall(lark))
+    found = [*map(_match, _REGEX.findall(lark))]
+    for string in _PATTERN.findall(lark):
+        with suppress(ValueError):  # in a grammar that has no JSON schema
+            found.append(json.dumps(_match(json.loads(string)), ensure_ascii=False)[1:-1])
     texts = [each for each in dict.fromkeys(found) if each]
     return [each.encode(errors="ignore") for each in texts[:MAX_HINTS]]
 

@@ -153,6 +153,7 @@ CHAINS = {
         ({"json_schema": {"type": "string", "pattern": "e"}}, '"x', ' e"'),
         ({"json_schema": {"type": "string", "pattern": r"^.*\.pdf$"}}, '"x', ' .pdf"'),
         ({"json_schema": {"type": "string", "pattern": r'(\d{2}-){2}("|é+x)'}}, '"', ' 00-00-\\""'),
+        ({"grammar": 'start: /[a-z]{2}/  // "pattern": "\\d"'}, "", "aa"),
         ({"regex": r"[\s\S]*It is (a|[^\W\d]){3,}\."}, "So", "\nIt is aaa."),
         ({"json_schema": CHAINS}, "", '[{"a": null}, {"a": null}]'),
     ],
