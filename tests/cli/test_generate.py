@@ -77,7 +77,7 @@ def test_json_gives_each_round_then_the_generation(adafuse, fakes):
 
 def test_ctrl_c_ends_a_stream_with_the_text_so_far(adafuse, fakes, change, monkeypatch):
     interrupted, evaluate = threading.Event(), FakeBackend.evaluate
-    starts = {}
+    starts: dict[str, int] = {}
 
     def wait_after_the_first_round(member, queries):
         size = len(queries[0].tree.ids)
