@@ -144,7 +144,7 @@ def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
     try:
         pages = [page.extract_text() for page in pypdf.PdfReader(path).pages]
     except pypdf.errors.PyPdfError as error:
-        raise InvalidInputError(f"cannot read {path}: it is no readable PDF ({error})") from error
+        raise InvalidInputError(f"cannot read {path}: it is not a readable PDF ({error})") from error
     finally:
         log.setLevel(level)
     empty = [str(number) for number, page in enumerate(pages, start=1) if not page.strip()]

@@ -178,7 +178,7 @@ class ServerConfig(ServingConfig):
 
 
 def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
-    """Return the API keys of a file, one on each line beside comments (``#``), and of a variable.
+    """Return the API keys of a file, one on each line (``#`` begins a comment), and of a variable.
 
     Raises:
         OSError: the file cannot be read.

@@ -50,7 +50,7 @@ def test_passages_respect_the_bound_and_lose_no_text(tmp_path: Path, text: str) 
     ("name", "content", "message"),
     [
         ("a.doc", b"text", r"suffix must be one of \.md, .*got '\.doc'"),
-        ("a.pdf", b"%PDF", "no readable PDF"),
+        ("a.pdf", b"%PDF", "not a readable PDF"),
         ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
         ("a.md", b" \n\n ", "empty"),
     ],
@@ -84,7 +84,7 @@ def test_files_of_a_folder_that_cannot_be_read_are_skipped_with_a_message(
     (tmp_path / "broken.pdf").write_bytes(b"%PDF")
     said: list[str] = []
     assert read_documents([tmp_path], on_skip=said.append) == [Passage("a.md", "text")]
-    assert "broken.pdf: it is no readable PDF" in said[0]
+    assert "broken.pdf: it is not a readable PDF" in said[0]
     assert "latin.txt: it is not UTF-8 text" in said[1]
     assert len(said) == 2
 
