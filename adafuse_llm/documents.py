@@ -144,7 +144,8 @@ def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
     try:
         pages = [page.extract_text() for page in pypdf.PdfReader(path).pages]
     except pypdf.errors.PyPdfError as error:
-        raise InvalidInputError(f"cannot read {path}: it is not a readable PDF ({error})") from error
+        reason = f"it is not a readable PDF ({error})"
+        raise InvalidInputError(f"cannot read {path}: {reason}") from error
     finally:
         log.setLevel(level)
     empty = [str(number) for number, page in enumerate(pages, start=1) if not page.strip()]
