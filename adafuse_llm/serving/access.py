@@ -89,8 +89,6 @@ def middlewares(
         )
     chosen = [Middleware(AccessLog, prefix=config.root_path, count=count, counted=counted)]
     if hosts := [each.lower() for each in config.allowed_hosts]:
-        if any(each.startswith("[") for each in hosts):
-            hosts.append("[")  # what older versions of Starlette read of an IPv6 address
         chosen.append(Middleware(HostCheck, allowed_hosts=hosts, www_redirect=False))
     if config.cors_origins:
         chosen.append(
