@@ -143,7 +143,8 @@ def answered(
 
 def _ordered(logprobs: Mapping[int, float]) -> dict[int, float]:
     """Return log-probabilities by token id in descending order, the lower id first among equals."""
-    return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
+    order = sorted(sorted(logprobs), key=logprobs.__getitem__, reverse=True)
+    return {token: logprobs[token] for token in order}
 
 
 def _answered(
