@@ -150,7 +150,7 @@ def changes(node: Any) -> list[Change]:  # noqa: C901
             return [put("value", value + 1)]
         case ast.Constant(value=str() as value) if value.count(" ") < 2:  # else it is a wording
             return [put("value", value + "XX")]
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
             return [put("value", ast.Constant(None))]
         case ast.Break():
             return [put("__class__", ast.Continue)]

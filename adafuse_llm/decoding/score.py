@@ -119,7 +119,7 @@ class Pool:
                 candidate.exact.add(member)
         return self._by_key[self._key(texts[0], proposal.spans[0].ends)]
 
-    def suggest(self, text: str, *, ends: bool = False) -> PoolCandidate:
+    def suggest(self, text: str, *, ends: bool) -> PoolCandidate:
         """Return the candidate with this text. If the pool does not have it, add it first."""
         key = self._key(text, ends)
         if key not in self._by_key:

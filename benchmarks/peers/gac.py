@@ -147,7 +147,7 @@ class _Ordered:
         for token in self._tokens[start:end]:
             text = member.text(member.tree.child(member.tree.root, token))
             if token not in member.end_ids and not text.endswith(UNFINISHED):
-                pool.suggest(text)
+                pool.suggest(text, ends=False)
 
 
 def distribution(member: Member) -> NDArray[np.floating]:
