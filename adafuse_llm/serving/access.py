@@ -52,12 +52,12 @@ CLOSE: Final = {"Connection": "close"}
 class Call:
     """A request for the log and the metrics. Without an outcome, the status shows it."""
 
-    id: str = "-"
+    id: str
     started: float = field(default_factory=time.perf_counter)
     outcome: str | None = None
 
 
-CALL: Final = ContextVar("CALL", default=Call())  # noqa: B039  # nobody reads the default again
+CALL: Final[ContextVar[Call]] = ContextVar("CALL")
 """The request that the current task serves."""
 
 
@@ -89,7 +89,7 @@ def middlewares(
         )
     chosen = [Middleware(AccessLog, prefix=config.root_path, count=count, counted=counted)]
     if hosts := [each.lower() for each in config.allowed_hosts]:
-        chosen.append(Middleware(HostCheck, allowed_hosts=hosts, www_redirect=False))
+        chosen.append(Middleware(HostCheck, allowed_hosts=hosts))
     if config.cors_origins:
         chosen.append(
             Middleware(
@@ -127,7 +127,7 @@ class AccessLog:
         app = self.app
         if self._prefix and scope["path"] == self._prefix:
             app = RedirectResponse(f"{self._prefix}/")
-        elif self._prefix and scope["path"].startswith(f"{self._prefix}/"):
+        elif scope["path"].startswith(f"{self._prefix}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
         given = Headers(scope=scope).get("x-request-id", "")
         call = Call(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)

@@ -5,7 +5,7 @@ import hmac
 import logging
 import re
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import httpx
@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
@@ -59,6 +60,19 @@ def error(response: httpx.Response) -> dict[str, Any]:
     found = response.json()["error"]
     assert found.keys() == {"message", "type", "param", "code"}
     return found
+
+
+def test_an_application_starts_behind_the_middlewares() -> None:
+    starts = []
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        starts.append(True)
+        yield
+
+    chosen = middlewares(ServingConfig(allowed_hosts=LOCAL), ("key-1",))
+    with TestClient(Starlette(lifespan=lifespan, middleware=chosen)):
+        assert starts
 
 
 async def test_every_request_has_an_id_and_a_line_in_the_log(caplog) -> None:
@@ -223,6 +237,8 @@ async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so
     assert "access-control-allow-origin" not in other.headers
     assert refused.status_code == 401  # a page can read the error
     assert refused.headers["access-control-allow-origin"] == preflight["Origin"]
+    readable = refused.headers["access-control-expose-headers"].split(", ")
+    assert {"X-Request-ID", "Retry-After"} <= {*readable}
 
 
 @pytest.mark.parametrize("prefix", ["", "/a/llm"])
