@@ -81,8 +81,10 @@ async def test_every_request_has_an_id_and_a_line_in_the_log(caplog) -> None:
         headers = {"X-Request-ID": "job-17.a_b"}
         chosen = await http.post("/echo?token=hidden", content=b"prompt", headers=headers)
         made = await http.get("/echo%0Aline", headers={"X-Request-ID": "a b"})
+        unnamed = await http.get("/health")
     assert chosen.headers["x-request-id"] == chosen.json()["id"] == "job-17.a_b"
-    assert re.fullmatch("[0-9a-f]{32}", made.headers["x-request-id"])
+    for response in (made, unnamed):
+        assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
     first, second = caplog.messages
     start = "request=job-17.a_b client=127.0.0.1 method=POST path=/echo status=200 ms="
     assert first.startswith(start)
