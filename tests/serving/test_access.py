@@ -88,6 +88,7 @@ async def test_every_request_has_an_id_and_a_line_in_the_log(caplog) -> None:
     first, second = caplog.messages
     start = "request=job-17.a_b client=127.0.0.1 method=POST path=/echo status=200 ms="
     assert first.startswith(start)
+    assert float(first.removeprefix(start).split()[0]) < 60_000
     assert first.endswith(" outcome=ok")
     assert "path=/echo%0Aline status=404" in second
     assert second.endswith("outcome=refused")
@@ -183,6 +184,7 @@ async def test_a_request_needs_one_of_the_keys(given: dict[str, Any], expected: 
     assert response.status_code == expected
     if expected == 401:
         assert error(response)["code"] == "invalid_api_key"
+        assert ("no API key" in error(response)["message"]) == (not given)
         assert response.headers["www-authenticate"] == "Bearer"
         assert "x-request-id" in response.headers
 
