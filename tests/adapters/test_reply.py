@@ -222,6 +222,7 @@ def test_a_call_that_is_cut_off_is_invalid_and_whole_calls_before_it_stay(begun:
         assert "max_tokens" in warning
     (part,), _ = read(f"```json\n{ADD[:-3]}", reason="length")
     assert isinstance(part, InvalidToolCall)
+    assert part.is_cut
 
 
 @pytest.mark.parametrize("begun", ["<", "<tool_call"])
