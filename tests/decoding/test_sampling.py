@@ -69,8 +69,9 @@ def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
     ]
     options: dict[str, Any] = {"temperature": 1.0, "top_k": 60, "margin_threshold": 0.1}
     broken = 0
-    for chosen in (members, members[:1], members[1:]):
-        generation = check(chosen, PROMPTS[3], **options, seed=0, max_new_tokens=12, logprobs=True)
+    for chosen, seed, size in ((members, 0, 8), (members[:1], 0, 8), (members[1:], 16, 1)):
+        options |= {"seed": seed, "max_word_tokens": size}
+        generation = check(chosen, PROMPTS[3], **options, max_new_tokens=12, logprobs=True)
         broken += "\ufffd" in generation.text
     assert broken
 
