@@ -42,9 +42,6 @@ INSTEAD = {
 }
 """Keywords of other libraries that are no options here, and what to do instead."""
 
-SIMILARITY = 0.7
-"""Lowest similarity of a suggested option. With 0.6, ``stop`` would be suggested for ``top_p``."""
-
 
 class ModelKeywords(DecodeOptions, total=False):
     """The keyword arguments that the models of all frameworks have, for type checkers."""
@@ -125,4 +122,5 @@ def _advice(keyword: str, extra: Iterable[str]) -> str:
     if keyword in SETTINGS:
         return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
     names = (*AdaFuseConfig.model_fields, *ALIASES, *extra)
-    return advice(keyword, names, limit=3, similarity=SIMILARITY)
+    # with less, `branching_factor` is suggested for ``reasoning_effort``
+    return advice(keyword, names, limit=3, similarity=0.7)

@@ -108,7 +108,7 @@ def _show_answer(question: str, display: Display, events: Iterator[StreamEvent])
     if console.is_terminal:
         console.print(Text(printable(question), "bold"))
         console.print(display.legend(), "", sep="\n")
-    generation = show_stream(display, events, "reading the passages")
+    generation = show_stream(display, events)
     console.print()
     return generation
 
