@@ -131,7 +131,7 @@ class Reply(ABC, Generic[C]):
 
 
 class Call(Generic[C]):
-    """One call of a model with overrides. It begins when it is created.
+    """One call of a model with overrides.
 
     Attributes:
         not_enforced: why the form is not enforced although it should be; "" if it is.
