@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import takewhile
 from threading import Event
 from typing import Any
 
@@ -89,7 +90,8 @@ def run(setup: Setup, flags: Namespace) -> int:
             task = progress.add_task("answers", total=len(lines), completed=len(answered))
             stack.callback(cancel.set)  # if this thread fails, the lines that run end at once
             answer = partial(_answer, engine, form, chat=chat, rounds=rounds, cancel=cancel)
-            records = filter(None, in_order(answer, todo, setup.file.runtime.max_requests))
+            running = takewhile(lambda _line: not cancel.is_set(), todo)
+            records = filter(None, in_order(answer, running, setup.file.runtime.max_requests))
             for record in records:
                 results.append(record)
                 answered[record["line"]] = record.get("error")
@@ -144,8 +146,6 @@ def _answer(
 
     `form` is the prompt of a question, with ``{question}``.
     """
-    if cancel.is_set():
-        return None
     record: dict[str, Any] = {
         "line": line.number,
         "question": line.question,

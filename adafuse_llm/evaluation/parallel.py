@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+AHEAD = 2
+"""Number of items per worker that are submitted before `in_order` waits for the oldest result. With
+more than one, all workers stay busy during a slow item. With a small number, few results are lost
+if the run is interrupted."""
 
 
 def in_order(
@@ -15,8 +21,17 @@ def in_order(
 ) -> Iterator[Result]:
     """Call a function for every item in `workers` threads. Yield the results in item order.
 
-    The engine decodes the requests of all threads in common forward passes. When the caller stops,
-    calls that have not begun are dropped.
+    The engine decodes the requests of all threads in common forward passes.
     """
+    waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="adafuse") as pool:
-        yield from pool.map(function, items)
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= AHEAD * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
