@@ -232,7 +232,7 @@ class Generation(_Result):
         return split_reasoning(self.text, self.reply_prefix)[1]
 
     def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:
-        """Write one self-contained HTML page with the text, every round and charts.
+        """Write one self-contained HTML page with the text, every round and the cost.
 
         Args:
             path: the file to write.

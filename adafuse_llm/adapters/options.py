@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
@@ -11,6 +11,12 @@ from adafuse_llm.calibration import Calibration
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions, advice
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.loading.specs import SETTINGS
+
+if TYPE_CHECKING:
+    import torch
+
+    from adafuse_llm.adapters.reply_form import Enforce
+    from adafuse_llm.config import RuntimeConfig
 
 ALIASES = {
     "max_tokens": "max_new_tokens",
@@ -36,8 +42,22 @@ INSTEAD = {
 }
 """Keywords of other libraries that are no options here, and what to do instead."""
 
-SIMILARITY = 0.7
-"""Lowest similarity of a suggested option. With 0.6, ``stop`` would be suggested for ``top_p``."""
+
+class ModelKeywords(DecodeOptions, total=False):
+    """The keyword arguments that the models of all frameworks have, for type checkers."""
+
+    dtype: str | torch.dtype
+    device_map: str | None
+    revision: str | None
+    trust_remote_code: bool
+    runtime: RuntimeConfig | None
+    strategy: str
+    enforce: Enforce
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    num_predict: int | None
+    num_return_sequences: int | None
+    stop_sequences: str | Sequence[str] | None
 
 
 if TYPE_CHECKING:  # type checkers cannot read fields that are derived
@@ -102,4 +122,5 @@ def _advice(keyword: str, extra: Iterable[str]) -> str:
     if keyword in SETTINGS:
         return f" It is a setting of a member: members=[{{'path': ..., {keyword!r}: ...}}]."
     names = (*AdaFuseConfig.model_fields, *ALIASES, *extra)
-    return advice(keyword, names, limit=3, similarity=SIMILARITY)
+    # with less, `branching_factor` is suggested for ``reasoning_effort``
+    return advice(keyword, names, limit=3, similarity=0.7)

@@ -75,7 +75,7 @@ class InvalidToolCall:
     """A malformed or unfinished call.
 
     Attributes:
-        name: the name of the tool, if the call has one.
+        name: the name of the tool, if the call is JSON and has one.
         text: everything after the opening marker up to the closing one, or what the members wrote
             of it.
         error: why the call is invalid.
@@ -138,8 +138,8 @@ class ReplyReader:
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
-        completes: whether to show text with which the engine completed a reply that was cut off.
-        as_text: whether malformed calls are text, and nothing is left of a call that was cut off.
+        as_text: whether the text has malformed calls, except one that was cut off, and what the
+            engine added to complete it. Otherwise, it has only what the members wrote as text.
     """
 
     def __init__(
@@ -147,12 +147,10 @@ class ReplyReader:
         tools: Sequence[Tool] = (),
         *,
         parallel: bool = True,
-        completes: bool = True,
-        as_text: bool = False,
+        as_text: bool = True,
     ) -> None:
         self._tools = tools
         self._parallel = parallel
-        self._completes = completes
         self._as_text = as_text
         self._kind: type[Text | Reasoning | ToolCall] | None = None  # None before the first text
         self._buffer = ""  # text of this kind that may contain the beginning of a marker
@@ -182,7 +180,7 @@ class ReplyReader:
         head = begun.lstrip()[: len(REASONING_OPENS)]
         may_reason = self._may_reason and REASONING_OPENS.startswith(head)
         if self._kind is Text and not (self._tools or may_reason):
-            parts: list[Part] = [Text(begun + (closing if self._completes else ""))]
+            parts: list[Part] = [Text(begun + (closing if self._as_text else ""))]
             self._buffer, self._may_reason = "", False
         else:
             parts = self._split(text)
@@ -233,7 +231,7 @@ class ReplyReader:
         parts = [*self._split(closing), *self._ended("")]
         texts: list[Part] = [part for part in parts if isinstance(part, (Text, Reasoning))]
         cut_call = [_unclosed(begun, cut)] if len(texts) < len(parts) else []
-        return [*cut_call, *(texts if self._completes else ())]
+        return [*cut_call, *(texts if self._as_text else ())]
 
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
         """Return the position and text of the first marker in the buffer that takes effect.
@@ -320,7 +318,7 @@ class ReplyReader:
         """Return what is wrong with the whole reply and its calls."""
         warnings = []
         if closing and self._text.strip() and not self._calls:
-            added = f", and the engine added {closing!r:.100}" if self._completes else ""
+            added = f", and the engine added {closing!r:.100}" if self._as_text else ""
             warnings.append(f"the reply is not whole: {cut}{added}")
         if not (self._text.strip() or self._calls):
             warnings.append(": ".join(["the reply is empty", *filter(None, [cut])]))
@@ -390,16 +388,7 @@ def _unclosed(text: str, cut: str) -> Call:
     if isinstance(call, ToolCall):
         return call
     error = cut or f"it is not closed by {CALL_CLOSES}"
-    return InvalidToolCall(_name_in(text), text, error, is_cut=bool(cut), is_closed=False)
-
-
-def _name_in(text: str) -> str | None:
-    """Return the name in a call that is not whole, if it is there."""
-    try:
-        name = read_json(text.partition(', "arguments": ')[0] + "}")["name"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return name if isinstance(name, str) else None
+    return InvalidToolCall(None, text, error, is_cut=bool(cut), is_closed=False)
 
 
 def _read_call(text: str) -> Call:

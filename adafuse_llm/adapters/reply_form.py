@@ -94,7 +94,6 @@ class ReplyForm:
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,
-            completes=as_text,
             as_text=as_text,
         )
 

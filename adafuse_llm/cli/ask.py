@@ -44,10 +44,8 @@ def ask(setup: Setup, flags: Namespace) -> int:
     question: str = flags.question
     retriever = search_in(flags.docs or [handbook_path()])
     sources = retriever.search(question, k=flags.passages)
-    handbook = handbook_path().resolve()
-    familiar = all(path.resolve().is_relative_to(handbook) for path in flags.docs)
-    if setup.is_embedded and not familiar:
-        tell(f"warning: {EMBEDDED}")
+    if setup.is_embedded:
+        tell(EMBEDDED)
     messages = question_messages(question, sources)
     started = time.perf_counter()
     with setup.load() as engine, cancel_on_interrupt() as cancel:
@@ -87,8 +85,6 @@ def ask(setup: Setup, flags: Namespace) -> int:
         print_json(answer)
     else:
         console.print(display.summary(generation, seconds))
-        if setup.is_embedded and familiar:
-            console.print(Text(EMBEDDED, "dim"))
     if cancel.is_set():
         tell(STOPPED)
         return INTERRUPTED
@@ -112,7 +108,7 @@ def _show_answer(question: str, display: Display, events: Iterator[StreamEvent])
     if console.is_terminal:
         console.print(Text(printable(question), "bold"))
         console.print(display.legend(), "", sep="\n")
-    generation = show_stream(display, events, "reading the passages")
+    generation = show_stream(display, events)
     console.print()
     return generation
 

@@ -27,7 +27,7 @@ COMMANDS: Final = {
 }
 """Commands of the conversation, with what they do."""
 
-HINT = "A \\ at the end of a line continues it on the next one. Ctrl-C stops an answer. /help"
+HINT = "Ctrl-C stops an answer. /help"
 
 
 def add_flags(parser: Parser) -> None:
@@ -57,35 +57,26 @@ def chat(setup: Setup, flags: Namespace) -> int:
 
 def _lines(greet: Callable[[], None]) -> Iterator[str]:
     """Yield what the user enters, without the line breaks at the ends."""
-    prompts = ("", "")
+    prompt = ""
     if sys.stdin.isatty():
-        prompts = ("> ", "  ")
+        prompt = "> "
         with suppress(ImportError):
             import readline  # lets `input` edit lines and recall earlier ones
 
             readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one input
         greet()
-    begun: list[str] = []
     while True:
         try:
-            line = input(prompts[bool(begun)])
+            line = input(prompt)
         except EOFError:
-            if begun:
-                yield "\n".join(begun)
             return
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
-            begun = []  # drops what was entered
-            sys.stdout.write("\n")
+            sys.stdout.write("\n")  # the line is dropped
             continue
-        begun.append(line.removesuffix("\\"))
-        if line.endswith("\\"):
-            continue
-        entered = "\n".join(begun)
-        begun = []
-        if entered.strip():
-            yield entered
+        if line.strip():
+            yield line
 
 
 class _Conversation:

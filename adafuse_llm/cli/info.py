@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,7 +25,6 @@ from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
 from adafuse_llm.report.styles import printable
-from adafuse_llm.strategies.registry import UNEVEN
 from adafuse_llm.text.exactness import change_of
 from adafuse_llm.text.prompt_warnings import mixed_templates
 
@@ -50,7 +49,7 @@ SMALL_WINDOW: Final = 512
 class Finding(NamedTuple):
     """A finding about a member, or several joined by ``+``. With a problem, it cannot work."""
 
-    level: Literal["problem", "warning", "note"]
+    level: Literal["problem", "warning"]
     member: str
     text: str
 
@@ -76,7 +75,6 @@ def info(setup: Setup, flags: Namespace) -> int:
         findings += found
     if mixture := mixed_templates({fact["member"]: fact["chat_template"] for fact in facts}):
         findings.append(Finding("warning", "+".join(fact["member"] for fact in facts), mixture))
-    findings += _uneven({fact["member"]: fact.get("parameters") for fact in facts})
     together = not any(finding.level == "problem" for finding in findings)
     if flags.json:
         report = {
@@ -197,23 +195,6 @@ def _examined(engine: AdaFuseEngine) -> Iterator[Finding]:
         codec.encode_messages([{"role": role, "content": text} for role, text in turns])
     except AdaFuseError as error:
         yield Finding("problem", backend.name, one_line(str(error)))
-
-
-def _uneven(parameters: Mapping[str, int | None]) -> list[Finding]:
-    """Return a note if members are so uneven that the default strategy weighs them by size."""
-    known = {member: number for member, number in parameters.items() if number}
-    if not known or len(known) < len(parameters):
-        return []
-    large, small = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
-    times = known[large] / known[small]
-    if times < UNEVEN:
-        return []
-    text = (
-        f"{large} has {times:.1f} times as many parameters, so the default strategy is mixture, "
-        f"which weighs members by their size. {small} changes little then; whether it helps at "
-        "all, adafuse tune finds out"
-    )
-    return [Finding("note", small, text)]
 
 
 def _print(facts: Sequence[dict[str, Any]], findings: Sequence[Finding], verdict: str) -> None:

@@ -15,10 +15,11 @@ from types import FrameType
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.text import Text
 
 from adafuse_llm import Generation, StreamEvent
-from adafuse_llm.report.styles import printable
-from adafuse_llm.report.terminal import Display, Growing
+from adafuse_llm.report.styles import printable, reasoning_length
+from adafuse_llm.report.terminal import Display
 
 CONTROLS = re.compile(r"[\x7f-\x9f]")
 """Control characters that JSON does not require to be escaped. They could control a terminal."""
@@ -47,17 +48,21 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def show_stream(
-    display: Display, events: Iterator[StreamEvent], spinner: str = "reading the prompt"
-) -> Generation:
+def show_stream(display: Display, events: Iterator[StreamEvent]) -> Generation:
     """Print a response as it grows, in the colors of the members, and return it."""
-    growing = Growing(display)
+    text = ""
 
     def show(event: StreamEvent) -> None:
-        display.console.print(growing.add(event), end="", soft_wrap=True)
+        nonlocal text
+        start, text = len(text), text + event.text
+        shown = Text(printable(event.text))
+        if event.round is not None:
+            reasoning = reasoning_length(text, event.reply_prefix)
+            shown = display.span(event.text, event.round, max(0, reasoning - start))
+        display.console.print(shown, end="", soft_wrap=True)
 
     try:
-        return last(events, show, spinner)
+        return last(events, show)
     finally:
         display.console.print()
 
@@ -65,14 +70,13 @@ def show_stream(
 def last(
     events: Iterator[StreamEvent],
     show: Callable[[StreamEvent], object] = lambda _event: None,
-    spinner: str = "reading the prompt",
 ) -> Generation:
     """Read a stream to its end, show each event, and return the generation.
 
-    Until the first event, a terminal shows a spinner with this text.
+    Until the first event, a terminal shows a spinner.
     """
     generation = None
-    with stderr_console().status(spinner) as status:
+    with stderr_console().status("reading the prompt") as status:
         for event in events:
             status.stop()
             show(event)

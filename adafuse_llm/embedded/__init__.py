@@ -5,8 +5,7 @@ They are for experiments, tests and cookbooks. ``MODEL_CARD.md`` describes what 
     member_paths()        folders of the three members, in standard Hugging Face format
     handbook_path()       folder of Markdown documents about a generated town
     handbook_questions()  questions about the handbook, with their answers
-    heldout_questions()   questions with passages that are not in the training data: of six skills,
-                          or with long answers
+    heldout_questions()   questions of six skills, with passages, that are not in the training data
     final_answer(text)    the answer in a member's reply
 
 Importing this package loads neither torch nor transformers.
@@ -18,15 +17,13 @@ import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 from adafuse_llm.documents import Passage
-from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.errors import InvalidInputError
 
 __all__ = [
-    "HELDOUT_KINDS",
     "HandbookQuestion",
-    "HeldoutKind",
     "HeldoutQuestion",
     "final_answer",
     "handbook_path",
@@ -37,21 +34,6 @@ __all__ = [
 
 _HERE: Final = Path(__file__).parent
 MEMBERS: Final = ("wren", "heron", "finch")
-HELDOUT: Final = _HERE / "heldout.jsonl.gz"
-HELDOUT_LONG: Final = _HERE / "heldout_long.jsonl.gz"
-"""Files of the held-out questions."""
-
-HeldoutKind = Literal["facts", "parts", "summary", "reasoning", "plain"]
-"""Kinds of held-out questions.
-
-    facts      questions about one fact, and word problems of one or two steps
-    parts      questions of two to four parts, answered in a sentence for each part
-    summary    requests for everything that the passages say about a subject
-    reasoning  word problems of three to five steps
-    plain      questions of all these kinds, to be asked without a chat template
-"""
-
-HELDOUT_KINDS: Final[tuple[HeldoutKind, ...]] = get_args(HeldoutKind)
 
 
 @dataclass(frozen=True)
@@ -71,9 +53,8 @@ class HandbookQuestion:
 class HeldoutQuestion:
     """A question that is not in the members' training data.
 
-    ``skill`` is the skill that the question needs, or the kind of a question with a long answer.
-    ``passages`` hold the answer. Questions that need no passages, such as those in arithmetic, have
-    none.
+    ``skill`` is the skill that the question needs. ``passages`` hold the answer. Questions that
+    need no passages, such as those in arithmetic, have none.
     """
 
     question: str
@@ -98,37 +79,29 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
     return tuple(HandbookQuestion(**json.loads(line)) for line in text.splitlines() if line)
 
 
-def heldout_questions(
-    limit: int | None = None, kind: HeldoutKind = "facts"
-) -> tuple[HeldoutQuestion, ...]:
-    """Return the held-out questions of a kind. In ``facts`` and ``plain``, the skills take turns.
+def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
+    """Return the held-out questions, of which the skills take turns.
 
-    The names, values and problems in them do not occur in the members' training data.
+    They ask for one fact, or are word problems of one or two steps. The names, values and problems
+    in them do not occur in the members' training data.
 
     Args:
         limit: number of questions to return, starting with the first. None for all.
-        kind: the kind of the questions.
 
     Raises:
-        InvalidInputError: `limit` is not positive, or higher than the number of questions; or there
-            is no such kind.
+        InvalidInputError: `limit` is not positive, or higher than the number of questions.
     """
-    if kind not in HELDOUT_KINDS:
-        raise InvalidInputError(
-            f"there are no held-out questions of the kind {kind!r}.{nearest(kind, HELDOUT_KINDS)} "
-            f"Kinds: {', '.join(HELDOUT_KINDS)}."
-        )
-    file = HELDOUT if kind == "facts" else HELDOUT_LONG
-    found = map(json.loads, gzip.decompress(file.read_bytes()).decode("utf-8").splitlines())
-    lines = [line for line in found if line.pop("kind", "facts") == kind]
+    file = _HERE / "heldout.jsonl.gz"
+    lines = gzip.decompress(file.read_bytes()).decode("utf-8").splitlines()
     if limit is not None and not 1 <= limit <= len(lines):
         raise InvalidInputError(
-            f"the package has {len(lines)} held-out questions of the kind {kind!r}; got a limit of "
-            f"{limit}. Use a limit from 1 to {len(lines)}."
+            f"the package has {len(lines)} held-out questions; got a limit of {limit}. Use a limit "
+            f"from 1 to {len(lines)}."
         )
-    for line in lines[:limit]:
-        line["passages"] = tuple(Passage(**passage) for passage in line["passages"])
-    return tuple(HeldoutQuestion(**line) for line in lines[:limit])
+    questions = [json.loads(line) for line in lines[:limit]]
+    for each in questions:
+        each["passages"] = tuple(Passage(**passage) for passage in each["passages"])
+    return tuple(HeldoutQuestion(**each) for each in questions)
 
 
 def final_answer(text: str) -> str:

@@ -108,10 +108,10 @@ def _is_text(label: object) -> bool:
     return isinstance(label, str) and bool(label.strip())
 
 
-def embedded_questions(limit: int | None = 300) -> list[Question]:
-    """Return the first held-out questions for the embedded members, or all if `limit` is None."""
+def embedded_questions() -> list[Question]:
+    """Return 300 held-out questions for the embedded members."""
     questions = []
-    for number, each in enumerate(heldout_questions(limit), start=1):
+    for number, each in enumerate(heldout_questions(300), start=1):
         messages = question_messages(each.question, each.passages)
         text = messages[0]["content"]
         questions.append(Question(number, text, {"messages": messages}, (each.answer,)))

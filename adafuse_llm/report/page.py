@@ -36,7 +36,7 @@ from adafuse_llm.report.styles import (
     responses,
     shared,
 )
-from adafuse_llm.results import Generation, Round
+from adafuse_llm.results import Generation
 from adafuse_llm.summary import Summary, choice_probabilities
 
 HERE = Path(__file__).parent
@@ -47,9 +47,6 @@ STROKES = ("solid", "dashed", "dotted", "double")
 
 STROKES_OF_SHARED = {AGREED: "double", CHOSEN: "solid", FORCED: "dotted"}
 """Line styles below spans that belong to no single member. These lines have no color."""
-
-OPTIONS = 20
-"""Maximum number of options in the chart of probabilities."""
 
 
 @cache
@@ -116,7 +113,7 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
         spans=_spans(generation, members),
         reasons=bool(generation.reasoning),
         shared=_legend(generation, members),
-        options=_options(generation.rounds),
+        chooses=any(choice_probabilities(decided) for decided in generation.rounds),
         meaning=meaning(generation.strategy, generation.rounds),
         summary=" · ".join(
             [
@@ -222,17 +219,6 @@ def _legend(generation: Generation, members: Sequence[Shown]) -> list[dict[str, 
         for each, stroke in STROKES_OF_SHARED.items()
         if each in found or (each is AGREED and len(members) > 1 and CHOSEN not in found)
     ]
-
-
-def _options(rounds: Sequence[Round]) -> dict[str, Any] | None:
-    """Return a chart of the probabilities of given texts, or None if no round chose among them."""
-    for decided in rounds:
-        if (probabilities := choice_probabilities(decided)) is not None:
-            found = ranked(decided)
-            best = [(each.text, probabilities[index]) for index, each in found[:OPTIONS]]
-            rows = [(text, round(100 * share, 2), percent(share)) for text, share in best]
-            return {"rows": rows, "hidden": len(found) - len(best)}
-    return None
 
 
 def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:

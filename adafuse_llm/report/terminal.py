@@ -12,7 +12,7 @@ from rich.text import Text
 
 from adafuse_llm.report import styles
 from adafuse_llm.report.styles import AGREED, FORCED, Shared, printable
-from adafuse_llm.results import Candidate, Generation, Round, StreamEvent
+from adafuse_llm.results import Candidate, Generation, Round
 from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous
 
 TYPES = ("", "underline", "italic", "bold", "", "")
@@ -195,23 +195,6 @@ class Display:
             *styles.facts(generation),
         ]
         return Text(printable(" · ".join(parts)), "dim")
-
-
-class Growing:
-    """The spans of a response that grows, in the styles of their owners."""
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._text = ""
-
-    def add(self, event: StreamEvent) -> Text:
-        """Return the text of the next event for display."""
-        start = len(self._text)
-        self._text += event.text
-        if event.round is None:
-            return Text(printable(event.text))
-        reasoning = styles.reasoning_length(self._text, event.reply_prefix)
-        return self._display.span(event.text, event.round, max(0, reasoning - start))
 
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:

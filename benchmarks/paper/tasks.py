@@ -23,19 +23,14 @@ from typing import Any
 from typing_extensions import Self
 
 from adafuse_llm.documents import question_messages
-from adafuse_llm.embedded import (
-    HELDOUT_KINDS,
-    HeldoutKind,
-    HeldoutQuestion,
-    final_answer,
-    heldout_questions,
-)
+from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_questions
 from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_text
 from adafuse_llm.evaluation.metrics import final_number, first_line
 from adafuse_llm.evaluation.tuning import read_questions
+from benchmarks.heldout import KINDS, long_questions
 
-LONG_TASKS = tuple(f"embedded_{kind}" for kind in HELDOUT_KINDS if kind != "facts")
+LONG_TASKS = tuple(f"embedded_{kind}" for kind in KINDS)
 """Tasks of the suite ``long``."""
 
 
@@ -84,7 +79,8 @@ class Task:
         read: function that extracts the answer from the text of a response.
         header: default text before every question.
         form: template of a question, with ``{question}``, for a header without examples.
-        kind: the kind of held-out questions. None if the questions come from a file.
+        kind: the kind of held-out questions, one of `benchmarks.heldout.KINDS` or "facts". None if
+            the questions come from a file.
     """
 
     name: str
@@ -93,7 +89,7 @@ class Task:
     read: Callable[[str], str]
     header: str = ""
     form: str = field(default=QUESTION_FORM)
-    kind: HeldoutKind | None = None
+    kind: str | None = None
 
     def questions(self, data: Path | None, *, chat: bool = False) -> list[Question]:
         """Return all questions of the task.
@@ -107,9 +103,10 @@ class Task:
             InvalidInputError: the data are missing or malformed.
         """
         if self.kind is not None:
+            asked = heldout_questions() if self.kind == "facts" else long_questions(self.kind)
             return [
                 Question.from_heldout(number, each, plain=self.kind == "plain")
-                for number, each in enumerate(heldout_questions(None, self.kind), start=1)
+                for number, each in enumerate(asked, start=1)
             ]
         if data is None or not (data / f"{self.name}.jsonl").is_file():
             raise InvalidInputError(f"it needs {self.name}.jsonl in the folder of --data")
@@ -156,7 +153,7 @@ def _short_answers(name: str) -> Task:
     return Task(name, metrics, {"stop": _STOP, "max_new_tokens": 32}, first_line)
 
 
-_LONG: Mapping[HeldoutKind, tuple[str, ...]] = {
+_LONG: Mapping[str, tuple[str, ...]] = {
     "parts": ("sentences", "verbatim", "sentence_f1"),
     "summary": ("sentence_f1", "sentences", "verbatim"),
     "reasoning": ("number", "sentences", "verbatim"),

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.documents import question_messages
-from adafuse_llm.embedded import heldout_questions, member_paths
+from adafuse_llm.embedded import member_paths
+from benchmarks.heldout import long_questions
 from benchmarks.real.members import ALL, real_files, real_folders
 
 Chat = Sequence[Any]
@@ -98,7 +99,7 @@ class Suite:
 def embedded() -> Suite:
     """Return the embedded members with held-out questions that have long answers."""
     folders = {path.name: path for path in member_paths()}
-    cases = heldout_questions(4, kind="summary")
+    cases = long_questions("summary")[:4]
     return Suite(
         (tuple(folders),),
         tuple(question_messages(case.question, case.passages) for case in cases),

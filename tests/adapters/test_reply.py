@@ -39,7 +39,7 @@ def read(
     *pieces: str, reason: str = "stop", closing: str = "", tools: Any = TOOLS, **options: Any
 ) -> tuple[list[Any], list[str]]:
     """All parts of a reply, with neighbours of one kind joined, and its warnings."""
-    reader = ReplyReader(tools, **options)
+    reader = ReplyReader(tools, **{"as_text": False, **options})
     deltas = [reader.add(piece) for piece in pieces]
     deltas.append(reader.add(closing, end=SimpleNamespace(finish_reason=reason, closing=closing)))
     parts: list[Any] = []
@@ -254,18 +254,19 @@ def test_the_text_that_completes_a_reply_completes_its_text_but_no_call(
     own: str, closing: str, kinds: list[type], content: str
 ) -> None:
     end = SimpleNamespace(finish_reason="length", closing=closing)
-    delta = ReplyReader(TOOLS).add(own + closing, "", end)
+    whole = ReplyReader(TOOLS).add(own + closing, "", end)
+    delta = ReplyReader(TOOLS, as_text=False).add(own + closing, "", end)
+    assert (whole.content, delta.content) == (content, content.removesuffix(closing))
     assert [type(call) for call in delta.calls] == kinds
-    assert delta.content == content
+    assert whole.calls == [call for call in delta.calls if isinstance(call, ToolCall)]
     for call in delta.calls:
         if isinstance(call, InvalidToolCall):
             assert "max_tokens" in call.error
             assert call.text in own
-    assert bool(delta.warnings) == (kinds[-1:] == [InvalidToolCall] or not kinds)
-    own_text = ReplyReader(TOOLS, completes=False).add(own + closing, "", end)
-    assert own_text.content == content.removesuffix(closing)
-    for completes, shown in ((True, "[1]"), (False, "[1")):
-        parts, _ = read("[1", reason="length", closing="]", tools=(), completes=completes)
+    warned = kinds[-1:] == [InvalidToolCall] or not kinds
+    assert bool(whole.warnings) == bool(delta.warnings) == warned
+    for as_text, shown in ((True, "[1]"), (False, "[1")):
+        parts, _ = read("[1", reason="length", closing="]", tools=(), as_text=as_text)
         assert parts == [Text(shown)]
 
 

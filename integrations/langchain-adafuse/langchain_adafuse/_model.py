@@ -17,15 +17,13 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
-from adafuse_llm.adapters.reply_form import Enforce
-from adafuse_llm.config import CONSTRAINTS, DecodeOptions, Options, explain
+from adafuse_llm.adapters.options import ALIASES, ModelKeywords, OptionFields, check_option_names
+from adafuse_llm.config import CONSTRAINTS, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.registry import AUTO
 from langchain_adafuse._calls import Call, RoundDetail
 
 if TYPE_CHECKING:
-    import torch
     from langchain_core.caches import BaseCache
     from langchain_core.callbacks import Callbacks
     from langchain_core.language_models.model_profile import ModelProfile
@@ -51,28 +49,16 @@ IGNORED = ("api_key", "max_retries", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
 
 
-class ModelFields(DecodeOptions, total=False):
+class ModelFields(ModelKeywords, total=False):
     """The keyword arguments of `AdaFuseLLM` and `ChatAdaFuse`, for type checkers."""
 
     members: Members
     engine: Engine | None
-    dtype: str | torch.dtype
-    device_map: str | None
-    revision: str | None
-    trust_remote_code: bool
-    runtime: RuntimeConfig | None
-    strategy: str
     model: str | list[str] | None
-    max_tokens: int | None
-    max_completion_tokens: int | None
-    num_predict: int | None
-    num_return_sequences: int | None
-    stop_sequences: str | Sequence[str] | None
     timeout: float | None
     max_retries: int | None
     streaming: bool | None
     round_detail: RoundDetail
-    enforce: Enforce  # of `ChatAdaFuse` only
     api_key: object
     stream: object
     name: str | None

@@ -82,12 +82,9 @@ async def test_the_end_of_a_stream_has_the_metadata_of_a_call(engine):
     merged: Any = reduce(add, [*chunks, last])
     assert (merged.content, merged.usage_metadata) == (called.content, called.usage_metadata)
     metadata, other = last.response_metadata, called.response_metadata
-    differing = {key for key in metadata if key.endswith("_duration")} | {"adafuse_summary"}
-    assert {key for key in metadata if metadata[key] != other[key]} <= differing
+    assert {key for key in metadata if metadata[key] != other[key]} <= {"adafuse_summary"}
     assert metadata.keys() == other.keys()
     assert (metadata["model_provider"], metadata["finish_reason"]) == ("adafuse", "length")
     assert set(metadata["usage_by_member"]) == {"ink", "quill"}
     assert list(metadata["token_usage"].values()) == [*(called.usage_metadata or {}).values()][:3]
-    parts = [metadata[f"{each}_duration"] for each in ("load", "prompt_eval", "eval")]
-    assert metadata["total_duration"] == sum(parts) > max(parts) > 0
     assert json.loads(json.dumps(metadata, allow_nan=False)) == metadata

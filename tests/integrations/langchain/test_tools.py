@@ -132,7 +132,8 @@ def test_a_tool_is_not_called_with_what_the_limit_cuts(enforce):
         [*agent.stream(said, stream_mode=["messages", "values"])][-1][1]["messages"][-1],
     ):
         (cut,) = message.invalid_tool_calls
-        assert (message.tool_calls, cut["name"]) == ([], "save_note")
+        assert not message.tool_calls
+        assert "save_note" in cut["args"]
         assert message.response_metadata["finish_reason"] == "length"
         assert "max_tokens" in str(message.response_metadata["adafuse_warnings"])
     assert not saved

@@ -1,6 +1,5 @@
 """Eight entry points, one decode: the same text, counted once, whatever members read."""
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from llama_index.core.base.llms.types import (
     ChatMessage,
-    CitableBlock,
     DocumentBlock,
     ImageBlock,
     TextBlock,
@@ -170,41 +168,25 @@ async def test_a_completion_is_a_chat_with_one_user_message():
     assert "User: Is it?\n\nAssistant:" in await read(CHATML, None)
 
 
-@pytest.mark.quick
-def test_text_in_documents_is_read(tmp_path):
-    (tmp_path / "ferry.md").write_text("The ferry costs 3 crowns, dökk.", encoding="utf-8")
-    content: list[Any] = [TextBlock(text="North."), DocumentBlock(data=b"It has a mill.")]
-    documents = [
-        CitableBlock(title="Orrin", source="orrin.md", content=content),
-        DocumentBlock(path=str(tmp_path / "ferry.md"), title="Ferry"),
-        DocumentBlock(data=io.BytesIO(b'{"open": true}'), document_mimetype="application/json"),
-        DocumentBlock(url="data:text/html;base64,PHA+VmVsbDwvcD4="),
-    ]
-    asked = ChatMessage(blocks=[*documents, TextBlock(text="Where?")])
-    prompt = prompt_of_chat(asked, query_wrapper_prompt="<{query_str}>")
-    assert (
-        "user\nTitle: Orrin\nSource: orrin.md\nNorth.\nIt has a mill.\n"
-        'Title: Ferry\nThe ferry costs 3 crowns, dökk.\n{"open": true}\n<p>Vell</p>\n<Where?>'
-    ) in prompt
-
-
 def test_what_is_not_text_is_refused_from_users_and_left_out_of_results(engine, caplog):
     llm = AdaFuseLLM(engine=engine)
-    picture, pdf = ImageBlock(image=b"AAAA"), DocumentBlock(data=b"%PDF-1.4\n%\xe2\xe3\xcf")
-    others = [DocumentBlock(url="https://example.com/a.txt"), DocumentBlock(data=b"a\0b")]
-    found = CitableBlock(title="Map", source="a.md", content=[TextBlock(text="North."), picture])
-    for block in (picture, pdf, *others, found):
+    picture, document = ImageBlock(image=b"AAAA"), DocumentBlock(data=b"North.")
+    for block in (picture, document):
         with pytest.raises(InvalidInputError, match=r"message 1 contains (Image|Document)Block"):
             llm.chat([ChatMessage("?"), ChatMessage(blocks=[block])])
     calls = [ToolCallBlock(tool_call_id=n, tool_name="look", tool_kwargs={}) for n in "12"]
     history = [
         ChatMessage("Where?"),
         ChatMessage(role="assistant", blocks=[picture, TextBlock(text="I look."), *calls]),
-        ChatMessage(role="tool", blocks=[found, pdf], additional_kwargs={"tool_call_id": "1"}),
+        ChatMessage(
+            role="tool",
+            blocks=[TextBlock(text="North."), document],
+            additional_kwargs={"tool_call_id": "1"},
+        ),
         ChatMessage(role="tool", blocks=[picture], additional_kwargs={"tool_call_id": "2"}),
     ]
     prompt = prompt_of_chat(*history)
-    for text in (r"Title: Map\nSource: a.md\nNorth.", "I look.", "(ImageBlock left out)"):
+    for text in ("North.", "I look.", "(ImageBlock left out)"):
         assert text in prompt
     (warning,) = caplog.messages
     assert "DocumentBlock, ImageBlock" in warning

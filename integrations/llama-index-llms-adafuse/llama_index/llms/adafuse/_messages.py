@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
-    CitableBlock,
-    DocumentBlock,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
@@ -20,9 +18,6 @@ from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Turn
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
-
-_UNTITLED = "input_document"
-"""The title that LlamaIndex gives to a document without one."""
 
 
 def to_turns(messages: Sequence[ChatMessage], warn: Callable[[str], None]) -> list[Turn]:
@@ -83,7 +78,7 @@ def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     left_out: set[str] = set()
-    for block in _flat(message.blocks):
+    for block in message.blocks:
         if isinstance(block, ToolCallBlock):
             call_id, arguments = block.tool_call_id or "", block.tool_kwargs
             calls.append({"id": call_id, "name": block.tool_name, "arguments": arguments})
@@ -91,15 +86,14 @@ def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
             reasoning.append(block.content or "")
         elif isinstance(block, CachePoint):
             pass
-        elif (text := _text(block)) is not None:
-            texts.append(text)
+        elif isinstance(block, TextBlock):
+            texts.append(block.text)
         elif role in ("tool", "assistant"):  # a user can change a message
             left_out.add(type(block).__name__)
         else:
             raise InvalidInputError(
-                f"message {number} contains {type(block).__name__}, but members read only text in "
-                "UTF-8. Extract the text of a document first, for example with a reader of "
-                "LlamaIndex, and pass it as data or path"
+                f"message {number} contains {type(block).__name__}, but members read only text. "
+                "Pass the text of a document, for example from a reader of LlamaIndex"
             )
     if role == "tool" and left_out and not texts:
         texts.append(f"({', '.join(sorted(left_out))} left out)")
@@ -112,34 +106,6 @@ def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
         tool_call_id=_string(extras.get("tool_call_id")),
         reasoning="\n\n".join(filter(None, reasoning)) or _string(extras.get("reasoning_content")),
     )
-
-
-def _flat(blocks: Iterable[Any]) -> Iterator[Any]:
-    """Yield blocks, and for a citable one its title, its source and the blocks inside."""
-    for block in blocks:
-        if isinstance(block, CitableBlock):
-            yield TextBlock(text=f"Title: {block.title}\nSource: {block.source}")
-            yield from block.content
-        else:
-            yield block
-
-
-def _text(block: Any) -> str | None:
-    """Return the text of a block, for a document with its title before it; None if it has none."""
-    if isinstance(block, TextBlock):
-        return block.text
-    is_here = isinstance(block, DocumentBlock) and (
-        block.data or block.path or str(block.url or "").startswith("data:")
-    )
-    if not is_here:
-        return None
-    try:
-        text = block.resolve_document().read().decode("utf-8-sig")
-    except (OSError, ValueError):
-        return None
-    if "\0" in text:
-        return None
-    return text if block.title in (None, _UNTITLED) else f"Title: {block.title}\n{text}"
 
 
 def _openai_call(call: Any) -> dict[str, Any]:

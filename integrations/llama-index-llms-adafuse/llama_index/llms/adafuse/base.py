@@ -67,7 +67,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
+from adafuse_llm.adapters.options import ALIASES, ModelKeywords, OptionFields, check_option_names
 from adafuse_llm.adapters.reply import CUT
 from adafuse_llm.adapters.reply_form import (
     FORM_KEYWORDS,
@@ -76,12 +76,11 @@ from adafuse_llm.adapters.reply_form import (
     enforced,
     form_of,
 )
-from adafuse_llm.config import CONSTRAINTS, DecodeOptions
+from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.strategies.registry import AUTO
 from adafuse_llm.text.conversation import check_tools
 
 if TYPE_CHECKING:
-    import torch
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.rate_limiter import BaseRateLimiter
     from llama_index.core.tools import BaseTool
@@ -102,24 +101,12 @@ STEP = ("Action:", "Action Input:", "Observation")
 """Texts in every system message that describes the steps which LlamaIndex's agents can parse."""
 
 
-class LLMOptions(DecodeOptions, total=False):
+class LLMOptions(ModelKeywords, total=False):
     """The keyword arguments of `AdaFuseLLM`, for type checkers."""
 
-    dtype: str | torch.dtype
-    device_map: str | None
-    revision: str | None
-    trust_remote_code: bool
-    runtime: RuntimeConfig
-    strategy: str
     context_window: int | None
     is_chat_model: bool | None
-    enforce: Enforce
     complete_as_chat: bool | None
-    max_tokens: int | None
-    max_completion_tokens: int | None
-    num_predict: int | None
-    num_return_sequences: int | None
-    stop_sequences: str | Sequence[str] | None
     system_prompt: str | None
     messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
     completion_to_prompt: Callable[[str], str] | None
