@@ -291,10 +291,11 @@ def main() -> None:
                 if not {*mutant.lines}.isdisjoint(run.get(mutant.file, ()))
             ]
             own = sorted(own, key=lambda test: seconds[test]) or tests
-            limits = [10 + 5 * seconds.get(test, 10.0) for test in own]
+            times = [seconds.get(test, 10.0) for test in own]
+            limit = 10 + 5 * max(times)  # of a test; the first that fails is the last one
             tried[mutant.file] += 1
-            task = partial(run_mutant, mutant, [f"--timeout={max(limits):.0f}", *own])
-            if in_child(task, 20 + sum(limits)) == 0:
+            task = partial(run_mutant, mutant, [f"--timeout={limit:.0f}", *own])
+            if in_child(task, 20 + limit + 5 * sum(times)) == 0:
                 lived[mutant.file] += 1
                 survivors.append(mutant)
                 print(f"{mutant.file}:{mutant.line}: {mutant.what}", flush=True)
