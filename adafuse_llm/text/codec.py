@@ -16,7 +16,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 from adafuse_llm.errors import InvalidInputError
@@ -129,8 +129,7 @@ class TokenizerCodec(TextCodec):
 
     Args:
         tokenizer: a ``PreTrainedTokenizerBase``, or another object with the methods and attributes
-            that the codec uses. If calls do not change such an object, so that several threads may
-            use it without a lock, it has the attribute ``keeps_settings`` with the value False.
+            that the codec uses.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -142,7 +141,7 @@ class TokenizerCodec(TextCodec):
             template, getattr(tokenizer, "special_tokens_map", ())
         )
         self._core, self._template_core = _cores(tokenizer, needs_two=bool(template))
-        self._create_lock()
+        self._lock = threading.Lock()  # a call of transformers stores its settings in the tokenizer
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         markers = {
@@ -171,12 +170,6 @@ class TokenizerCodec(TextCodec):
         starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
         start = next(starts, 0)
         return whole[:start], whole[start + len(text) :]
-
-    def _create_lock(self) -> None:
-        # A call of transformers stores its settings in the tokenizer. The tokenizers below it are
-        # thread-safe, and each of the two is always used with the same settings.
-        is_safe = self._core is not None or not getattr(self._tokenizer, "keeps_settings", True)
-        self._lock: AbstractContextManager[Any] = nullcontext() if is_safe else threading.Lock()
 
     def encode_prompt(self, text: str) -> list[int]:
         before, plain = self._before.copy(), self._encode(text)

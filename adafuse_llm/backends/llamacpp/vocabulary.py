@@ -67,8 +67,6 @@ class LlamaTokenizer:
         UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
     """
 
-    keeps_settings = False
-
     def __init__(self, model: Model) -> None:
         self._model = model  # it must not be freed before the vocabulary
         self._library = load_library()
