@@ -32,37 +32,7 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
 """The strategies of this package by name. Those of the paper have its settings."""
 
 _FIXED = re.compile(r"fixed-(\d{1,3})")
-_NAME = re.compile(r"[\w.-]+")
 _IMPORT = re.compile(r"[\w.]+:[\w.]+")
-
-_registered: dict[str, Strategy | Callable[[], Strategy]] = {}
-
-
-def register_strategy(name: str, strategy: Strategy | Callable[[], Strategy]) -> None:
-    """Give a strategy a name, under which `find_strategy` and all engines of this process find it.
-
-    A name that is registered again stands for the new strategy.
-
-    Args:
-        name: the name: letters, digits, dots, hyphens and underscores.
-        strategy: the strategy, or a class or function that returns it, which is called each time
-            that the name is used.
-
-    Raises:
-        InvalidOptionError: the name has other characters or belongs to a strategy of this package.
-    """
-    own = name == AUTO or name in NAMED or _FIXED.fullmatch(name)
-    if own or not _NAME.fullmatch(name):
-        raise InvalidOptionError(
-            "the name of a strategy must consist of letters, digits, dots, hyphens and "
-            f"underscores, and be none of this package's; got {short_repr(name)}"
-        )
-    _registered[name] = strategy
-
-
-def strategy_names() -> tuple[str, ...]:
-    """Return the names of all strategies, ``auto`` first."""
-    return AUTO, *NAMED, *_registered
 
 
 def find_strategy(
@@ -86,11 +56,9 @@ def find_strategy(
         return NAMED[strategy]()
     elif match := _FIXED.fullmatch(strategy):
         return FixedWords(int(match[1]))
-    elif strategy in _registered:
-        return _made(strategy, _registered[strategy])
     elif _IMPORT.fullmatch(strategy):
         return _made(strategy, _imported(strategy))
-    names = strategy_names()
+    names = (AUTO, *NAMED)
     raise InvalidOptionError(
         f"strategy must be one of {', '.join(names)}, the place of your own in the form "
         f"package.module:object, or a Strategy object; got {short_repr(strategy)}."
