@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -65,7 +64,6 @@ Origins = Annotated[
         "each origin must have a scheme and a host, and no path, such as https://app.example.org",
     ),
 ]
-Networks = Annotated[Names, AfterValidator(lambda texts: tuple(str(ip_network(t)) for t in texts))]
 
 
 class ServingConfig(Options):
@@ -126,9 +124,6 @@ class ServerConfig(ServingConfig):
     api_key_file: str | None = Field(default=None, min_length=1)
     """Text file with the API keys, one on each line. Clients need one of them. The variable
     ADAFUSE_SERVER_KEYS can also hold keys, separated by commas."""
-    trusted_proxies: Networks = ()
-    """Addresses or networks of proxies. From these, the header X-Forwarded-For determines the
-    address of the client in the log. Default: none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of log messages. info includes one line for every request."""
 
