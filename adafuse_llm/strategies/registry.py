@@ -57,7 +57,7 @@ def find_strategy(
     elif match := _FIXED.fullmatch(strategy):
         return FixedWords(int(match[1]))
     elif _IMPORT.fullmatch(strategy):
-        return _made(strategy, _imported(strategy))
+        return _imported(strategy)
     names = (AUTO, *NAMED)
     raise InvalidOptionError(
         f"strategy must be one of {', '.join(names)}, the place of your own in the form "
@@ -70,35 +70,25 @@ def _is_strategy(found: object) -> bool:
     return isinstance(found, Strategy) and not isinstance(found, type)
 
 
-def _made(name: str, found: object) -> Strategy:
-    """Return a strategy, or the one that a class or function returns."""
-    try:
-        made = found if _is_strategy(found) or not callable(found) else found()
-    except Exception as error:
-        raise InvalidOptionError(
-            f"strategy {name!r} cannot be created ({type(error).__name__}: {error})"
-        ) from error
-    if isinstance(made, Strategy) and _is_strategy(made):
-        return made
-    raise InvalidOptionError(
-        f"strategy {name!r} must be a Strategy object, or a class or function that returns one; "
-        f"got {short_repr(made)}"
-    )
-
-
-def _imported(place: str) -> object:
-    """Import the object of ``package.module:object``."""
+def _imported(place: str) -> Strategy:
+    """Import a strategy, or a class or function that returns it, from ``package.module:object``."""
     module, _, path = place.partition(":")
     try:
         found: object = importlib.import_module(module)
         for name in path.split("."):
             found = getattr(found, name)
+        made = found() if callable(found) and not _is_strategy(found) else found
     except Exception as error:
         raise InvalidOptionError(
-            f"strategy {place!r} cannot be imported ({type(error).__name__}: {error}). Python must "
-            "find the module: install its package, or name its folder in PYTHONPATH."
+            f"strategy {place!r} cannot be imported or created ({type(error).__name__}: {error}). "
+            "Python must find the module: install its package, or name its folder in PYTHONPATH."
         ) from error
-    return found
+    if isinstance(made, Strategy) and _is_strategy(made):
+        return made
+    raise InvalidOptionError(
+        f"strategy {place!r} must be a Strategy object, or a class or function that returns one; "
+        f"got {short_repr(made)}"
+    )
 
 
 def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strategy:
