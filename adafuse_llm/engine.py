@@ -28,7 +28,7 @@ from adafuse_llm.encoding import (
     Encoder,
     check_choices,
     check_closing,
-    prepare_draws,
+    check_draws,
     text_tokens,
 )
 from adafuse_llm.errors import InvalidInputError, RequestCancelledError
@@ -343,7 +343,7 @@ class AdaFuseEngine(Engine):
         if config.temperature:
             seeds = config.seeds()
             if config.choices is None:
-                prepare_draws(active, config)
+                check_draws(active, config)
         top = max(self.strategy.top(config), config.top_logprobs)
         responses = self._encoder.members(checked, active, top, seeds)
         return [
