@@ -31,31 +31,11 @@ from __future__ import annotations
 
 __version__ = "0.1.0"  # set before the imports because the imported modules read it
 
+from adafuse_llm import errors
 from adafuse_llm.client import RemoteEngine
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import (
-    AdaFuseError,
-    CacheMemoryError,
-    ContextWindowError,
-    DecodingError,
-    EngineClosedError,
-    GrammarError,
-    InvalidInputError,
-    InvalidOptionError,
-    LoadError,
-    MalformedReplyError,
-    MemberError,
-    MemberOutOfMemoryError,
-    MemberUnavailableError,
-    MissingDependencyError,
-    QueueFullError,
-    RequestCancelledError,
-    RequestTimeoutError,
-    ServerError,
-    ServerNotReadyError,
-    UnsupportedModelError,
-)
+from adafuse_llm.errors import *  # noqa: F403  # all of them
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.specs import (
     GGUFMember,
@@ -104,24 +84,5 @@ __all__ = [  # noqa: RUF022  grouped by use
     "MemberInfo",
     "Scores",
     "ScoredText",
-    "AdaFuseError",
-    "CacheMemoryError",
-    "ContextWindowError",
-    "DecodingError",
-    "EngineClosedError",
-    "GrammarError",
-    "InvalidInputError",
-    "InvalidOptionError",
-    "LoadError",
-    "MalformedReplyError",
-    "MemberError",
-    "MemberOutOfMemoryError",
-    "MemberUnavailableError",
-    "MissingDependencyError",
-    "QueueFullError",
-    "RequestCancelledError",
-    "RequestTimeoutError",
-    "ServerError",
-    "ServerNotReadyError",
-    "UnsupportedModelError",
 ]
+__all__ += errors.__all__

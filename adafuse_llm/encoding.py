@@ -196,8 +196,8 @@ def text_tokens(backend: Backend, text: str) -> list[int]:
         return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)[0]
 
 
-def prepare_draws(active: Active, config: AdaFuseConfig) -> None:
-    """Prepare the active members to draw responses, which each of them must be able to do."""
+def check_draws(active: Active, config: AdaFuseConfig) -> None:
+    """Check that all active members can draw responses."""
     for backend, _ in active:
         if not backend.full:
             raise InvalidOptionError(
@@ -205,8 +205,6 @@ def prepare_draws(active: Active, config: AdaFuseConfig) -> None:
                 f"{config.temperature}. Leave the member out with use=[...], or leave the "
                 "option out."
             )
-        with naming_member(backend.name):
-            backend.prepare_draws()
 
 
 def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:

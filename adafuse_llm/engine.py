@@ -28,12 +28,12 @@ from adafuse_llm.encoding import (
     Encoder,
     check_choices,
     check_closing,
-    prepare_draws,
+    check_draws,
     text_tokens,
 )
 from adafuse_llm.errors import InvalidInputError, RequestCancelledError
 from adafuse_llm.interface import Engine
-from adafuse_llm.loading.config_file import ConfigFile, read_config
+from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.request import Checked, Request, converted
 from adafuse_llm.results import MemberInfo, RoundObserver
 from adafuse_llm.run import Deliver, Run
@@ -198,37 +198,29 @@ class AdaFuseEngine(Engine):
 
     @classmethod
     def from_config(
-        cls,
-        path: str | PathLike[str] | ConfigFile,
-        *,
-        runtime: RuntimeConfig | None = None,
-        trust_remote_code: bool = False,
-        on_round: RoundObserver | None = None,
+        cls, path: str | PathLike[str], *, trust_remote_code: bool = False
     ) -> AdaFuseEngine:
         """Load the ensemble that a configuration file describes.
 
         Args:
-            path: a YAML or JSON file, such as one that ``adafuse tune`` wrote, or its contents. The
-                module :mod:`adafuse_llm.loading.config_file` describes its format.
-            runtime: as for `from_pretrained`. The default is the section ``runtime`` of the file.
+            path: a YAML or JSON file, such as one that ``adafuse tune`` wrote. The module
+                :mod:`adafuse_llm.loading.config_file` describes its format.
             trust_remote_code: as for `from_pretrained`; the file cannot set it.
-            on_round: as for `from_pretrained`.
 
         Raises:
             InvalidInputError: the file does not exist, or its contents cannot be used.
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
         """
-        file = path if isinstance(path, ConfigFile) else read_config(path)
+        file = read_config(path)
         return cls.from_pretrained(
             file.members,
             config=file.config,
             strategy=file.strategy,
-            runtime=runtime or file.runtime,
+            runtime=file.runtime,
             dtype=file.dtype,
             device_map=file.device_map,
             revision=file.revision,
             trust_remote_code=trust_remote_code,
-            on_round=on_round,
         )
 
     @property
@@ -343,7 +335,7 @@ class AdaFuseEngine(Engine):
         if config.temperature:
             seeds = config.seeds()
             if config.choices is None:
-                prepare_draws(active, config)
+                check_draws(active, config)
         top = max(self.strategy.top(config), config.top_logprobs)
         responses = self._encoder.members(checked, active, top, seeds)
         return [

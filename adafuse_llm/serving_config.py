@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -65,116 +64,68 @@ Origins = Annotated[
         "each origin must have a scheme and a host, and no path, such as https://app.example.org",
     ),
 ]
-Networks = Annotated[Names, AfterValidator(lambda texts: tuple(str(ip_network(t)) for t in texts))]
 
 
 class ServingConfig(Options):
     """Options of the server: names, limits, and who may use it."""
 
-    served_model_name: str = Field(
-        default="adafuse",
-        min_length=1,
-        description="Name of the ensemble in requests. The members have their own names.",
-    )
-    allowed_hosts: Hosts = Field(
-        default=(),
-        description="Host names that requests may be sent to, without ports, such as "
-        "llm.example.org or *.example.org. `adafuse serve` at a loopback address, such as its "
-        "default 127.0.0.1, also allows localhost, 127.0.0.1 and [::1]. Default elsewhere: any.",
-    )
-    root_path: Annotated[str, AfterValidator(_root_path)] = Field(
-        default="",
-        description="Path at which a proxy shows the server, such as /adafuse, if the proxy leaves "
-        "it in the paths of requests. Default: none.",
-    )
-    cors_origins: Origins = Field(
-        default=(),
-        description="Origins whose pages may use the server from a browser, such as "
-        "https://app.example.org. Default: none but the server's own page.",
-    )
-    allowed_strategies: Names = Field(
-        default=(),
-        description="Strategies that requests may name, besides `single` and the server's own, "
-        "such as mixture, fixed-5 or mypackage.mymodule:MyStrategy. Requests use the name of the "
-        "strategy, never its place. Default: auto, adafuse, mixture, fixed-1, fixed-2 and fixed-3.",
-    )
-    max_body_bytes: int = Field(
-        default=4 * 2**20, ge=1024, description="Maximum bytes of the body of a request."
-    )
-    body_timeout: float = Field(
-        default=60.0,
-        gt=0,
-        le=86_400,
-        description="Maximum seconds that a client may take to send the body of a request.",
-    )
-    max_prompt_characters: int | None = Field(
-        default=None,
-        ge=1,
-        description="Maximum characters of a prompt, or of all messages and tools of a chat. "
-        "Default: 16 for each token of the members' smallest context window.",
-    )
-    max_output_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="Highest `max_tokens` that a request may ask for. Default: no limit.",
-    )
-    max_choices: int = Field(
-        default=128,
-        ge=1,
-        description="Maximum number of responses to one request: its prompts times its `n`.",
-    )
+    served_model_name: str = Field(default="adafuse", min_length=1)
+    """Name of the ensemble in requests. The members have their own names."""
+    allowed_hosts: Hosts = ()
+    """Host names that requests may be sent to, without ports, such as llm.example.org or
+    *.example.org. `adafuse serve` at a loopback address, such as its default 127.0.0.1, also allows
+    localhost, 127.0.0.1 and [::1]. Default elsewhere: any."""
+    root_path: Annotated[str, AfterValidator(_root_path)] = ""
+    """Path at which a proxy shows the server, such as /adafuse, if the proxy leaves it in the paths
+    of requests. Default: none."""
+    cors_origins: Origins = ()
+    """Origins whose pages may use the server from a browser, such as https://app.example.org.
+    Default: none but the server's own page."""
+    allowed_strategies: Names = ()
+    """Strategies that requests may name, besides `single` and the server's own, such as mixture,
+    fixed-5 or mypackage.mymodule:MyStrategy. Requests use the name of the strategy, never its
+    place. Default: auto, adafuse, mixture, fixed-1, fixed-2 and fixed-3."""
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    """Maximum bytes of the body of a request."""
+    body_timeout: float = Field(default=60.0, gt=0, le=86_400)
+    """Maximum seconds that a client may take to send the body of a request."""
+    max_prompt_characters: int | None = Field(default=None, ge=1)
+    """Maximum characters of a prompt, or of all messages and tools of a chat. Default: 16 for each
+    token of the members' smallest context window."""
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    """Highest `max_tokens` that a request may ask for. Default: no limit."""
+    max_choices: int = Field(default=128, ge=1)
+    """Maximum number of responses to one request: its prompts times its `n`."""
     request_timeout: Annotated[float | None, AfterValidator(lambda it: it or None)] = Field(
-        default=600.0,
-        ge=0,
-        le=86_400,
-        description="Maximum seconds that a request waits and decodes. 0: no limit.",
+        default=600.0, ge=0, le=86_400
     )
-    drain_seconds: float = Field(
-        default=5.0,
-        ge=0,
-        le=86_400,
-        description="Seconds that running requests may take after the signal to stop. Then they "
-        "end with the text so far.",
-    )
-    strict: bool = Field(
-        default=False,
-        description="Whether to refuse requests with fields of other servers that this server does "
-        "not have. By default, the server ignores such a field with a warning, unless it "
-        "determines the form of the answer.",
-    )
-    page: bool = Field(default=True, description="Whether the page at / exists.")
-    log_prompts: bool = Field(
-        default=False, description="Whether the log has the body of each request."
-    )
+    """Maximum seconds that a request waits and decodes. 0: no limit."""
+    drain_seconds: float = Field(default=5.0, ge=0, le=86_400)
+    """Seconds that running requests may take after the signal to stop. Then they end with the text
+    so far."""
+    strict: bool = False
+    """Whether to refuse requests with fields of other servers that this server does not have. By
+    default, the server ignores such a field with a warning, unless it determines the form of the
+    answer."""
+    page: bool = True
+    """Whether the page at / exists."""
+    log_prompts: bool = False
+    """Whether the log has the body of each request."""
 
 
 class ServerConfig(ServingConfig):
     """Options of the command that runs the server: those of the server, and where it listens."""
 
-    host: str = Field(
-        default="127.0.0.1",
-        min_length=1,
-        description="Name or address of the interface to listen at. 0.0.0.0 stands for all "
-        "interfaces, and :: for those with IPv6, too.",
-    )
-    port: int = Field(
-        default=8000, ge=0, le=65535, description="Port to listen at. With 0, any free port."
-    )
-    api_key_file: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Text file with the API keys, one on each line. Clients need one of them. The "
-        "variable ADAFUSE_SERVER_KEYS can also hold keys, separated by commas.",
-    )
-    trusted_proxies: Networks = Field(
-        default=(),
-        description="Addresses or networks of proxies. From these, the header X-Forwarded-For "
-        "determines the address of the client in the log. Default: none.",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info",
-        description="Lowest level of log messages. info includes one line for every request.",
-    )
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Name or address of the interface to listen at. 0.0.0.0 stands for all interfaces, and :: for
+    those with IPv6, too."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen at. With 0, any free port."""
+    api_key_file: str | None = Field(default=None, min_length=1)
+    """Text file with the API keys, one on each line. Clients need one of them. The variable
+    ADAFUSE_SERVER_KEYS can also hold keys, separated by commas."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level of log messages. info includes one line for every request."""
 
 
 def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:

@@ -155,7 +155,6 @@ class BackendTests:
     def test_draws(self) -> None:
         """`Next.drawn` is the token that `adafuse_llm.backends.logits.draw.drawn` draws."""
         bench = self._bench(full=True)
-        bench.member.prepare_draws()
         bench.walk(self.steps // 2, draws=True)
         bench.walk(self.steps // 3, draws=True, masks=True)
         wrong, count = bench.draws.count(False), len(bench.draws)

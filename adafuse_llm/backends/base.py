@@ -293,14 +293,6 @@ class Backend(ABC):
             f"({reason}). Leave it out with use=[...], or use choices."
         )
 
-    def prepare_draws(self) -> None:
-        """Compute what all draws need, such as the hashes of the tokens.
-
-        An engine calls this method, from any thread, before a request that draws tokens. Only the
-        first call takes long.
-        """
-        return
-
     def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
         """Return the natural log of the probability of every token after a node, [vocabulary].
 

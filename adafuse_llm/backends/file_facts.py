@@ -31,7 +31,7 @@ def context_window(config: Mapping[str, Any]) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def gguf_facts(
+def _gguf_facts(
     source: str, revision: str | None = None, file: str | None = None
 ) -> GGUFFacts | None:
     """Return what the header of a GGUF member's file says; None for other members."""
@@ -47,7 +47,7 @@ def file_window(source: str, revision: str | None = None, file: str | None = Non
 
     None can also mean that a default of transformers applies.
     """
-    if (facts := gguf_facts(source, revision, file)) is not None:
+    if (facts := _gguf_facts(source, revision, file)) is not None:
         return facts.context_window
     config = _entries(source, revision, "config.json") or {}
     text = config.get("text_config")  # of a multimodal model
@@ -59,7 +59,7 @@ def file_has_template(
 ) -> bool | None:
     """Return whether a model has a chat template."""
     if is_gguf(source, file, revision):
-        facts = gguf_facts(source, revision, file)
+        facts = _gguf_facts(source, revision, file)
         return None if facts is None else facts.chat_template is not None
     config = _entries(source, revision, "tokenizer_config.json")
     folder = stored_folder(source, revision)

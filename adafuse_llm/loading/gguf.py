@@ -61,18 +61,9 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
     """
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
 
-    member = LlamaCppBackend(
-        facts.files[0],
-        str(spec.name),
-        context=spec.context,
-        threads=spec.threads,
-        gpu_layers=spec.gpu_layers,
-        flash_attention=spec.flash_attention,
-        cache_type=spec.cache_type,
-        prefix_cache_bytes=spec.prefix_cache_bytes,
-        repeatable=bool(spec.repeatable),
-        end_tokens=spec.end_tokens or (),
-    )
+    others = {"path", "file", "name", "weight", "revision"}
+    options = spec.model_dump(exclude=others, exclude_none=True)
+    member = LlamaCppBackend(facts.files[0], str(spec.name), **options)
     if not member.end_ids:
         logger.warning(
             "%s: the header names no end token, so answers never end; pass "
@@ -100,6 +91,8 @@ def _path(spec: GGUFMember) -> Path:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError:  # such as a name that is too long for the file system
         is_file = is_folder = False
+    if is_file and spec.file is not None:
+        raise LoadError("path is a file already. Leave out file, or pass the folder as path.")
     if is_file or is_folder:
         return path / choose(gguf_names(path), spec.file, "it") if is_folder else path
     if spec.path.lower().endswith(".gguf"):

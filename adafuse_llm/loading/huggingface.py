@@ -183,8 +183,7 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
     finally:
         logging.set_tqdm_hook(bar)
     _check_weights(loading_info, spec.label)
-    cached = spec.prefix_cache_bytes
-    options: dict[str, Any] = {} if cached is None else {"prefix_cache_bytes": cached}
+    options = spec.model_dump(include={"prefix_cache_bytes"}, exclude_none=True)
     return HuggingFaceBackend(model.eval(), tokenizer, str(spec.name), **options)
 
 

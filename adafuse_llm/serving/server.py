@@ -130,8 +130,6 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=bool(config.trusted_proxies),
-                forwarded_allow_ips=list(config.trusted_proxies),
                 timeout_keep_alive=75,  # proxies close theirs after 60, and should be the first
                 timeout_graceful_shutdown=math.ceil(config.drain_seconds + END_SECONDS),
             )

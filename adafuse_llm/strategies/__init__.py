@@ -15,7 +15,7 @@ from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.fixed import FixedWords, Single
 from adafuse_llm.strategies.mixture import Mixture
-from adafuse_llm.strategies.registry import find_strategy, register_strategy
+from adafuse_llm.strategies.registry import find_strategy
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",
@@ -23,7 +23,6 @@ __all__ = [  # noqa: RUF022  grouped by use
     "Mixture",
     "Single",
     "find_strategy",
-    "register_strategy",
     "Drafting",
     "Member",
     "PlayRound",

@@ -32,37 +32,7 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
 """The strategies of this package by name. Those of the paper have its settings."""
 
 _FIXED = re.compile(r"fixed-(\d{1,3})")
-_NAME = re.compile(r"[\w.-]+")
 _IMPORT = re.compile(r"[\w.]+:[\w.]+")
-
-_registered: dict[str, Strategy | Callable[[], Strategy]] = {}
-
-
-def register_strategy(name: str, strategy: Strategy | Callable[[], Strategy]) -> None:
-    """Give a strategy a name, under which `find_strategy` and all engines of this process find it.
-
-    A name that is registered again stands for the new strategy.
-
-    Args:
-        name: the name: letters, digits, dots, hyphens and underscores.
-        strategy: the strategy, or a class or function that returns it, which is called each time
-            that the name is used.
-
-    Raises:
-        InvalidOptionError: the name has other characters or belongs to a strategy of this package.
-    """
-    own = name == AUTO or name in NAMED or _FIXED.fullmatch(name)
-    if own or not _NAME.fullmatch(name):
-        raise InvalidOptionError(
-            "the name of a strategy must consist of letters, digits, dots, hyphens and "
-            f"underscores, and be none of this package's; got {short_repr(name)}"
-        )
-    _registered[name] = strategy
-
-
-def strategy_names() -> tuple[str, ...]:
-    """Return the names of all strategies, ``auto`` first."""
-    return AUTO, *NAMED, *_registered
 
 
 def find_strategy(
@@ -86,11 +56,9 @@ def find_strategy(
         return NAMED[strategy]()
     elif match := _FIXED.fullmatch(strategy):
         return FixedWords(int(match[1]))
-    elif strategy in _registered:
-        return _made(strategy, _registered[strategy])
     elif _IMPORT.fullmatch(strategy):
-        return _made(strategy, _imported(strategy))
-    names = strategy_names()
+        return _imported(strategy)
+    names = (AUTO, *NAMED)
     raise InvalidOptionError(
         f"strategy must be one of {', '.join(names)}, the place of your own in the form "
         f"package.module:object, or a Strategy object; got {short_repr(strategy)}."
@@ -102,35 +70,25 @@ def _is_strategy(found: object) -> bool:
     return isinstance(found, Strategy) and not isinstance(found, type)
 
 
-def _made(name: str, found: object) -> Strategy:
-    """Return a strategy, or the one that a class or function returns."""
-    try:
-        made = found if _is_strategy(found) or not callable(found) else found()
-    except Exception as error:
-        raise InvalidOptionError(
-            f"strategy {name!r} cannot be created ({type(error).__name__}: {error})"
-        ) from error
-    if isinstance(made, Strategy) and _is_strategy(made):
-        return made
-    raise InvalidOptionError(
-        f"strategy {name!r} must be a Strategy object, or a class or function that returns one; "
-        f"got {short_repr(made)}"
-    )
-
-
-def _imported(place: str) -> object:
-    """Import the object of ``package.module:object``."""
+def _imported(place: str) -> Strategy:
+    """Import a strategy, or a class or function that returns it, from ``package.module:object``."""
     module, _, path = place.partition(":")
     try:
         found: object = importlib.import_module(module)
         for name in path.split("."):
             found = getattr(found, name)
+        made = found() if callable(found) and not _is_strategy(found) else found
     except Exception as error:
         raise InvalidOptionError(
-            f"strategy {place!r} cannot be imported ({type(error).__name__}: {error}). Python must "
-            "find the module: install its package, or name its folder in PYTHONPATH."
+            f"strategy {place!r} cannot be imported or created ({type(error).__name__}: {error}). "
+            "Python must find the module: install its package, or name its folder in PYTHONPATH."
         ) from error
-    return found
+    if isinstance(made, Strategy) and _is_strategy(made):
+        return made
+    raise InvalidOptionError(
+        f"strategy {place!r} must be a Strategy object, or a class or function that returns one; "
+        f"got {short_repr(made)}"
+    )
 
 
 def choose_strategy(members: Sequence[Backend], config: AdaFuseConfig) -> Strategy:

@@ -27,9 +27,7 @@ from adafuse_llm.strategies.base import refuse_unused_options
 from benchmarks.paper.metrics import Metric, Statistics, load_metric
 from benchmarks.paper.suites import PAPER_TASKS, Part, Row, Suite
 from benchmarks.paper.tasks import Question, Task, load_task
-from benchmarks.peers import MajorityVote, register
-
-register()  # the suites name the peers
+from benchmarks.peers import NAMED, MajorityVote
 
 
 class Record(BaseModel):
@@ -168,7 +166,7 @@ class Runner:
         config = AdaFuseConfig(**self._options(row, {}))
         chosen = config.use or self._engine.members
         backends = [each for each in self._engine.backends if each.name in chosen]
-        view = self._engine.with_strategy(row.strategy)
+        view = self._engine.with_strategy(NAMED.get(row.strategy, row.strategy))
         refuse_unused_options(view.strategy, config)
         try:
             view.strategy.check(backends)
@@ -229,7 +227,7 @@ class Runner:
         self, row: Row, task: Task, options: Mapping[str, Any], todo: list[Question], timed: bool
     ) -> Iterator[Record]:
         """Yield the records of questions in their order, without those that are cancelled."""
-        engine = self._engine.with_strategy(row.strategy)
+        engine = self._engine.with_strategy(NAMED.get(row.strategy, row.strategy))
         if isinstance(engine.strategy, MajorityVote):  # it compares answers instead of texts
             engine.strategy = MajorityVote(key=task.same)
         for backend in engine.backends:  # no system may use the prompts that another one read

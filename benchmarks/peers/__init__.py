@@ -1,13 +1,12 @@
 """The strategies of other papers, with which AdaFuse is compared, and its own beam search.
 
-They use only public names of ``adafuse_llm``, as a strategy of yours would. `register` gives them
-the names that the suites of ``benchmarks.paper`` use. They serve comparisons on text: their options
-are the length limit, stop sequences and weights, and not sampling or the form of a response.
+They use only public names of ``adafuse_llm``, as a strategy of yours would. The suites of
+``benchmarks.paper`` name them as `NAMED` does. They serve comparisons on text: their options are
+the length limit, stop sequences and weights, and not sampling or the form of a response.
 """
 
 from __future__ import annotations
 
-from adafuse_llm.strategies import register_strategy
 from benchmarks.peers.answers import MajorityVote, Rerank
 from benchmarks.peers.beam import BeamSearch
 from benchmarks.peers.deepen import DeePEn
@@ -16,6 +15,7 @@ from benchmarks.peers.sweetspan import SweetSpan
 from benchmarks.peers.unite import UniTE
 
 __all__ = [
+    "NAMED",
     "BeamSearch",
     "DeePEn",
     "GaC",
@@ -23,7 +23,6 @@ __all__ = [
     "Rerank",
     "SweetSpan",
     "UniTE",
-    "register",
 ]
 
 STRATEGIES = (
@@ -40,8 +39,5 @@ STRATEGIES = (
 )
 """The strategies that have a name. Those with a setting in their names are variants."""
 
-
-def register() -> None:
-    """Give all peers their names, such as ``unite``, ``gac-gated-0.9`` and ``beam-3``."""
-    for strategy in STRATEGIES:
-        register_strategy(strategy.name, strategy)
+NAMED = {each.name: each for each in STRATEGIES}
+"""These strategies by name, such as ``unite``, ``gac-gated-0.9`` and ``beam-3``."""

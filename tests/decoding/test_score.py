@@ -136,21 +136,17 @@ def test_invalid_input_is_an_error():
             ensemble.score("xxxx", ["yes"])
 
 
-@pytest.mark.parametrize(("prompt", "temperature"), [("x ", 0.0), ("x", 1.0)])
-def test_an_error_of_the_texts_of_tokens_names_the_member(prompt, temperature):
+def test_an_error_of_the_texts_of_tokens_names_the_member():
     class Broken(FakeBackend):
         @property
         def token_texts(self):
-            raise RuntimeError("boom")
-
-        def prepare_draws(self):
             raise RuntimeError("boom")
 
     with (
         AdaFuseEngine([Broken("one", lambda _: {"yes": 1.0}, ["yes"])]) as ensemble,
         pytest.raises(MemberError, match=r"'one'.*boom"),
     ):
-        ensemble.generate(prompt, temperature=temperature)
+        ensemble.generate("x ")
 
 
 # Which candidate wins a round ------------------------------------------------------------------

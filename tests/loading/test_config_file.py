@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm import GGUFMember, InvalidInputError, ServerMember, TransformersMember
+from adafuse_llm import (
+    AdaFuseEngine,
+    GGUFMember,
+    InvalidInputError,
+    ServerMember,
+    TransformersMember,
+)
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.loading import members
 from adafuse_llm.loading.config_file import read_config
 
 pytestmark = pytest.mark.quick
@@ -24,6 +32,17 @@ def test_models_can_be_mappings_of_the_settings_of_members(tmp_path: Path) -> No
         GGUFMember("a/two.gguf", threads=2),
         ServerMember("http://h", model="m"),
     ]
+
+
+def test_an_engine_has_the_settings_of_its_file(tmp_path: Path) -> None:
+    text = "models: a/m\nstrategy: fixed-2\nmax_new_tokens: 5\nruntime: {max_requests: 3}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            members, "load_members", lambda *_, **__: ([FakeBackend("m", lambda _: {})], None)
+        )
+        engine = AdaFuseEngine.from_config(written(tmp_path, text))
+    chosen = engine.strategy.name, engine.config.max_new_tokens, engine.runtime.max_requests
+    assert chosen == ("fixed-2", 5, 3)
 
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "yes"}}}

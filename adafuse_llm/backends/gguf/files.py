@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from adafuse_llm.backends.gguf.header import MAGIC, part_names
-from adafuse_llm.errors import LoadError
+from adafuse_llm.errors import LoadError, short_list
 
 SUFFIX: Final = ".gguf"
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 """Endings of files with weights that transformers loads."""
-
-MAX_LISTED: Final = 30
-"""Maximum number of files that an error lists."""
 
 
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
@@ -113,11 +110,12 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
         )
     if not fitting:
         raise LoadError(
-            f"{label} has no GGUF file that fits file={file!r}; it has: {listed(wholes or names)}"
+            f"{label} has no GGUF file that fits file={file!r}; it has: "
+            f"{short_list(wholes or names)}"
         )
     raise LoadError(
         f"{label} has {len(fitting)} GGUF files{'' if file is None else f' that fit {file!r}'}: "
-        f"{listed(fitting)}. Pass the path of one of them. For a hub repository, pass "
+        f"{short_list(fitting)}. Pass the path of one of them. For a hub repository, pass "
         f"GGUFMember(path=..., file={fitting[0]!r}), or a pattern that fits only one; in a "
         "configuration file, set path and file of the model."
     )
@@ -128,9 +126,3 @@ def _is_whole(name: str) -> bool:
     lower = name.lower()
     is_model = "mmproj" not in lower and not lower.endswith(f"imatrix{SUFFIX}")
     return is_model and name == part_names(name)[0]
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as text for an error, which lists at most `MAX_LISTED` of them."""
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"{', '.join(names[:MAX_LISTED])}{more}"

@@ -54,7 +54,6 @@ class GGUFFacts:
             (SentencePiece) or ``"t5"`` (Unigram); ``"no_vocab"`` if the file has none.
         pre_tokenizer: llama.cpp's name of the rules that split a text first, or None.
         chat_template: the chat template as Jinja text, several templates by name, or None.
-        end_ids: token ids that the header names as ends of a response or of a turn.
         cache_elements: number of elements of the keys and values of a token, in all layers.
         parameters: number of weights.
         file_type: how most weights are quantized, such as ``"Q4_K_M"``, or ``"unknown"``.
@@ -68,7 +67,6 @@ class GGUFFacts:
     tokenizer: str
     pre_tokenizer: str | None
     chat_template: str | dict[str, str] | None
-    end_ids: frozenset[int]
     cache_elements: int
     parameters: int
     file_type: str
@@ -96,7 +94,6 @@ def read_facts(path: str | Path) -> GGUFFacts:
     architecture = _architecture(header)
     window = header.integer(f"{architecture}.context_length") or 0
     tokens = header.entries.get(TOKENS)
-    ends = (header.integer(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     return GGUFFacts(
         files=files,
         architecture=architecture,
@@ -107,7 +104,6 @@ def read_facts(path: str | Path) -> GGUFFacts:
         tokenizer=header.text("tokenizer.ggml.model") or "no_vocab",
         pre_tokenizer=header.text("tokenizer.ggml.pre"),
         chat_template=chat_templates(header.entries),
-        end_ids=frozenset(end for end in ends if end is not None),
         cache_elements=_cache_elements(header, architecture),
         parameters=sum(each.parameters for each in headers),
         file_type=_file_type(header.integer("general.file_type")),

@@ -81,12 +81,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         threads: int | None = None,
         gpu_layers: int | None = None,
         flash_attention: bool | None = None,
-        cache_type: str | None = None,
-        prefix_cache_bytes: int | None = None,
+        cache_type: str = "f16",
+        prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         repeatable: bool = False,
         end_tokens: Sequence[str] = (),
     ) -> None:
-        cache_type = cache_type or "f16"
         self.name = name
         self.path = Path(path)
         label = f"member {name!r} ({path})"
@@ -115,8 +114,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self._batch: Batch = []  # what `_run` runs
         self._cell_bytes = max(1, facts.cache_bytes(1, cache_type))
         self.cache_limit = self._context.cells * self._cell_bytes
-        limit = PREFIX_CACHE_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
-        self._kept: PrefixCache[int] = PrefixCache(limit // self._cell_bytes, MAX_KEPT)
+        self._kept: PrefixCache[int] = PrefixCache(prefix_cache_bytes // self._cell_bytes, MAX_KEPT)
 
     @property
     def lane(self) -> str:

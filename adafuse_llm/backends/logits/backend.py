@@ -71,9 +71,6 @@ class LogitsBackend(Backend, Generic[S]):
     def token_texts(self) -> Sequence[str]:
         return self._text.token_texts
 
-    def prepare_draws(self) -> None:
-        self._tokens.prepare_draws()
-
     @property
     def follows_grammars(self) -> bool:
         return self._text.follows_grammars

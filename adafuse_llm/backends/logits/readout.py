@@ -29,7 +29,6 @@ class TokenTable:
 
     Attributes:
         ends: ids of the end-of-sequence tokens.
-        codes: hashes of the tokens, [v], as `drawn` takes them; empty before `prepare_draws`.
     """
 
     def __init__(
@@ -44,13 +43,12 @@ class TokenTable:
         self._size = size
         self._device = device
         self.ends = torch.tensor(sorted(end_ids), device=device).long()
-        self.codes = torch.empty(0, dtype=torch.long, device=device)
 
-    def prepare_draws(self) -> None:
-        """Compute the hashes of the tokens, unless they are known."""
-        if not len(self.codes):
-            codes = token_codes(self._text.token_texts, self._end_ids, self._size)
-            self.codes = signed(codes).to(self._device)
+    @cached_property
+    def codes(self) -> torch.Tensor:
+        """Hashes of the tokens, [v], as `drawn` takes them."""
+        codes = token_codes(self._text.token_texts, self._end_ids, self._size)
+        return signed(codes).to(self._device)
 
     @cached_property
     def word_ends(self) -> torch.Tensor:
