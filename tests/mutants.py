@@ -190,6 +190,18 @@ class Recorder:
         return self.step
 
 
+class Limits:
+    """A plugin of pytest that ends the run if a test takes five times its seconds, and ten more."""
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        self.limits = {test: 10 + 5 * each for test, each in seconds.items()}
+
+    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            limit = self.limits.get(item.nodeid, 60.0)
+            item.add_marker(pytest.mark.timeout(limit, method="thread"), append=False)
+
+
 def in_child(task: Callable[[], int], seconds: float, log: str = os.devnull) -> int | None:
     """Run a task in a forked process group, which prints to a file.
 
@@ -223,7 +235,7 @@ def run_tests(arguments: Sequence[str], *plugins: object) -> int:
     return int(pytest.main([*options, *arguments], plugins=[*plugins]))
 
 
-def run_mutant(mutant: Mutant, arguments: Sequence[str]) -> int:
+def run_mutant(mutant: Mutant, arguments: Sequence[str], limits: Limits) -> int:
     """Run tests while a file has the source of a mutant."""
     read, path = SourceFileLoader.get_code, str(Path(mutant.file).resolve())
 
@@ -233,7 +245,7 @@ def run_mutant(mutant: Mutant, arguments: Sequence[str]) -> int:
         return read(loader, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
-    return run_tests(arguments)
+    return run_tests(arguments, limits)
 
 
 def recorded(files: Sequence[str], tests: Sequence[str]) -> tuple[Lines, dict[str, float]]:
@@ -283,6 +295,7 @@ def main() -> None:
         near = Path("tests", *path.parts[1:2])
         tests = args.tests or [str(near), *map(str, sorted(Path("tests").glob("test_*.py")))]
         lines, seconds = recorded(files, tests)
+        limits = Limits(seconds)
         tried, lived = Counter[str](), Counter[str]()
         for mutant in found:
             own = [
@@ -291,11 +304,9 @@ def main() -> None:
                 if not {*mutant.lines}.isdisjoint(run.get(mutant.file, ()))
             ]
             own = sorted(own, key=lambda test: seconds[test]) or tests
-            times = [seconds.get(test, 10.0) for test in own]
-            limit = 10 + 5 * max(times)  # of a test; the first that fails is the last one
             tried[mutant.file] += 1
-            task = partial(run_mutant, mutant, [f"--timeout={limit:.0f}", *own])
-            if in_child(task, 20 + limit + 5 * sum(times)) == 0:
+            task = partial(run_mutant, mutant, own, limits)
+            if in_child(task, 60 + sum(limits.limits.get(test, 60.0) for test in own)) == 0:
                 lived[mutant.file] += 1
                 survivors.append(mutant)
                 print(f"{mutant.file}:{mutant.line}: {mutant.what}", flush=True)
