@@ -55,6 +55,10 @@ def test_the_variables_of_a_template_are_found(
     assert facts.knows_reasoning is knows
 
 
+def test_the_special_tokens_of_a_tokenizer_are_no_variables() -> None:
+    assert TokenizerCodec(family_tokenizer("llama3")).template_facts.variables == set()
+
+
 @pytest.mark.parametrize(
     ("names", "variables", "says"),
     [
