@@ -12,6 +12,7 @@ from tokenizers import normalizers
 
 from adafuse_llm.backends.fake import FakeCodec
 from adafuse_llm.text.codec import TokenizerCodec
+from adafuse_llm.text.conversation import check_conversation
 from tests.support.models import CHATML, STRICT, TEXT, TOKENIZER_KINDS, tokenizer
 from tests.support.templates import FAMILIES, family_tokenizer, turn
 
@@ -44,6 +45,9 @@ def test_what_a_template_writes_is_text_in_a_prompt_whatever_kind_of_token_it_is
         if "\u25c7" not in text:  # one character cannot be taken apart
             assert ids.isdisjoint(tokens), text
             assert codec.control_token_in(text) == ("<|Bot|>" if "Bot" in text else "<|")
+            turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]
+            begun = codec.encode_conversation(check_conversation(turns).continued())
+            assert sum(token in ids for token in begun) == 3, "those of the template"
     assert codec.encode_prompt("a<obs>") == known.encode("a<obs>"), "no template writes it"
 
 

@@ -214,6 +214,14 @@ def test_every_family_reads_exactly_the_text_to_continue(name: str) -> None:
         assert text.startswith(before[:-20].rstrip())
 
 
+def test_a_template_that_refuses_the_text_to_continue_is_read_up_to_it() -> None:
+    template = "{% if messages[-1].role != 'user' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    made = TokenizerCodec(tokenizer("bytelevel", template))
+    conversation = check_conversation([*ASKED, {"role": "assistant", "content": "It is"}])
+    before = decoded(made, made.encode_messages(ASKED))
+    assert decoded(made, made.encode_conversation(conversation.continued())) == f"{before}It is"
+
+
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece"])
 def test_a_space_before_the_text_to_continue_is_part_of_its_first_word(kind: str) -> None:
     made = TokenizerCodec(tokenizer(kind, STRICT))
