@@ -190,3 +190,9 @@ def test_spaces_of_the_prompt_do_not_count_as_tokens() -> None:
         done = engine.generate("if a:\n   ", max_new_tokens=2)
     assert (done.text, done.finish_reason) == ("xx", "length")
     assert done.usage.completion_tokens == {"oak": 2}
+
+
+def test_a_member_that_cannot_write_the_spaces_of_a_prompt_counts_all_its_tokens() -> None:
+    member = FakeBackend("a", lambda _: {"ab": 0.6, "c": 0.4})
+    assert member.space_tokens(5) is None
+    assert AdaFuseEngine([member]).generate("Go:     ", max_new_tokens=3).text == "ababab"
