@@ -177,6 +177,7 @@ async def test_a_run_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> 
         assert generation is not None
         assert (generation.text, generation.seed) == (each.text, each.seed)
     assert seen == [event.round for _, event in events]
+    assert all(0 < each.elapsed < 60 for each in seen)
 
 
 async def test_requests_are_checked_when_they_are_opened() -> None:
