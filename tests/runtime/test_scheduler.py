@@ -154,7 +154,7 @@ def test_passes_of_other_requests_come_between_the_pieces_of_a_prompt():
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late", "abandoned", "closed"])
-def test_a_request_that_ends_reads_no_further_piece(how):
+def test_a_request_that_ends_reads_no_further_piece(how, monkeypatch):
     three, gate = threading.Event(), threading.Event()
 
     def before(log):
@@ -164,12 +164,18 @@ def test_a_request_that_ends_reads_no_further_piece(how):
 
     member, cancel = Reading(before), threading.Event()
     with AdaFuseEngine([member]) as engine:
-        options: Any = {"timeout": 0.2} if how == "late" else {"cancel": cancel}
+        options: Any = {"timeout": 60} if how == "late" else {"cancel": cancel}
         run = engine.open([Request(prompt="l" * 500, **options)])
         long = background(run.results)
         assert three.wait(PATIENCE)
-        end: Any = {"cancelled": cancel.set, "abandoned": run.close, "late": int}
-        end.get(how, lambda: engine.close(0))()
+        now = time.monotonic
+        ends: dict[str, Any] = {
+            "cancelled": cancel.set,
+            "abandoned": run.close,
+            "late": lambda: monkeypatch.setattr(time, "monotonic", lambda: now() + 60),
+            "closed": lambda: engine.close(0),
+        }
+        ends[how]()
         if how == "cancelled":
             assert long.result(PATIENCE)[0].finish_reason == "cancelled"
         else:
