@@ -153,8 +153,14 @@ def test_passes_of_other_requests_come_between_the_pieces_of_a_prompt():
     assert {len(passes) for passes in between} == {scheduler.READ_PATIENCE + 1}, member.log
 
 
+@pytest.fixture
+def pass_a_minute(monkeypatch):
+    now = time.monotonic
+    return lambda: monkeypatch.setattr(time, "monotonic", lambda: now() + 60)
+
+
 @pytest.mark.parametrize("how", ["cancelled", "late", "abandoned", "closed"])
-def test_a_request_that_ends_reads_no_further_piece(how, monkeypatch):
+def test_a_request_that_ends_reads_no_further_piece(how, pass_a_minute):
     three, gate = threading.Event(), threading.Event()
 
     def before(log):
@@ -168,14 +174,8 @@ def test_a_request_that_ends_reads_no_further_piece(how, monkeypatch):
         run = engine.open([Request(prompt="l" * 500, **options)])
         long = background(run.results)
         assert three.wait(PATIENCE)
-        now = time.monotonic
-        ends: dict[str, Any] = {
-            "cancelled": cancel.set,
-            "abandoned": run.close,
-            "late": lambda: monkeypatch.setattr(time, "monotonic", lambda: now() + 60),
-            "closed": lambda: engine.close(0),
-        }
-        ends[how]()
+        end: Any = {"cancelled": cancel.set, "abandoned": run.close, "late": pass_a_minute}
+        end.get(how, lambda: engine.close(0))()
         if how == "cancelled":
             assert long.result(PATIENCE)[0].finish_reason == "cancelled"
         else:
@@ -488,11 +488,11 @@ ERRORS = {
 
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["cancelled", "done", *ERRORS])
-def test_every_request_that_ends_leaves_the_queue(hanging, how):
+def test_every_request_that_ends_leaves_the_queue(hanging, how, pass_a_minute):
     """Requests end in the queue and while a pass hangs, and later requests find room."""
     cancel = threading.Event()
     runtime = RuntimeConfig(max_requests=1, max_waiting=1)
-    options: Any = {"timeout": 0.1} if how == "late" else {"cancel": cancel}
+    options: Any = {"timeout": 60} if how == "late" else {"cancel": cancel}
     with AdaFuseEngine([hanging], runtime=runtime) as engine:
         ask: Any = partial(engine.generate, max_new_tokens=1, **options)
         if how == "score cancelled":
@@ -505,6 +505,8 @@ def test_every_request_that_ends_leaves_the_queue(hanging, how):
             background(engine.close)
         elif how == "done":
             hanging.gate.set()
+        elif how == "late":
+            pass_a_minute()
         else:
             cancel.set()
         wait_until(lambda: unfinished(engine) == 0)
