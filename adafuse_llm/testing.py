@@ -209,8 +209,6 @@ class _Bench:
                     trees[at] = self.begin()
                 elif action < 0.35:
                     tree.commit(self.chance.choice(nodes[1:] or nodes))
-                elif action < 0.5:
-                    tree.prune(self.chance.sample(nodes, 1))
             queries = [self.query(tree, **ways) for tree in self.chance.sample(trees, 2)]
             if fails:
                 self._fail(queries)

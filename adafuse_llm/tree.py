@@ -9,7 +9,7 @@ that token stay valid; all other nodes are dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.adjustment import Adjustment, Changes
@@ -123,11 +123,10 @@ class TokenTree:
         prompt_tokens: number of token ids of the prompt.
         adjustment: as above.
         root: the node of the last committed token.
-        cuts: number of times that nodes were dropped, by a commit or by pruning.
         state: the backend's state for this request, such as its cache. Only the backend uses it.
     """
 
-    __slots__ = ("__weakref__", "adjustment", "cuts", "ids", "prompt_tokens", "root", "state")
+    __slots__ = ("__weakref__", "adjustment", "ids", "prompt_tokens", "root", "state")
 
     def __init__(self, prompt: Sequence[int], adjustment: Adjustment | None = None) -> None:
         assert prompt, "a token tree needs at least one prompt token"
@@ -135,7 +134,6 @@ class TokenTree:
         self.prompt_tokens = len(self.ids)
         self.adjustment = adjustment
         self.root = Node(self.ids[-1], None, len(self.ids))
-        self.cuts = 0
         self.state: object | None = None
 
     def child(self, node: Node, token: int) -> Node:
@@ -184,31 +182,11 @@ class TokenTree:
         self.ids.extend(self.tokens(node))
         node.parent = None
         self.root = node
-        self.cuts += 1
-
-    def prune(self, ends: Iterable[Node]) -> None:
-        """Keep only the nodes on the paths to `ends` and below `ends`."""
-        kept = set(ends)
-        on_paths = {node for end in kept for node in self.path(end)}
-        pending = [self.root]
-        while pending:
-            node = pending.pop()
-            if node not in kept:
-                node.children = {
-                    t: child for t, child in node.children.items() if child in on_paths
-                }
-                pending.extend(node.children.values())
-        self.cuts += 1
 
     def since(self, root: Node) -> Iterator[Node]:
-        """Yield the nodes from `root`, a former root, to the current root, without `root` itself.
-
-        The iteration ends early if a committed token has no node.
-        """
+        """Yield the nodes from `root`, a former root, to the current root, without `root`."""
         for token in self.ids[root.length :]:
-            if (child := root.children.get(token)) is None:
-                return
-            root = child
+            root = root.children[token]
             yield root
 
     def nodes(self) -> Iterator[Node]:

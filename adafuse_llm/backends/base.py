@@ -90,8 +90,7 @@ class Backend(ABC):
     over ``tree.ids + tree.tokens(node)``.
 
     If ``tree.root`` has moved since the last query, the engine has committed a span, and the tree
-    has dropped every node that is not below the new root. The tree may also drop nodes without a
-    commit. ``tree.cuts`` increases in both cases.
+    has dropped every node that is not below the new root.
 
     An engine calls `evaluate`, `release` and `read_piece` from one thread at a time. A backend that
     several engines share must synchronize these calls.

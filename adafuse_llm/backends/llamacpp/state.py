@@ -38,7 +38,6 @@ class LlamaState(RequestLogits):
         self.trunk = context.free.pop()
         self.committed = self.ready = 0
         self.tips: dict[Node, int] = {}
-        self._root = tree.root
         self._context = context
 
     @property
@@ -146,28 +145,17 @@ class LlamaState(RequestLogits):
 
     def follow(self) -> bool:
         """Drop the nodes that the tree has dropped, and extend the trunk to the root."""
+        before = self._root
         if not super().follow():
             return False
         sources = {node: s for tip, s in self.tips.items() for node in _upwards(tip)}
-        for node in reversed(list(self.tree.since(self._root))):
+        for node in reversed(list(self.tree.since(before))):
             if node in sources:
                 self._context.copy(sources[node], self.trunk, self.committed, node.length)
                 self.committed = self.ready = node.length
                 break
-        self._root = self.tree.root
         alive = set(self.tree.nodes()) - {self._root}
-        kept = {node for tip in self.tips for node in _upwards(tip) if tip in alive}
-        for tip, sequence in list(self.tips.items()):
-            if tip in alive:
-                continue
-            del self.tips[tip]
-            end = next((node for node in _upwards(tip) if node in alive), None)
-            if end is None or end in kept:
-                self._context.give_back([sequence])
-            else:  # the last cached node of a path whose end was dropped
-                self._context.cut(sequence, end.length)
-                self.tips[end] = sequence
-                kept.update(_upwards(end))
+        self._context.give_back([self.tips.pop(tip) for tip in [*self.tips] if tip not in alive])
         return True
 
     def drop_tips(self) -> None:

@@ -45,7 +45,7 @@ class RequestLogits:
         self.rows: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}
         self.passes = 0
         self.tokens = 0
-        self._cuts = tree.cuts
+        self._root = tree.root
 
     @property
     def unread(self) -> int:
@@ -58,9 +58,9 @@ class RequestLogits:
 
     def follow(self) -> bool:
         """Drop the logits of nodes that the tree has dropped. Return whether it dropped nodes."""
-        if self._cuts == self.tree.cuts:
+        if self._root is self.tree.root:
             return False
-        self._cuts = self.tree.cuts
+        self._root = self.tree.root
         self.rows = {node: self.rows[node] for node in self.tree.nodes() if node in self.rows}
         return True
 
