@@ -770,33 +770,10 @@ def mean_nll(
     return sum(terms) / len(terms) if terms else math.nan
 
 
-def score(
-    members: Sequence[ReferenceMember],
-    ids: Mapping[str, Sequence[int]],
-    candidates: Sequence[ReferenceCandidate],
-    weights: Sequence[float],
-    form: Form | None = None,
-) -> None:
-    """Fill in the candidates' scores (equation 5)."""
-    for candidate in candidates:
-        total = share = likelihood = 0.0
-        for member, weight in zip(members, weights, strict=True):
-            if member.name in candidate.unscorable:
-                continue
-            tokens = candidate.tokens[member.name]
-            terms = terms_within(member, ids[member.name], tokens, ends=candidate.ends, form=form)
-            if terms and math.isfinite(sum(terms)):
-                nll = candidate.nll[member.name] = sum(terms) / len(terms)
-                candidate.sums[member.name] = -sum(terms)
-                total += weight * nll
-                likelihood -= weight * sum(terms)
-                share += weight
-        if share > 0:
-            candidate.score, candidate.logprob = total / share, likelihood / share
-
-
 class MeanRule:
     """The scores of the paper."""
+
+    draws_members = False
 
     def score(
         self,
@@ -807,9 +784,22 @@ class MeanRule:
         options: Options,
         form: Form | None = None,
     ) -> None:
-        score(members, ids, candidates, weights, form)
-
-    draws_members = False
+        """Fill in the candidates' scores (equation 5)."""
+        for candidate in candidates:
+            total = share = likelihood = 0.0
+            for member, weight in zip(members, weights, strict=True):
+                if member.name in candidate.unscorable:
+                    continue
+                tokens, ends = candidate.tokens[member.name], candidate.ends
+                terms = terms_within(member, ids[member.name], tokens, ends=ends, form=form)
+                if terms and math.isfinite(sum(terms)):
+                    nll = candidate.nll[member.name] = sum(terms) / len(terms)
+                    candidate.sums[member.name] = -sum(terms)
+                    total += weight * nll
+                    likelihood -= weight * sum(terms)
+                    share += weight
+            if share > 0:
+                candidate.score, candidate.logprob = total / share, likelihood / share
 
     def majority(self, *_: object) -> None:
         """No word wins before all members have proposed."""
