@@ -77,12 +77,6 @@ def test_one_of_several_files_is_named_or_matched(tmp_path: Path) -> None:
 
 
 @pytest.mark.quick
-def test_the_name_of_a_file_need_not_have_an_ending(tmp_path: Path) -> None:
-    put(tmp_path, "sha256-1")  # as in the folder of Ollama
-    assert found(tmp_path / "sha256-1") == tmp_path / "sha256-1"
-
-
-@pytest.mark.quick
 def test_transformers_loads_a_folder_of_both_kinds_unless_file_is_set(tmp_path: Path) -> None:
     for file in WREN.iterdir():
         (tmp_path / file.name).symlink_to(file)
