@@ -17,16 +17,8 @@ from llama_index_instrumentation import get_dispatcher
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
 
-PATHS = (
-    "complete",
-    "stream_complete",
-    "acomplete",
-    "astream_complete",
-    "chat",
-    "stream_chat",
-    "achat",
-    "astream_chat",
-)
+WAYS = ("", "stream_", "a", "astream_")
+PATHS = [f"{way}{kind}" for kind in ("complete", "chat") for way in WAYS]
 
 FORMS = ("complete", "astream_complete", "stream_chat", "achat")
 """Each kind of call, and each way to return: whole or in chunks, in an event loop or not."""
