@@ -179,7 +179,7 @@ class HostCheck(TrustedHostMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Probes may use any name."""
-        if scope["type"] == "http" and scope["path"] in PROBES:
+        if scope.get("path") in PROBES:
             await self.app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

@@ -5,7 +5,7 @@ import hmac
 import logging
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.testclient import TestClient
 
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
@@ -60,19 +59,6 @@ def error(response: httpx.Response) -> dict[str, Any]:
     found = response.json()["error"]
     assert found.keys() == {"message", "type", "param", "code"}
     return found
-
-
-def test_an_application_starts_behind_the_middlewares() -> None:
-    starts = []
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        starts.append(True)
-        yield
-
-    chosen = middlewares(ServingConfig(allowed_hosts=LOCAL), ("key-1",))
-    with TestClient(Starlette(lifespan=lifespan, middleware=chosen)):
-        assert starts
 
 
 async def test_every_request_has_an_id_and_a_line_in_the_log(caplog) -> None:
