@@ -215,12 +215,9 @@ class AdaFuseEngine(Engine):
         return cls.from_pretrained(
             file.members,
             config=file.config,
-            strategy=file.strategy,
             runtime=file.runtime,
-            dtype=file.dtype,
-            device_map=file.device_map,
-            revision=file.revision,
             trust_remote_code=trust_remote_code,
+            **file.loading,
         )
 
     @property

@@ -237,7 +237,7 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     file = read_config(path)
     options = file.config.model_dump(include=set(file.options))
     used = options.pop("use", None)
-    fields = {name: getattr(file, name) for name in ("strategy", "dtype", "device_map", "revision")}
+    fields = file.loading
     if file.runtime.model_fields_set:
         fields["runtime"] = file.runtime
     if file.models or used:

@@ -110,10 +110,8 @@ class Setup:
 
     def identity(self, config: AdaFuseConfig) -> dict[str, Any]:
         """Return what the answers of a run depend on, as JSON data."""
-        file = self.file
-        loading = {name: getattr(file, name) for name in LOADING}
-        models = list(file.models) or "embedded"
-        return {"models": models, **loading, **config.model_dump(mode="json")}
+        models = list(self.file.models) or "embedded"
+        return {"models": models, **self.file.loading, **config.model_dump(mode="json")}
 
     def display(self, engine: AdaFuseEngine) -> Display:
         """Return the display of the members that decode, on stdout."""
@@ -153,11 +151,8 @@ class Setup:
                 members,
                 config=config or self.file.config,
                 runtime=self.file.runtime,
-                strategy=self.file.strategy,
-                dtype=self.file.dtype,
-                device_map=self.file.device_map,
                 trust_remote_code=self.trust_remote_code,
-                revision=self.file.revision,
+                **self.file.loading,
             )
         if not gc.isenabled():  # `main` has paused it
             gc.freeze()  # it never visits the objects that exist now

@@ -106,6 +106,11 @@ class ConfigFile(AdaFuseConfig):
         return {str(name): value for name, value in values.items()} if named else values or {}
 
     @property
+    def loading(self) -> dict[str, Any]:
+        """The keyword arguments of `AdaFuseEngine.from_pretrained` in `LOADING`."""
+        return {name: getattr(self, name) for name in LOADING}
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options of decoding that the file sets."""
         names = AdaFuseConfig.model_fields
