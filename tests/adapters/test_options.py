@@ -41,8 +41,3 @@ def test_options_have_the_names_that_frameworks_use():
 def test_an_option_that_does_not_exist_is_an_error_that_names_what_does(given, named):
     with pytest.raises(InvalidOptionError, match=named):
         check_option_names(given, extra=["tools"])
-
-
-def test_an_option_of_the_class_itself_is_never_refused():
-    given = {"timeout": 5, "num_beams": 2, "model": "a", "api_key": "x", "do_sample": True}
-    assert check_option_names(given, extra=[*given]) == given
