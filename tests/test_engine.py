@@ -94,8 +94,6 @@ def test_a_batch_of_the_wrong_form_is_refused_with_the_right_form(
 def test_an_engine_needs_members_with_different_names() -> None:
     with pytest.raises(InvalidInputError, match="at least one member"):
         AdaFuseEngine([])
-    with pytest.raises(InvalidInputError, match="members is empty"):
-        AdaFuseEngine.from_pretrained([])
     with pytest.raises(InvalidInputError, match="different names"):
         AdaFuseEngine([FakeBackend("one", always), FakeBackend("one", always)])
     with pytest.raises(InvalidOptionError, match="weights"):
