@@ -23,6 +23,7 @@ from adafuse_llm.text.conversation import (
     check_content,
     check_conversation,
     check_role,
+    function_of,
     to_json,
 )
 
@@ -79,23 +80,16 @@ def malformed_calls(turn: Turn) -> list[Mapping[str, Any]]:
 
 
 def _is_malformed(call: Any) -> bool:
-    arguments = _function(call).get("arguments")
+    arguments = function_of(call).get("arguments")
     try:
         return isinstance(arguments, str) and not isinstance(json.loads(arguments or "{}"), dict)
     except (ValueError, RecursionError):
         return True
 
 
-def _function(call: Any) -> Mapping[str, Any]:
-    """Return the name and arguments of a call, which has OpenAI's form or ours."""
-    call = call if isinstance(call, Mapping) else {}
-    function = call.get("function")
-    return function if isinstance(function, Mapping) else call
-
-
 def _malformed_block(call: Mapping[str, Any]) -> str:
     """Return a malformed call as members write it. Its name can be apart from its text or in it."""
-    function = _function(call)
+    function = function_of(call)
     name, text = function.get("name"), function["arguments"].removeprefix(CALL_OPENS).strip()
     if name and '"name"' not in text:
         text = f'{{"name": {json.dumps(name)}, "arguments": {text}}}'
@@ -122,7 +116,7 @@ def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str,
         texts = [*filter(None, [content.rstrip("\n")]), *map(_malformed_block, bad)]
         message["content"] = "\n".join(texts)
         calls = [call for call in calls if call not in bad]
-        malformed |= {str(call.get("id")): _function(call).get("name") for call in bad}
+        malformed |= {str(call.get("id")): function_of(call).get("name") for call in bad}
     if calls:
         message["tool_calls"] = calls
         for call in calls if isinstance(calls, list) else ():  # clients may use an id again

@@ -19,7 +19,7 @@ from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig, advice
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
-from adafuse_llm.text.conversation import Conversation, check_tools
+from adafuse_llm.text.conversation import Conversation, check_tools, function_of
 from adafuse_llm.wire import EXTENSION
 
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -423,8 +423,7 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
         if kind != "function":
             ignored.add(place, f"it has the type {short_repr(kind)}, and {NO_TOOLS}")
             continue
-        function = tool.get("function")
-        function = function if isinstance(function, Mapping) else tool
+        function = function_of(tool)
         if function.get("parameters") is None and any(
             isinstance(each, Mapping) for each in function.values()
         ):

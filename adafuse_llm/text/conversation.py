@@ -390,12 +390,16 @@ def _part_text(part: Any, what: str) -> str:
     raise InvalidInputError(f"{what} has a content part that is not text; only text is allowed")
 
 
+def function_of(given: Any) -> Mapping[str, Any]:
+    """Return the function of a tool or a call, which has OpenAI's form or ours."""
+    given = given if isinstance(given, Mapping) else {}
+    function = given.get("function")
+    return function if isinstance(function, Mapping) else given
+
+
 def _check_call(call: Any, label: str) -> Call:
     """Return a call with plain JSON arguments. The arguments may be JSON text."""
-    call = call if isinstance(call, Mapping) else {"name": call}
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        function = call
+    function = function_of(call)
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -444,8 +448,7 @@ def check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
 def _check_tool(number: int, given: Any) -> Tool:
     tool = given
     if isinstance(given, Mapping):
-        function = given.get("function")
-        function = function if isinstance(function, Mapping) else given
+        function = function_of(given)
         tool = Tool(
             function.get("name", ""),
             function.get("description") or "",
