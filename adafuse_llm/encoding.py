@@ -183,7 +183,7 @@ class Encoder:
         vocabulary = backend.grammar_vocabulary()
         if opening.spaces and space_tokens is not None:
             state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
-            if not vocabulary.mask(state).is_empty:
+            if vocabulary.mask(state) is not None:
                 return Form(response, vocabulary, state), space_tokens
         lead = ONE_SPACE if opening.is_reply else NO_LEAD
         state = vocabulary.matcher(grammar, lead, response.begun)

@@ -58,7 +58,7 @@ class Permits:
         self._space_tokens = space_tokens
         # the grammar's state at each node; None if it forbids the node
         self._states: dict[Node, Any | None] = {} if form is None else {tree.root: form.state}
-        self._allowed: dict[Node, Allowed] = {}
+        self._allowed: dict[Node, Allowed | None] = {}
 
     @property
     def grammar(self) -> GrammarText | None:
@@ -76,17 +76,13 @@ class Permits:
         if self._form is None:
             return self._spaces(node, opening)
         allowed = self._after(node)
-        if allowed is None:
-            return None
-        if not allowed.is_empty:
-            return allowed.mask
-        if node.children:  # another member wrote the text, so only its score matters
-            return None
-        raise MemberError(
-            self._name,
-            f"none of its tokens continues {self._text_of(node)!r:.80} as the grammar requires. "
-            "Leave it out with use=[...], or change the grammar",
-        )
+        if allowed is None and self._states[node] is not None:
+            raise MemberError(
+                self._name,
+                f"none of its tokens continues {self._text_of(node)!r:.80} as the grammar "
+                "requires. Leave it out with use=[...], or change the grammar",
+            )
+        return None if allowed is None else allowed.mask
 
     def _spaces(self, node: Node, opening: Opening) -> bytes | None:
         tokens = self._space_tokens
@@ -98,18 +94,8 @@ class Permits:
         return tokens.mask(missing) if is_mask else None
 
     def permitted(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return the nodes after which the grammar permits a token. Parents come first."""
-        if self._form is None:
-            return list(nodes)
-        permitted = []
-        dropped: set[Node | None] = set()
-        for node in nodes:
-            allowed = self._after(node)
-            if node.parent in dropped or allowed is None or allowed.is_empty:
-                dropped.add(node)
-            else:
-                permitted.append(node)
-        return permitted
+        """Return the nodes after which the grammar permits a token."""
+        return [node for node in nodes if self._form is None or self._after(node) is not None]
 
     def is_forced(self, node: Node) -> bool:
         """Return whether the grammar leaves one alternative after `node`."""
@@ -153,7 +139,10 @@ class Permits:
         self._allowed = {node: mask for node, mask in self._allowed.items() if node in alive}
 
     def _after(self, node: Node) -> Allowed | None:
-        """Return the tokens that may follow a node. None if the grammar forbids the node itself."""
+        """Return the tokens that may follow a node, or None.
+
+        There are none if the grammar forbids the node itself, or what the member can write next.
+        """
         if self._form is not None and node not in self._allowed:
             state = self._state(node)
             if state is None:
@@ -162,10 +151,10 @@ class Permits:
         return self._allowed.get(node)
 
     def _state(self, node: Node) -> Any | None:
-        if node not in self._states:
-            for step in self._tree.path(node):
-                if step not in self._states and step.parent is not None:
-                    self._states[step] = self._consumed(step.parent, self._tokens(step))
+        for step in self._tree.path(node) if node not in self._states else ():
+            if step not in self._states:
+                assert step.parent is not None, "the root has a state"
+                self._states[step] = self._consumed(step.parent, self._tokens(step))
         return self._states[node]
 
     def _tokens(self, node: Node) -> list[int]:

@@ -36,7 +36,7 @@ from adafuse_llm.text.matchers import (
     is_usable,
     llguidance,
     next_bytes,
-    too_complex,
+    next_tokens,
 )
 from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
 from adafuse_llm.text.words import REPLACEMENT
@@ -356,16 +356,14 @@ class GrammarVocabulary:
         """Return the bytes of tokens."""
         return bytes(self._tokenizer.decode_bytes(list(tokens)))
 
-    def mask(self, state: Any) -> Allowed:
-        """Return the tokens that may follow in a state of a matcher."""
-        bits = int.from_bytes(state.compute_bitmask(), "little") & self._usable
-        if state.is_error():
-            raise too_complex(state, self.name)
-        may_end = bool(state.is_accepting())
+    def mask(self, state: Any) -> Allowed | None:
+        """Return the tokens that may follow in a state of a matcher, or None if none may."""
+        bits = int.from_bytes(next_tokens(state, self.name), "little") & self._usable
+        may_end = not state.is_error() and bool(state.is_accepting())
         is_forced = bits & (bits - 1) == 0 and bool(bits) != may_end
         if may_end:
             bits |= self._ends
-        return Allowed(bits.to_bytes(self._size, "little"), is_forced, is_empty=not bits)
+        return Allowed(bits.to_bytes(self._size, "little"), is_forced) if bits else None
 
 
 def _bits(tokens: Collection[int]) -> int:
@@ -382,9 +380,7 @@ class Allowed:
     Attributes:
         mask: the tokens, in the format of ``Node.allowed``.
         is_forced: whether there is one alternative: one token, or the end of the response.
-        is_empty: whether no token may follow.
     """
 
     mask: bytes
     is_forced: bool
-    is_empty: bool

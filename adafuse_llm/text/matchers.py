@@ -115,19 +115,28 @@ def next_bytes(state: Any) -> bytes:
     Raises:
         GrammarError: the grammar exceeds a limit of llguidance.
     """
-    mask = state.compute_bitmask()[:32]  # without the bit of the end
-    if state.is_error():
-        if state.get_error().startswith("NoExtensionBias"):  # no text begins with the text so far
-            return b""
-        raise too_complex(state)
+    mask = next_tokens(state)[:32]  # without the bit of the end
     return b"".join(_set_bits(place, bits) for place, bits in enumerate(mask) if bits)
 
 
-def too_complex(state: Any, member: str | None = None) -> GrammarError:
-    """Return the error for a matcher over bytes, or of a member, that exceeds a limit."""
+def next_tokens(state: Any, member: str | None = None) -> bytes:
+    """Return the tokens that may follow in a matcher, one bit per token. Empty if there is none.
+
+    Args:
+        state: the matcher.
+        member: name of the member whose tokens it reads; None if it reads bytes.
+
+    Raises:
+        GrammarError: the grammar exceeds a limit of llguidance.
+    """
+    mask = bytes(state.compute_bitmask())
+    if not state.is_error():
+        return mask
+    if state.get_error().startswith("NoExtensionBias"):  # no text begins with the text so far
+        return b""
     whose = "" if member is None else f"member {member!r}: "
     reason = " ".join(state.get_error().split()).partition(" <state>")[0]
-    return GrammarError(f"{whose}the grammar is too complex: {reason:.200}. Simplify it.")
+    raise GrammarError(f"{whose}the grammar is too complex: {reason:.200}. Simplify it.")
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Responses of a given form: valid on every mix of members, and equal to the reference."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("llguidance")
 
 from adafuse_llm import AdaFuseEngine
-from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.errors import InvalidOptionError, MemberError
 from adafuse_llm.strategies.registry import NAMED
 from tests.decoding import cases
 from tests.decoding.cases import OTHERS, PREFIXED, STARTS, lowest_limit
@@ -22,6 +23,7 @@ from tests.support.sizes import sized
 pytestmark = pytest.mark.usefixtures("untried")
 
 MIXES = (PAIR, TRIPLE, CHATTING, OTHERS, PREFIXED, (Recipe("llama", "sentencepiece", seed=89),))
+ASCII = Recipe("llama", "ascii", seed=34)
 CHOICES = ("yes", "no", "perhaps not", "caf\u00e9")
 FORMS = (*cases.FORMS, {"choices": CHOICES})
 
@@ -88,6 +90,36 @@ def test_windows_that_end_soon_after_the_prompt(extra: int) -> None:
     for members in ((small,), (PAIR[1], small)):
         generation = check(members, prompt, **form, margin_threshold=0.3, max_new_tokens=40)
         assert holds(form, generation.text)
+
+
+def test_no_part_of_a_character_is_committed_where_a_window_ends() -> None:
+    recipe = Recipe("gpt2", "sentencepiece", seed=32, end_bias=-9.0)
+    used = len(backend(recipe).codec.encode_prompt(prompt := "The ferry to Orrin leaves at nine."))
+    small = replace(recipe, window=used + 7)
+    assert check((small,), prompt, regex="[\u4e2d\u6587\ufffd]{1,9}").text == "\u4e2d"
+
+
+@pytest.mark.parametrize("members", [(ASCII,), (PAIR[0], ASCII)])
+def test_a_member_without_a_token_that_the_grammar_requires_is_named(
+    members: tuple[Recipe, ...],
+) -> None:
+    with pytest.raises(MemberError, match=ASCII.name):
+        engine(*members).generate("The ferry to", regex="ab\u4e2d[a-z]")
+
+
+def test_a_text_that_a_member_normalizes_goes_on_as_the_grammar_requires() -> None:
+    members = (PAIR[0], Recipe("qwen2", "composed", seed=36))
+    generation = check(members, **STARTS[1], regex="(e\u0301 |a){4,9}b", max_new_tokens=60)
+    assert generation.text.startswith("e\u0301 a")
+
+
+def test_drafts_under_a_grammar_save_passes() -> None:
+    options: dict[str, Any] = {"regex": "( the light| the lamp){12}", "max_new_tokens": 90}
+    passes, plain = (
+        engine(PAIR[0], drafting=drafting).generate("The ferry to", **options).usage.forward_passes
+        for drafting in (True, False)
+    )
+    assert sum(passes.values()) < 0.9 * sum(plain.values())
 
 
 def test_a_member_that_cannot_write_an_option_is_left_out_of_all() -> None:

@@ -8,6 +8,7 @@ response turns up now and then.
 import copy
 import functools
 import math
+import string
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
@@ -64,9 +65,11 @@ def tokenizer(kind: str, template: str | None = None) -> Any:
     """A tokenizer trained on `TEXT`, or one of the kinds of `tests.support.tokenizers`.
 
     ``bytelevel``      byte-level BPE, as GPT-2 and Llama 3
+    ``composed``       the same, which composes accents with their letters, as Qwen
     ``sentencepiece``  a ``tokenizer.model`` of the sentencepiece trainer, as Llama 2
     ``unigram``        Unigram with Metaspace and byte fallback
     ``unknowns``       Unigram with Metaspace and no bytes: what it does not know is lost
+    ``ascii``          the same with all characters of ASCII
     """
     if template is not None:
         made = copy.deepcopy(tokenizer(kind))
@@ -79,8 +82,12 @@ def tokenizer(kind: str, template: str | None = None) -> Any:
     return MAKERS[kind]()
 
 
-def byte_level(*, add_prefix_space: bool = False) -> PreTrainedTokenizerFast:
+def byte_level(
+    *, add_prefix_space: bool = False, composes: bool = False
+) -> PreTrainedTokenizerFast:
     core = Tokenizer(tokenizer_models.BPE())
+    if composes:
+        core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     core.decoder = decoders.ByteLevel()
     core.train_from_iterator(
@@ -142,12 +149,12 @@ def _pieces(count: int) -> list[tuple[str, float]]:
     return [(part, math.log(parts[part] / total)) for part in chosen]
 
 
-def _unigram(*, byte_fallback: bool) -> PreTrainedTokenizerFast:
+def _unigram(*, byte_fallback: bool, more: str = "") -> PreTrainedTokenizerFast:
     known = _pieces(200)
     names = {piece for piece, _ in known}
     extra = [
         (piece, -8.0)
-        for text in EXTRA_PIECES
+        for text in (*EXTRA_PIECES, *more)
         if (piece := text.replace(" ", "\u2581")) not in names
     ]
     raw = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)] if byte_fallback else []
@@ -166,9 +173,11 @@ def _unigram(*, byte_fallback: bool) -> PreTrainedTokenizerFast:
 
 _MAKERS: Mapping[str, Callable[[], Any]] = {
     "bytelevel": byte_level,
+    "composed": functools.partial(byte_level, composes=True),
     "sentencepiece": _sentencepiece,
     "unigram": functools.partial(_unigram, byte_fallback=True),
     "unknowns": functools.partial(_unigram, byte_fallback=False),
+    "ascii": functools.partial(_unigram, byte_fallback=False, more=string.printable[:94]),
 }
 
 
