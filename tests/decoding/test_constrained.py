@@ -103,7 +103,7 @@ def test_no_part_of_a_character_is_committed_where_a_window_ends() -> None:
 def test_a_member_without_a_token_that_the_grammar_requires_is_named(
     members: tuple[Recipe, ...],
 ) -> None:
-    with pytest.raises(MemberError, match=ASCII.name):
+    with pytest.raises(MemberError, match=f"{ASCII.name}.*'ab'"):
         engine(*members).generate("The ferry to", regex="ab\u4e2d[a-z]")
 
 
