@@ -77,16 +77,13 @@ class Permits:
             return self._spaces(node, opening)
         allowed = self._after(node)
         if allowed is None and self._states[node] is not None:
-            raise MemberError(
-                self._name,
-                f"none of its tokens continues {self._text_of(node)!r:.80} as the grammar "
-                "requires. Leave it out with use=[...], or change the grammar",
-            )
+            text = self._text_of(node)
+            raise self._stuck(f"none of its tokens continues {text!r:.80} as the grammar requires")
         return None if allowed is None else allowed.mask
 
     def _spaces(self, node: Node, opening: Opening) -> bytes | None:
         tokens = self._space_tokens
-        if tokens is None or not opening.spaces:
+        if tokens is None:
             return None
         text = self._text_of(node)
         missing = opening.spaces - len(text)
@@ -104,8 +101,7 @@ class Permits:
 
     def is_whole(self, node: Node) -> bool:
         """Return whether the text up to `node` ends at the end of a character."""
-        if self._form is None:
-            return True
+        assert self._form is not None, "without a grammar, nobody asks"
         try:
             self._form.vocabulary.read(self._tree.tokens(node)).decode()
         except UnicodeDecodeError:
@@ -121,7 +117,7 @@ class Permits:
                 text.
 
         Raises:
-            MemberError: the grammar does not allow the text.
+            MemberError: the member's tokens cannot write the text.
         """
         if self._form is None:
             return
@@ -129,7 +125,7 @@ class Permits:
         if state is None:
             state = self._consumed(self._tree.root, self._form.vocabulary.encode(text))
         if state is None:
-            raise MemberError(self._name, f"the grammar does not allow {text!r:.80}")
+            raise self._stuck(f"its tokens cannot write {text!r:.80}")
         self._states[node] = state
 
     def forget_dropped(self) -> None:
@@ -137,6 +133,10 @@ class Permits:
         alive = set(self._tree.nodes()) if self._form is not None else ()
         self._states = {node: state for node, state in self._states.items() if node in alive}
         self._allowed = {node: mask for node, mask in self._allowed.items() if node in alive}
+
+    def _stuck(self, problem: str) -> MemberError:
+        hint = "Leave it out with use=[...], or change the grammar"
+        return MemberError(self._name, f"{problem}. {hint}")
 
     def _after(self, node: Node) -> Allowed | None:
         """Return the tokens that may follow a node, or None.
