@@ -51,14 +51,15 @@ class Calibration(BaseModel):
         if strategy != self.strategy or {*members} != {*self.members}:
             raise InvalidOptionError(
                 f"option 'calibration': it was fitted on answers of {', '.join(self.members)} with "
-                f"strategy {self.strategy!r}, and {', '.join(members)} decode with {strategy!r}. "
-                "Leave it out, or run adafuse tune again."
+                f"strategy {self.strategy!r}, not of {', '.join(members)} with {strategy!r}. Pass "
+                "calibration=None (-o calibration=null on the command line), or run adafuse tune "
+                "again."
             )
 
     def confidence(self, generation: Generation) -> float | None:
         """Return the probability that a response is right.
 
-        It is None if the response was cancelled, or if other members or another strategy wrote it.
+        It is None if the response is not whole, or if other members or another strategy wrote it.
         """
         members = generation.usage.completion_tokens
         if generation.strategy != self.strategy or {*members} != {*self.members}:
@@ -72,13 +73,13 @@ class Calibration(BaseModel):
 
 
 def features(generation: Generation, members: Sequence[str]) -> tuple[float, ...] | None:
-    """Return what a calibration knows about a response, or None if it cannot have a confidence.
+    """Return what a calibration knows about a response, or None if the response is not whole.
 
     Returns:
         The log-probability of the response, the sum of each member, the share of rounds with one
         candidate only (forced rounds do not count), and the mean number of tokens.
     """
-    if generation.logprob is None or generation.finish_reason == "cancelled":
+    if generation.logprob is None or generation.finish_reason in ("cancelled", "length"):
         return None
     agreed = [len(each.candidates) == 1 for each in generation.rounds if not each.forced]
     return (

@@ -232,12 +232,6 @@ class Retriever:
         ]
         return found or list(self.passages[:k])
 
-    def missing(self, query: str, passage: Passage) -> list[str]:
-        """Return the words of ``query`` that ``passage`` lacks if it lacks most of them, or []."""
-        asked, read = self._words([query, f"{passage.source} {passage.text}"])
-        missing = [word for word in dict.fromkeys(asked) if word not in read]
-        return missing if 2 * len(missing) > len(set(asked)) else []
-
 
 def question_messages(question: str, passages: Sequence[Passage]) -> list[dict[str, str]]:
     """Return one user message that contains the passages and then the question.

@@ -324,7 +324,8 @@ class AdaFuseEngine(Engine):
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
-        if config.calibration is not None and "calibration" in request.options:
+        given = request.options.keys()
+        if config.calibration is not None and "calibration" in given and "use" not in given:
             config.calibration.check(self.strategy.name, [backend.name for backend, _ in active])
         self.strategy.check([backend for backend, _ in active])
         config.check_n()

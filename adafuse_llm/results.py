@@ -190,8 +190,8 @@ class Generation(_Result):
         member_logprobs: log-likelihood by member, in nats: the sum over the spans that it scored
             (`Candidate.nll`), without the ends of words that ``mixture`` adds.
         confidence: probability that the response is right, after a calibration (the option
-            `calibration`). None without one, if the response was cancelled, or if the request lets
-            other members decode.
+            `calibration`). None without one, if the response is not whole (``"length"`` or
+            ``"cancelled"``), or if the request lets other members decode.
         seed: the seed that gives the same response again. None if nothing was drawn
             (``temperature=0``).
         alternatives: the other responses, with the option ``n``.

@@ -74,31 +74,28 @@ def test_the_confidence_is_the_logistic_function_of_what_is_known(engine: AdaFus
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "named"),
+    ("change", "named"),
     [
-        ({"strategy": "mixture"}, {}, "mixture.*'adafuse'"),
-        (
-            {"members": {"one": 1.0, "three": 1.0}},
-            {},
-            "one, three with strategy 'adafuse', and one, two",
-        ),
-        ({}, {"use": "one"}, "of one, two with .* and one decode"),
-        ({"slope": 1.0}, {}, "calibration"),
-        ({"intercept": math.nan}, {}, "calibration"),
-        ({"logprob": 1e308}, {}, "calibration"),
+        ({"strategy": "mixture"}, "mixture.*'adafuse'"),
+        ({"members": {"one": 1.0, "three": 1.0}}, "one, three with.* one, two with"),
+        ({"slope": 1.0}, "calibration"),
+        ({"intercept": math.nan}, "calibration"),
+        ({"logprob": 1e308}, "calibration"),
     ],
 )
 def test_a_calibration_of_another_ensemble_is_refused(
-    engine: AdaFuseEngine, change: dict[str, Any], options: dict[str, Any], named: str
+    engine: AdaFuseEngine, change: dict[str, Any], named: str
 ) -> None:
     wrong = {**KNOWN, **change}
     with pytest.raises(InvalidOptionError, match=named):
-        engine.generate("Q:", calibration=wrong, **options)
+        engine.generate("Q:", calibration=wrong)
     with pytest.raises(InvalidOptionError, match=named):
-        AdaFuseEngine(engine.backends, AdaFuseConfig(calibration=wrong, **options))
+        AdaFuseEngine(engine.backends, AdaFuseConfig(calibration=wrong))
 
 
-def test_a_call_that_lets_others_decode_has_no_confidence(engine: AdaFuseEngine) -> None:
+def test_a_response_that_is_cut_or_of_others_has_no_confidence(engine: AdaFuseEngine) -> None:
+    assert engine.generate("Q:", max_new_tokens=1).finish_reason == "length"
+    assert engine.generate("Q:", max_new_tokens=1).confidence is None
     assert engine.generate("Q:", use="one").confidence is None
     assert engine.with_strategy("fixed-1").generate("Q:").confidence is None
     assert engine.with_strategy("adafuse").generate("Q:").confidence is not None
@@ -114,6 +111,8 @@ def test_every_framework_and_the_server_tell_both(engine: AdaFuseEngine) -> None
     assert chunk.response_metadata["confidence"] == both[1]
     told = chat.invoke([HumanMessage("Hi")]).response_metadata
     assert (told["logprob"], told["confidence"]) == both
+    of_one = ChatAdaFuse(engine=engine, calibration=KNOWN).invoke("Hi", use="one")
+    assert "confidence" not in of_one.response_metadata
     raw = AdaFuseLLM(engine=engine).chat([ChatMessage(content="Hi")]).raw
     assert (raw.logprob, raw.confidence) == both
     with served(create_app(engine)) as url:

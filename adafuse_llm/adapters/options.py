@@ -26,7 +26,7 @@ ALIASES = {
     "stop_sequences": "stop",
 }
 
-NULLABLE = ("weights", "use")
+NULLABLE = ("weights", "use", "calibration")
 """Options for which None is a valid value."""
 
 USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"

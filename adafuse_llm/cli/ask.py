@@ -63,7 +63,7 @@ def ask(setup: Setup, flags: Namespace) -> int:
             alone = answers_alone(engine, messages, cancel)
         if not flags.json:
             _show_rounds(generation, alone, display)
-            show_sources(console, retriever, question, sources)
+            show_sources(console, sources)
             console.print()
     if flags.html is not None:
         named = [(passage.source, passage.text) for passage in sources]

@@ -164,7 +164,7 @@ class _Conversation:
             if cancel.is_set():
                 self._console.print(Text("stopped", "dim"))
             if self._retriever is not None:
-                show_sources(self._console, self._retriever, " ".join(asked), found)
+                show_sources(self._console, found)
 
 
 COMMAND = Command(

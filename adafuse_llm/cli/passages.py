@@ -32,19 +32,10 @@ def search_in(docs: Sequence[Path]) -> Retriever:
     return Retriever(read_documents(docs, on_skip=tell))
 
 
-def show_sources(
-    console: Console, retriever: Retriever, question: str, sources: Sequence[Passage]
-) -> None:
-    """Print the passages with their BM25 scores, and a hint if the best one fits badly."""
+def show_sources(console: Console, sources: Sequence[Passage]) -> None:
+    """Print the passages with their BM25 scores."""
     console.print(Text("Sources", "bold"))
     for number, passage in enumerate(sources, start=1):
         excerpt = printable(" ".join(passage.text.replace("#", "").split()))
         line = Text(f"[{number}] {printable(passage.source)} ({passage.score:.1f}): ")
         console.print(line.append(excerpt, "dim"), no_wrap=True, overflow="ellipsis")
-    missing = retriever.missing(question, sources[0])
-    if missing:
-        hint = (
-            f"The best passage lacks most words of the question ({', '.join(missing)}), so the "
-            "answer may not be in these documents."
-        )
-        console.print(Text(printable(hint), "yellow"))

@@ -78,19 +78,24 @@ class Reliability(BaseModel):
 
 
 def calibrate(
-    strategy: str, members: Sequence[str], rows: Sequence[Sequence[float]], rights: Sequence[bool]
+    strategy: str,
+    members: Sequence[str],
+    rows: Sequence[Sequence[float] | None],
+    rights: Sequence[bool],
 ) -> Reliability:
     """Fit a calibration, and cross-validate it in `FOLDS` folds.
 
     Args:
         strategy: name of the strategy that answered.
         members: names of the members that answered.
-        rows: `adafuse_llm.calibration.features` of each answer.
+        rows: `adafuse_llm.calibration.features` of each answer. Answers without are left out.
         rights: whether each answer is right.
 
     Raises:
         InvalidInputError: there are too few answers.
     """
+    known = [(row, each) for row, each in zip(rows, rights, strict=True) if row is not None]
+    rows, rights = [row for row, _ in known], [each for _, each in known]
     hits = sum(rights)
     if len(rows) < FEWEST or min(hits, len(rows) - hits) < FEWEST_OF_A_KIND:
         raise InvalidInputError(

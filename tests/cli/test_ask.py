@@ -31,12 +31,6 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     assert adafuse("ask", "Who?", "--docs", docs, "--model", "org/one").stderr == ""
 
 
-def test_a_weak_best_passage_is_a_hint(adafuse, fakes, docs):
-    weak = adafuse("ask", "Which chess club uses the mill?", "--docs", docs).stdout
-    assert "chess" in weak.partition("lacks most words")[2]
-    assert "lacks" not in adafuse("ask", "Who founded the mill?", "--docs", docs).stdout
-
-
 def test_json_is_one_object(adafuse, fakes, docs):
     result = adafuse("ask", "Who founded the mill?", "--docs", docs, "--json", "--passages", 1)
     answer = json.loads(result.stdout)
