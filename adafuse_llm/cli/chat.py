@@ -114,7 +114,7 @@ class _Conversation:
         try:
             if name in COMMANDS:
                 self._obey(name, rest)
-            elif name.startswith("/") and not rest:
+            elif name.startswith("/") and "/" not in name[1:]:  # no path
                 raise InvalidInputError(f"there is no {name}. Commands: {', '.join(COMMANDS)}.")
             else:
                 self._messages.append({"role": "user", "content": line})

@@ -49,11 +49,11 @@ def test_commands_explain_the_last_answer(adafuse, fakes, asked):
     assert asked == [[("user", "Who?")], [("user", "Who?")]]
 
 
-@pytest.mark.parametrize("line", ["/why", "/wy"])
-def test_a_wrong_command_is_an_error_and_the_conversation_goes_on(adafuse, fakes, line):
-    result = adafuse("chat", input=f"{line}\nWho?\n")
+@pytest.mark.parametrize("line", ["/why", "/wy", "/wy 3"])
+def test_a_wrong_command_is_an_error_and_the_conversation_goes_on(adafuse, fakes, asked, line):
+    result = adafuse("chat", input=f"{line}\n/etc/hosts?\n")
     assert "/why" in result.stderr.partition("error: ")[2]
-    assert (result.stdout, result.exit_code) == ("Ada Brook did\n", 0)
+    assert (asked, result.exit_code) == ([[("user", "/etc/hosts?")]], 0)
 
 
 def test_a_message_that_fails_is_not_kept(adafuse, fakes, asked, spy):
