@@ -39,7 +39,13 @@ from typing import Any
 
 from typing_extensions import NotRequired, TypedDict
 
-from adafuse_llm.errors import InvalidInputError, nearest, short_list, short_repr
+from adafuse_llm.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    nearest,
+    short_list,
+    short_repr,
+)
 from adafuse_llm.reasoning import REASONING_OPENS
 from adafuse_llm.text.words import check_text
 
@@ -479,7 +485,9 @@ def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
             f"{nearest(str(choice), [*TOOL_CHOICES, *names])}"
         )
     if choice == "required" and not tools:
-        raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
+        raise InvalidOptionError(
+            "option 'tool_choice': 'required' needs at least one tool; got none. Pass tools."
+        )
 
 
 def _block(opens: str, text: str, closes: str) -> str:

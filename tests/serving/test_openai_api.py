@@ -251,6 +251,7 @@ def extension(**fields: Any) -> dict[str, Any]:
         ("adafuse.use", {"model": "wren", **extension(use=["heron"])}),
         ("max_tokens", extension(max_new_tokens=3)),
         ("tool_choice", {"tools": [TOOL], "tool_choice": "add"}),
+        ("tool_choice", {"tool_choice": "required"}),
         (
             "adafuse.regex",
             {"response_format": {"type": "json_object"}, **extension(regex="[0-9]")},
