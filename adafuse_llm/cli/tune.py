@@ -65,7 +65,7 @@ def add_flags(parser: Parser) -> None:
         "Metric to maximize: exact_match, contains, number or verbatim. Default: exact_match, or "
         "verbatim without a FILE.",
     )
-    parser.flag("--trials N", "Number of ensemble settings to try.", default=30)
+    parser.flag("--trials N", "Maximum number of ensemble settings to try.", default=30)
     parser.flag("--seed NUMBER", "Seed of the search.", dest="search_seed", type=int, default=1)
     parser.flag("--held-out SHARE", "Share of questions for the test.", type=float, default=0.5)
     parser.flag("--keep-ensemble", "Write the ensemble even if it is not significantly better.")
@@ -228,8 +228,7 @@ def _comment(found: Tuning) -> str:
 def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
     about = f"; {found.metric} in percent, tokens per answer; strategy {found.strategy}"
     title = Text(f"{found.searched} questions to search on", "bold").append(about, "not bold dim")
-    different = {repr(trial.options): trial for trial in reversed(found.trials)}
-    ranked = sorted(different.values(), key=lambda trial: (-trial.score, trial.tokens))
+    ranked = sorted(found.trials, key=lambda trial: (-trial.score, trial.tokens))
     searched = [*((f"{name} alone", trial) for name, trial in found.alone.items())]
     searched += [("ensemble", trial) for trial in ranked]
     alone = len(options["use"]) == 1

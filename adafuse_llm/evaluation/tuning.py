@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -264,7 +265,7 @@ def tune(
             `CHOICES`. The search ignores the engine's values of these options.
         questions: labeled questions, at least `FEWEST` for each part.
         metric: name of the metric to maximize, in `METRICS`.
-        trials: number of ensemble settings to try.
+        trials: maximum number of ensemble settings to try, all different.
         seed: seed of the division into two parts and of the search.
         held_out: share of the questions to keep from the search, for the test.
         fixed: options that are not searched. ``use`` names the members that may take part.
@@ -309,14 +310,16 @@ def tune(
         for branches, names in itertools.product((AdaFuseConfig().branches, 1), ensembles)
     ]
     rng = random.Random(seed)  # noqa: S311
-    while len(planned) < trials:
-        drawn = {name: rng.choice(values) for name, values in choices.items()}
-        planned.append({"use": rng.choice(sets), **drawn})
-    tried = []
-    for each in planned[:trials]:
-        options = {name: value for name, value in each.items() if name in ("use", *choices)}
-        tried.append(answers.trial(search, {**options, **fixed}))
-    best = min(tried, key=lambda trial: (-trial.score, trial.tokens))
+    tried: dict[str, Trial] = {}
+    different = len(sets) * math.prod(map(len, choices.values()))
+    while len(tried) < min(trials, different):
+        if not planned:
+            drawn = {name: rng.choice(values) for name, values in choices.items()}
+            planned.append({"use": rng.choice(sets), **drawn})
+        each = planned.pop(0)
+        options = {name: each[name] for name in ("use", *choices)}
+        tried[repr(options)] = answers.trial(search, {**options, **fixed})
+    best = min(tried.values(), key=lambda trial: (-trial.score, trial.tokens))
     settings = {"ensemble": best.options, f"{ranked[0]} alone": {"use": [ranked[0]]}}
     tested = {name: answers.trial(test, each) for name, each in settings.items()}
     rights = [[a.is_right for a in answers.of(test, each)] for each in settings.values()]
@@ -329,7 +332,7 @@ def tune(
         searched=len(search),
         held_out=len(test),
         alone=alone,
-        trials=tuple(tried),
+        trials=tuple(tried.values()),
         best_member=ranked[0],
         ensemble=settings["ensemble"],
         tested=tested,
