@@ -97,7 +97,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
     if file is not None and "stop" not in setup.file.options:
         config = config.override({"stop": STOP})
     names = member_names(setup.file.members)
-    candidates(names, config.use, find_strategy(setup.file.strategy))
+    candidates(names, config, find_strategy(setup.file.strategy))
     searched, tested = map(len, divide(questions, held_out, seed))
     asked = repr([(each.request, each.accepted) for each in questions])
     identity = {

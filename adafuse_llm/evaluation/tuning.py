@@ -290,7 +290,8 @@ def tune(
         )
     if trials < 1:
         raise InvalidOptionError(f"trials must be 1 or more; got {trials}")
-    members = candidates(engine.members, fixed.pop("use", None) or config.use, engine.strategy)
+    members = candidates(engine.members, config, engine.strategy)
+    fixed.pop("use", None)
     sizes = range(len(members), 1, -1)
     sets = [list(each) for size in sizes for each in itertools.combinations(members, size)]
     for chosen in sets:
@@ -369,22 +370,23 @@ def divide(
 
 
 def candidates(
-    members: Sequence[str], allowed: Sequence[str] | None, strategy: Strategy
+    members: Sequence[str], config: AdaFuseConfig, strategy: Strategy
 ) -> tuple[str, ...]:
     """Return the members that may take part, in the order of `members`.
 
     Raises:
         InvalidInputError: there are fewer than two, or the strategy has no options to search.
+        InvalidOptionError: ``use`` or ``weights`` do not match the members.
     """
     if not strategy.options & CHOICES.keys():
         raise InvalidInputError(
             f"strategy {strategy.name!r} has no options to tune. Choose one that uses "
             f"{' or '.join(CHOICES)}, such as 'adafuse' or 'mixture'."
         )
-    names = tuple(name for name in members if name in (allowed or members))
+    names = tuple(config.member_weights(members))
     if len(names) < 2:
         raise InvalidInputError(
-            f"tuning an ensemble needs at least two members; got {', '.join(names) or 'none'}"
+            f"tuning an ensemble needs at least two members; got {', '.join(names)}"
         )
     return names
 

@@ -218,6 +218,7 @@ def test_lost_answers_allow_no_conclusion_and_are_decoded_again(monkeypatch):
         ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one value per member"),
         ({"fixed": {"use": ("even", "idle"), "weights": (1, 0, 0)}}, InvalidOptionError, "weight"),
         ({"fixed": {"use": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
+        ({"fixed": {"use": ("odd", "even", "nobody")}}, InvalidOptionError, "'nobody'"),
     ],
 )
 def test_an_impossible_search_is_an_error_before_anything_is_computed(options, error, message):
