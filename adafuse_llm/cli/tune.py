@@ -43,7 +43,7 @@ from adafuse_llm.evaluation.tuning import (
     embedded_questions,
     read_questions,
 )
-from adafuse_llm.loading.config_file import write_config
+from adafuse_llm.loading.config_file import ConfigFile, write_config
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
@@ -86,6 +86,11 @@ def tune(setup: Setup, flags: Namespace) -> int:
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
     again.
     """
+    if setup.file.calibration is not None:
+        tell("the old calibration is left out; with enough answers, a new one is fitted")
+        kept = setup.file.model_fields_set - {"calibration"}
+        values = {name: getattr(setup.file, name) for name in kept}
+        setup = replace(setup, file=ConfigFile(**values))
     file, output, seed, held_out = flags.file, flags.output, flags.search_seed, flags.held_out
     questions = _questions(setup, flags)
     metric = flags.metric or ("verbatim" if file is None else "exact_match")
@@ -303,7 +308,6 @@ COMMAND = Command(
             "adafuse tune writes",
         ),
         **dict.fromkeys(("logprobs", "top_logprobs"), "the search records no log-probabilities"),
-        "calibration": "the search fits a new one; leave it out of the file",
         "continue_final_message": "the messages of the search end with the question",
     },
 )

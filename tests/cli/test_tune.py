@@ -87,6 +87,15 @@ def test_enough_questions_calibrate_the_confidence(adafuse, job, questions, tmp_
     assert (refused.exit_code, "'calibration'" in refused.stderr) == (2, True)
 
 
+def test_the_calibration_of_a_file_is_left_out(adafuse, job, tmp_path):
+    old = {"strategy": "mixture", "members": {"wren": 1, "heron": 1}, "logprob": 1, "agreement": 1}
+    old |= {"length": 1, "intercept": 1}
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump({"calibration": old}))
+    result = adafuse(*job, "--config", tmp_path / "old.yaml")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (0, 1), result.output
+    assert read_config(tmp_path / "tuned.yaml").config.calibration is None
+
+
 def test_an_interrupted_search_goes_on_and_another_does_not(adafuse, job, tmp_path, monkeypatch):
     real = tuning.in_order  # type: ignore[attr-defined]
     calls = []
