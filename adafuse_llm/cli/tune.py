@@ -270,7 +270,9 @@ def _confidence(written: str, found: Reliability | str) -> list[RenderableType]:
         f"A right answer has a higher confidence than a wrong one in {found.area.shown()} % of all "
         f"pairs (area under the ROC curve). Calibration error: {found.error:.1f} points."
     )
-    if found.wanted is not None:
+    if found.area.low <= 50:
+        figures += " These questions do not show that this confidence is better than chance."
+    elif found.wanted is not None:
         figures += f" The interval is wide: about {found.wanted} questions would make it useful."
     return [title, table, Text(figures)]
 

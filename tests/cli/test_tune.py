@@ -74,6 +74,7 @@ def test_enough_questions_calibrate_the_confidence(adafuse, job, questions, tmp_
     result = adafuse("tune", data, *job[2:], "--overwrite", "--keep-ensemble")
     assert result.exit_code == 0, result.output
     assert "cross-validated on 60 questions" in result.stdout
+    assert "chance" in result.stdout  # all answers are the same
     assert "Every member alone is wrong on" in result.stdout
     written = read_config(tmp_path / "tuned.yaml").config
     assert written.calibration is not None
