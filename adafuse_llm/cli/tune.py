@@ -80,8 +80,8 @@ def tune(setup: Setup, flags: Namespace) -> int:
     at p < 0.05, OUTPUT describes the ensemble, otherwise the best member alone. To use the file
     with another command, pass --config OUTPUT. Options that you set are not searched.
 
-    With 50 questions or more, OUTPUT also calibrates the confidence of every answer, and a table
-    shows how many of the surest answers are right.
+    With 50 answers or more, at least 5 of them right and 5 wrong, OUTPUT also calibrates the
+    confidence of every answer, and a table shows how many of the surest answers are right.
 
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
     again.
