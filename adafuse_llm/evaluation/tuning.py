@@ -439,12 +439,11 @@ class _Answers:
     ) -> Reliability | str:
         """Return the calibration of a setting, or why there is none."""
         given = [answer for part in parts for answer in self.of(part, options)]
-        known = [(row, each.is_right) for each in given if (row := each.features) is not None]
         names = options["use"]
         strategy = (self._single if len(names) == 1 else self._engine).strategy.name
         try:
-            rows, rights = zip(*known, strict=True) if known else ((), ())
-            return calibrate(strategy, names, rows, rights)
+            rows = [each.features for each in given]
+            return calibrate(strategy, names, rows, [each.is_right for each in given])
         except InvalidInputError as error:
             return str(error)
 
