@@ -117,4 +117,4 @@ def test_a_graph_streams_only_what_the_user_lets_it_stream(obliging, options):
         ((streamed, _),) = app.stream({"messages": [("user", "Hi")]}, stream_mode="messages")
     assert type(streamed) is AIMessage
     first = [each["text"] for each in rounds.rounds if not each.get("response")]
-    assert "".join(first).strip() == streamed.text
+    assert "".join(first).strip() == streamed.text.strip()  # a draw can end with a newline
