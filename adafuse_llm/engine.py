@@ -324,7 +324,7 @@ class AdaFuseEngine(Engine):
         config = checked.config
         refuse_unused_options(self.strategy, config)
         active = self._active_backends(config)
-        given = request.options.keys()
+        given = request.options.keys()  # with `use`, the response has no confidence instead
         if config.calibration is not None and "calibration" in given and "use" not in given:
             config.calibration.check(self.strategy.name, [backend.name for backend, _ in active])
         self.strategy.check([backend for backend, _ in active])

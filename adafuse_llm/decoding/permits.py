@@ -83,7 +83,7 @@ class Permits:
 
     def _spaces(self, node: Node, opening: Opening) -> bytes | None:
         tokens = self._space_tokens
-        if tokens is None:
+        if tokens is None or not opening.spaces:  # most nodes need no text
             return None
         text = self._text_of(node)
         missing = opening.spaces - len(text)
@@ -139,9 +139,10 @@ class Permits:
         return MemberError(self._name, f"{problem}. {hint}")
 
     def _after(self, node: Node) -> Allowed | None:
-        """Return the tokens that may follow a node, or None.
+        """Return the tokens that may follow a node.
 
-        There are none if the grammar forbids the node itself, or what the member can write next.
+        None without a grammar, if it forbids the node itself, or if none of the tokens continues
+        it.
         """
         if self._form is not None and node not in self._allowed:
             state = self._state(node)
@@ -151,10 +152,11 @@ class Permits:
         return self._allowed.get(node)
 
     def _state(self, node: Node) -> Any | None:
-        for step in self._tree.path(node) if node not in self._states else ():
-            if step not in self._states:
-                assert step.parent is not None, "the root has a state"
-                self._states[step] = self._consumed(step.parent, self._tokens(step))
+        if node not in self._states:
+            for step in self._tree.path(node):
+                if step not in self._states:
+                    assert step.parent is not None, "the root has a state"
+                    self._states[step] = self._consumed(step.parent, self._tokens(step))
         return self._states[node]
 
     def _tokens(self, node: Node) -> list[int]:
