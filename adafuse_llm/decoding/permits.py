@@ -159,8 +159,8 @@ class Permits:
                     self._states[step] = self._consumed(step.parent, self._tokens(step))
         return self._states[node]
 
-    def _tokens(self, node: Node) -> list[int]:
-        """Return tokens that llguidance reads as the codec reads the node's token."""
+    def _tokens(self, node: Node) -> list[int] | None:
+        """Return tokens that llguidance reads as the codec reads the node's token, or None."""
         assert self._form is not None
         assert node.parent is not None
         if self._form.vocabulary.is_usable(node.token):
@@ -168,9 +168,10 @@ class Permits:
         text = added(self._text_of(node.parent), self._text_of(node))
         return self._form.vocabulary.encode(text)
 
-    def _consumed(self, node: Node, tokens: Sequence[int]) -> Any | None:
+    def _consumed(self, node: Node, tokens: list[int] | None) -> Any | None:
         """Return the state after tokens behind a node, or None if the grammar forbids them."""
         state = self._states[node]
-        copy = None if state is None else state.deep_copy()
-        fits = copy is not None and copy.try_consume_tokens(list(tokens)) == len(tokens)
-        return copy if fits else None
+        if state is None or tokens is None:
+            return None
+        copy = state.deep_copy()
+        return copy if copy.try_consume_tokens(tokens) == len(tokens) else None

@@ -325,15 +325,19 @@ class GrammarVocabulary:
         """Return a new matcher at the start of a response, or after its beginning `begun`.
 
         Raises:
-            GrammarError: the grammar is too complex for this vocabulary.
+            GrammarError: the grammar is too complex for this vocabulary, or none of its tokens
+                writes a character of `begun`.
         """
+        tokens = self.encode(begun)
+        if tokens is None:
+            raise GrammarError(f"member {self.name!r} has no tokens for {begun!r:.80}")
         lark = grammar.lark(lead)
         start = self._start(grammar.option, lark)
         if not is_usable(start):
             self._start.cache_clear()
             start = self._start(grammar.option, lark)
         state = start.deep_copy()
-        consumed = state.consume_tokens(self.encode(begun)) if begun else True
+        consumed = state.consume_tokens(tokens)
         assert consumed, f"the grammar does not allow {begun!r}"
         return state
 
@@ -344,9 +348,10 @@ class GrammarVocabulary:
             raise GrammarError(f"option {option!r}, member {self.name!r}: {reason}")
         return matcher
 
-    def encode(self, text: str) -> list[int]:
-        """Return tokens whose bytes are those of `text`."""
-        return list(self._tokenizer.greedy_tokenize(text))
+    def encode(self, text: str) -> list[int] | None:
+        """Return tokens whose bytes are those of `text`, or None if a character has no tokens."""
+        tokens = list(self._tokenizer.greedy_tokenize(text))
+        return tokens if self.read(tokens) == text.encode() else None
 
     def is_usable(self, token: int) -> bool:
         """Return whether llguidance reads the token as the member's codec does."""

@@ -107,6 +107,12 @@ def test_a_member_without_a_token_that_the_grammar_requires_is_named(
         engine(*members).generate("The ferry to", regex="ab\u4e2d[a-z]")
 
 
+def test_a_member_that_cannot_write_what_another_one_wrote_is_named() -> None:
+    members = engine(PAIR[0], ASCII)
+    with pytest.raises(MemberError, match=f"{ASCII.name}.*cannot write '中"):
+        members.generate("I", regex="((中|a) ){3}b", weights=(5, 0.1))
+
+
 def test_a_text_that_a_member_normalizes_goes_on_as_the_grammar_requires() -> None:
     members = (PAIR[0], Recipe("qwen2", "composed", seed=36))
     generation = check(members, **STARTS[1], regex="(e\u0301 |a){4,9}b", max_new_tokens=60)

@@ -201,6 +201,12 @@ def test_a_closing_that_is_known_is_not_searched_again(monkeypatch: pytest.Monke
     assert grammar.text().begun_with("").closing() == closings[0]
 
 
+def test_a_response_cannot_begin_with_characters_that_a_member_has_no_tokens_for() -> None:
+    vocabulary = backend(Recipe("llama", "ascii", seed=34)).grammar_vocabulary()
+    with pytest.raises(GrammarError, match=f"{vocabulary.name}.*中"):
+        vocabulary.matcher(compiled(regex="a[中b]+"), NO_LEAD, "a中b")
+
+
 def test_a_grammar_that_reached_a_limit_is_compiled_anew_for_the_next_request() -> None:
     vocabulary = backend(Recipe("llama", "bytelevel", seed=1)).grammar_vocabulary()
     grammar = compiled(regex="[a-d]+")
