@@ -54,7 +54,6 @@ EXPENSIVE = 0.5
 MIN_RESPONSE_TOKENS = 4
 """Number of response tokens that the limit on drafts assumes while the response is shorter."""
 
-
 MAX_DRAFT = 6
 """Maximum number of tokens that a member drafts for a larger one at a time."""
 
@@ -75,42 +74,35 @@ MAX_COMPARED = 16
 class Lookup:
     """Finds the last tokens of a member in earlier text, and copies what followed.
 
-    Earlier text is the prompt, the answer and what members proposed. The last place of the last two
-    tokens counts, or else that of the last token. A longer match lets more tokens be copied, half
-    as many as are equal, because a longer quotation goes on more often.
+    Earlier text is the prompt and the answer. The last place of the last two tokens counts, or else
+    that of the last token. A longer match lets more tokens be copied, half as many as are equal,
+    because a longer quotation goes on more often.
     """
 
     def __init__(self) -> None:
         self._read = 0
-        self._places: dict[tuple[int, ...], tuple[Sequence[int], int]] = {}
+        self._places: dict[tuple[int, ...], int] = {}
 
     def after(self, member: Member, node: Node) -> list[Node]:
         """Return nodes that may follow `node`, parents before children."""
         ids = member.tree.ids
-        self._index(ids, self._read)
+        for end in range(self._read, len(ids)):
+            for size in (1, 2):
+                self._places[tuple(ids[max(0, end - size) : end])] = end
         self._read = len(ids)
         last = (*ids[-MAX_COMPARED:], *member.tree.tokens(node))[-MAX_COMPARED:]
-        text, place = self._places.get(last[-2:]) or self._places.get(last[-1:]) or ((), 0)
+        place = self._places.get(last[-2:]) or self._places.get(last[-1:])
+        if place is None:
+            return []
         most = min(len(last), place)
-        equal = next((n for n in range(most) if text[place - 1 - n] != last[-1 - n]), most)
+        equal = next((n for n in range(most) if ids[place - 1 - n] != last[-1 - n]), most)
         copied: list[Node] = []
-        for token in text[place : place + 1 + equal // 2]:
+        for token in ids[place : place + 1 + equal // 2]:
             if token in member.end_ids or member.is_full(node):
                 break
             node = member.tree.child(node, token)
             copied.append(node)
         return copied
-
-    def add(self, member: Member, node: Node) -> None:
-        """Index the path to the end of a proposal, which may be proposed again if it loses."""
-        before = member.tree.ids[-MAX_COMPARED:]
-        self._index([*before, *member.tree.tokens(node)], len(before))
-
-    def _index(self, text: Sequence[int], start: int) -> None:
-        """Index the tokens of a text from `start` on, by the one and by the two before them."""
-        for end in range(max(start, 1), len(text)):
-            for size in (1, 2):
-                self._places[tuple(text[max(0, end - size) : end])] = text, end
 
 
 class Drafter:
@@ -219,9 +211,7 @@ class Drafts(Drafting):
     do not call it. A member whose drafts have failed drafts no more.
     """
 
-    def __init__(
-        self, members: Sequence[Member], crowded: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, members: Sequence[Member], crowded: Callable[[], bool]) -> None:
         self._members = tuple(members)
         self._crowded = crowded
         by_lane: defaultdict[str, list[Member]] = defaultdict(list)
@@ -262,9 +252,6 @@ class Drafts(Drafting):
         self._likeliest: set[PoolCandidate] = set()
         groups = [[member] for member in self._members] if self._crowded() else self._lanes
         yield from in_lockstep([self._in_turn(group, proposals) for group in groups])
-        for candidate in self._pool.candidates:
-            for member in candidate.exact:
-                self._lookups[member].add(member, candidate.nodes[member])
         return [self._proposals[member] for member in proposals]
 
     def _in_turn(self, members: Sequence[Member], proposals: Proposals) -> Steps[None]:
@@ -344,7 +331,6 @@ class Drafts(Drafting):
             return ()  # the last case is the pass that reads the prompt
         nodes = dict.fromkeys(wanted)
         tips = list(wanted)
-        self._pool.expect(member)
         for candidate in self._pool.candidates:
             if (end := self._pool.encode(member, candidate)) is not None:
                 is_likely = self.likely(member, candidate)
