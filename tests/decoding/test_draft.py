@@ -130,9 +130,22 @@ def nearly(wrong: int) -> Callable[[str], dict[str, float]]:
     return rule
 
 
+def spelled(seed: int) -> Callable[[str], dict[str, float]]:
+    """Words of three letters, each of which is a token."""
+
+    def rule(text: str) -> dict[str, float]:
+        if len(text) - text.rfind(" ") > 3:
+            return {" ": 0.9}
+        return {random.Random(f"{seed} {text}").choice("abcdefgh"): 0.8, "o": 0.1}
+
+    return rule
+
+
 SAME = ([misled("a", 1), misled("a", 1)], 0)
 APART = ([misled("a", 1), misled("b", 1), scattered(1)], 0)
 SIZED = ([nearly(9), nearly(7)], 90)
+TWO = ([spelled(1), spelled(2)], 0)
+LETTERS = ([spelled(1), spelled(2), spelled(3)], 0)
 THREE = ([nearly(9), nearly(4), scattered(2)], 90)
 
 
@@ -142,6 +155,8 @@ THREE = ([nearly(9), nearly(4), scattered(2)], 90)
         (SAME, {"branching_factor": 1}, [(37, 83), (37, 83)]),
         (SAME, {"branching_factor": 3, "margin_threshold": 0.5}, [(39, 86), (15, 72)]),
         (APART, {"branching_factor": 2, "max_words": 2}, [(81, 123), (109, 184), (109, 151)]),
+        (TWO, {}, [(43, 151), (40, 124)]),
+        (LETTERS, {}, [(47, 216), (47, 158), (52, 188)]),
         (SIZED, {}, [(20, 54), (38, 38)]),
         (SIZED, {"max_new_tokens": 9}, [(5, 13), (9, 9)]),
         (THREE, {}, [(24, 75), (48, 49), (32, 34)]),
@@ -151,8 +166,16 @@ def test_responses_cost_as_many_passes_and_tokens_as_before(
     members: tuple[list[Any], int], options: dict[str, Any], counts: list[tuple[int, int]]
 ):
     """Drafts change no result, so only these numbers show what goes wrong in them."""
+
+    class Apart(Bulk):
+        """A member with a lane of its own on the device of another one."""
+
+        lane = "apart"
+
     rules, size = members
-    made = [Bulk(f"m{n}", rule, "cpu" if n < 2 else "other") for n, rule in enumerate(rules)]
+    kinds = (Bulk, Apart, Bulk)
+    devices = ("cpu", "cpu", "other")
+    made = [kinds[n](f"m{n}", rule, devices[n]) for n, rule in enumerate(rules)]
     for number, member in enumerate(made):
         member.parameters = size // 3**number
     strategy = "mixture" if size else "adafuse"
@@ -197,14 +220,18 @@ def test_a_wrong_draft_never_changes_a_result(seed: int, branches: int, threshol
 
 
 def test_a_draft_that_fails_does_not_fail_the_request(monkeypatch: pytest.MonkeyPatch):
+    failures: list[str] = []
+
     def delicate(text: str) -> dict[str, float]:
         response = text.removeprefix("Go:").split()
         if response != [word.strip() for word in WORDS[: len(response)]]:
+            failures.append(text)
             raise RuntimeError("nobody asked for this")
         return {WORDS[len(response)]: 0.9, " x": 0.1}
 
     monkeypatch.setattr("adafuse_llm.engine.Drafts", WildDrafts)
     assert decode([Bulk("a", delicate)], max_new_tokens=30).text == "".join(WORDS[:30])
+    assert len(failures) == 1  # then the member drafts no more
 
 
 def test_a_token_that_ends_a_response_needs_no_text():
@@ -278,18 +305,20 @@ def test_a_longer_match_lets_more_tokens_be_copied():
     assert copied(Lookup(), member, member.tree.grow([12, 13])) == [19, 14]  # the last place of two
     assert copied(Lookup(), member, member.tree.grow([5, 17])) == [18]
     assert copied(Lookup(), member, member.tree.grow([5])) == []
+    first = Member(Bulk("a", counting), [11, 12, 11], 2, 1.0)
+    assert copied(Lookup(), first, first.tree.root) == [12]
 
 
 @pytest.mark.quick
-def test_a_proposal_that_has_lost_is_copied_too():
-    member, lookup = Member(Bulk("a", counting), [11, 12, 13], 2, 1.0), Lookup()
-    lookup.add(member, member.tree.grow([14, 15, 16]))
-    member.commit(member.tree.grow([17]), " x")
-    begun = member.tree.grow([14])
-    assert copied(lookup, member, begun) == [15]
-    assert copied(Lookup(), member, begun) == []
-    member.commit(member.tree.grow([14, 19]), " y")  # the word goes on differently from now on
-    assert copied(lookup, member, member.tree.grow([14])) == [19]
+def test_no_token_is_copied_after_an_end_or_beyond_the_window():
+    backend = Bulk("a", counting)
+    (end,) = backend.end_ids
+    member = Member(backend, [11, 12, 13, end, 14, 15, 11, 12, 13], 2, 1.0)
+    assert copied(Lookup(), member, member.tree.root) == []
+    further = member.tree.grow([end, 14])
+    assert copied(Lookup(), member, further) == [15, 11, 12]
+    member.window = further.length + 1
+    assert copied(Lookup(), member, further) == [15]
 
 
 def test_without_its_drafts_a_question_still_asks_for_every_score():
