@@ -125,15 +125,13 @@ def choose_best(
 
 
 def _commit(
-    candidate: PoolCandidate, top_logprobs: int | None, *, forced: bool
+    candidate: PoolCandidate, top_logprobs: int | None
 ) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
     """Commit a candidate in every member's tree. Return the committed tokens by member.
 
     Args:
         candidate: the candidate.
         top_logprobs: as for `decode`; with None, no tokens are returned.
-        forced: whether no member proposed it. The drafting method then has only candidates of an
-            earlier round, so passes carry no drafts.
     """
     tokens = {}
     if top_logprobs is not None:
@@ -141,7 +139,7 @@ def _commit(
         for member, end in candidate.nodes.items():
             path = member.tree.path(end)
             parents = [each.parent for each in path if each.parent]
-            steps.append(member.evaluate(parents, path, drafting=not forced))
+            steps.append(member.evaluate(parents, path, drafting=False))
         yield from in_lockstep(steps)
         tokens = {
             member.name: member.logprobs(end, top_logprobs)
@@ -247,7 +245,7 @@ def decode(
         if outcome is None:
             outcome = yield from play()
         response.count(outcome)
-        logprobs = yield from _commit(outcome.committed, top_logprobs, forced=outcome.forced)
+        logprobs = yield from _commit(outcome.committed, top_logprobs)
         elapsed = time.perf_counter() - started
         text = outcome.committed.shown
         shown = response.transcript.push(text)
