@@ -1,5 +1,6 @@
 """Responses of a given form: valid on every mix of members, and equal to the reference."""
 
+import string
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("llguidance")
 
 from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.errors import InvalidOptionError, MemberError
 from adafuse_llm.strategies.registry import NAMED
 from tests.decoding import cases
@@ -90,6 +92,28 @@ def test_windows_that_end_soon_after_the_prompt(extra: int) -> None:
     for members in ((small,), (PAIR[1], small)):
         generation = check(members, prompt, **form, margin_threshold=0.3, max_new_tokens=40)
         assert holds(form, generation.text)
+
+
+def test_text_that_takes_more_tokens_in_two_parts_still_closes_within_the_limit() -> None:
+    """After " ab", which the grammar forces, there is no room for " c"."""
+
+    def rule(text: str) -> dict[str, float]:
+        return dict.fromkeys(string.printable, 0.001) | {
+            "x": 0.4,
+            " ab": 0.3,
+            "d": 0.1,
+            "<end>": 0.05,
+        }
+
+    texts = [*string.printable, " ab", " ab c"]
+    member = FakeBackend("oak", rule, texts, is_complete=True)
+    with AdaFuseEngine([member]) as ensemble:
+        found = ensemble.generate("Go:", regex="(x|y) ab [cd]", max_new_tokens=2, max_words=1)
+    assert (found.text, found.closing, found.usage.completion_tokens["oak"]) == (
+        "x ab c",
+        " ab c",
+        2,
+    )
 
 
 def test_no_part_of_a_character_is_committed_where_a_window_ends() -> None:
