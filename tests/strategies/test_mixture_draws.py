@@ -55,6 +55,7 @@ def test_words_are_those_of_the_reference(draws: dict[str, Any], start: dict[str
             "top_logprobs": number % 3,
             "weights": (3.0, 1.0, 2.0)[: len(recipes)],
             "stop": ("er",) * (number % 2),
+            "seed": number,
         }
         check(recipes, start, options)
 
