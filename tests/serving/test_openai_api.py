@@ -15,6 +15,8 @@ from tests.support.scripted import scripted_engine
 from tests.support.serving import CALCULATE, CALL, openai_client
 from tests.support.thinkers import thinkers
 
+pytestmark = pytest.mark.quick
+
 QUESTION = [{"role": "user", "content": "What does a ticket cost if three cost 12 florins?"}]
 PRODUCT: Any = [{"role": "user", "content": "What is 31 * 44?"}]
 WORDS = {"max_tokens": 12}
@@ -29,7 +31,6 @@ def ask(client, **changes):
     )
 
 
-@pytest.mark.quick
 def test_a_chat_is_the_response_of_the_engine(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
     response = ask(client, extra_body={"adafuse": {"rounds": True}})
@@ -44,7 +45,6 @@ def test_a_chat_is_the_response_of_the_engine(client, engine):
     assert response.usage.total_tokens == max(totals)
 
 
-@pytest.mark.quick
 def test_a_stream_has_the_role_the_spans_the_reason_and_the_usage(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12)
     given = {"stream_options": {"include_usage": True}, "extra_body": {"adafuse": {"rounds": True}}}
@@ -273,7 +273,6 @@ def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client)
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
-@pytest.mark.quick
 def test_the_prompt_of_several_responses_counts_once_and_so_does_what_of_it_was_cached():
     counts = {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 2}
     fields = {name: {"oak": counts.get(name, 1)} for name in Usage.model_fields}

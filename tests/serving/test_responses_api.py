@@ -16,6 +16,8 @@ from tests.support.scripted import scripted_engine
 from tests.support.serving import CALCULATE, CALL, openai_client
 from tests.support.thinkers import thinkers
 
+pytestmark = pytest.mark.quick
+
 QUESTION = "What does a ticket cost if three cost 12 florins?"
 MESSAGES = [{"role": "user", "content": QUESTION}]
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
@@ -32,7 +34,6 @@ def kinds(events):
     return [each for n, each in enumerate(types) if n == 0 or types[n - 1] != each]
 
 
-@pytest.mark.quick
 def test_a_response_is_the_text_of_the_engine(client, engine):
     expected = engine.generate(messages=MESSAGES, max_new_tokens=60)
     response = ask(client, metadata={"a": "b"}, extra_body={"adafuse": {"rounds": True}})

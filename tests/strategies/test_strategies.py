@@ -7,6 +7,7 @@ import pytest
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, InvalidOptionError
 from adafuse_llm.backends import Backend, FakeBackend
 from adafuse_llm.backends.fake import END
+from adafuse_llm.decoding.draft import MAX_DRAFT
 from adafuse_llm.strategies import AdaFuse, FixedWords, Mixture, Single, Strategy, find_strategy
 from adafuse_llm.strategies.registry import NAMED
 from tests.support.compare import approximately, as_data
@@ -135,3 +136,13 @@ def test_a_member_that_does_not_know_all_tokens_is_not_mixed() -> None:
 @pytest.mark.quick
 def test_without_members_auto_is_the_papers_rule() -> None:
     assert find_strategy("auto").name == "adafuse"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("strategy", "words"), [(AdaFuse(), 3 - 1 + 4), (FixedWords(2), 2)])
+def test_memory_is_reserved_for_the_words_that_all_members_propose(
+    strategy: Strategy, words: int
+) -> None:
+    config = AdaFuseConfig(max_words=3, branching_factor=4, max_word_tokens=5)
+    assert strategy.max_extra_tokens(7, config) == 7 * words * 5
+    assert Mixture().max_extra_tokens(7, config) == 7 * 4 * 5 + MAX_DRAFT
