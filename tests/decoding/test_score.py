@@ -19,6 +19,8 @@ from adafuse_llm.decoding.score import best_candidate
 from tests.reference import mean_nll
 from tests.support.models import CHATML, Recipe, engine, reference
 
+pytestmark = pytest.mark.quick
+
 MEMBERS = (
     Recipe("llama", "bytelevel", 31),
     Recipe("gpt2", "sentencepiece", 32),
@@ -88,7 +90,6 @@ def test_all_continuations_take_one_pass_over_their_different_tokens():
     assert usage.tokens_processed[recipe.name] == fresh + len(read)
 
 
-@pytest.mark.quick
 def test_a_text_follows_a_conversation_or_the_tokens_that_begin_prompts():
     recipe = Recipe("llama", "bytelevel", 31, template=CHATML)
     member, messages = reference(recipe), [{"role": "user", "content": "who?"}]
@@ -121,7 +122,6 @@ def test_a_text_that_no_member_can_score_has_no_score():
     assert neither.score is neither.loglikelihood is None
 
 
-@pytest.mark.quick
 def test_invalid_input_is_an_error():
     with AdaFuseEngine([fake("one", {"yes": 1.0}, context_window=4)]) as ensemble:
         wrong: list[Any] = [[], "yes", [""], [3], ["\ud800"]]
@@ -156,7 +156,6 @@ def scored(*scores: float | None) -> list[Candidate]:
     return [Candidate(text="a", ends=False, proposers=(), nll={}, score=each) for each in scores]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("scores", "winner"),
     [((0.5, 0.2, 0.3), 1), ((0.2, 0.2), 0), ((0.3, 0.1, 0.1), 1), ((None, 0.4, 0.4), 1)],
