@@ -126,7 +126,6 @@ class Encoder:
                     ids,
                     top,
                     weight,
-                    text,
                     limit=config.max_new_tokens,
                     opening=opening,
                     space_tokens=space_tokens,

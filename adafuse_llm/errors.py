@@ -133,12 +133,13 @@ class MissingDependencyError(AdaFuseError, ImportError):
     """A feature needs an optional package; the message names the extra to install."""
 
 
-def install_command(extras: str, package: str = "adafuse-llm") -> str:
+def install_command(extras: str) -> str:
     """Return the command that installs extras from where the package came, as ``"cli,serve"``."""
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
+    package = "adafuse-llm"
     try:
         origin = json.loads(distribution(package).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:

@@ -87,7 +87,6 @@ class Member:
         prompt: the request's prompt in the member's tokens.
         top: number of likeliest next tokens that the strategy needs.
         weight: the member's weight w in the fused score.
-        prompt_text: the prompt as plain text, the same for all members.
         limit: maximum number of tokens in the response (``max_new_tokens``).
         opening: the beginning of the response.
         space_tokens: the member's tokens that continue the spaces of `opening`. None if `prompt`
@@ -116,7 +115,6 @@ class Member:
         prompt: Sequence[int],
         top: int,
         weight: float,
-        prompt_text: str = "",
         *,
         limit: int = sys.maxsize,
         opening: Opening | None = None,
@@ -132,7 +130,6 @@ class Member:
         self.window = backend.context_window
         self.backend = backend
         self.weight = weight
-        self.prompt_text = prompt_text
         self.limit = limit
         self.opening = replace(opening or Opening(), is_held=space_tokens is None)
         self.reply_prefix = reply_prefix
