@@ -29,7 +29,9 @@ def test_a_configuration_file_names_the_models_and_a_checkpoint_its_settings(
     path.write_text(json.dumps(json.loads(path.read_text()) | asked))
     file = tmp_path / "adafuse.yaml"
     file.write_text(json.dumps({"models": [str(path.parent), models[1]], "use": ["otter"]}))
-    facts, other = json.loads(adafuse("info", "--config", file, "--json").stdout)["members"]
+    report = json.loads(adafuse("info", "--config", file, "--json").stdout)
+    facts, other = report["members"]
+    assert report["is_chat_model"] is True
     assert other["member"] == "badger"
     assert facts["followed_settings"] == ["repetition_penalty=1.1"]
     assert facts["ignored_settings"] == ["do_sample=True", "temperature=0.7"]

@@ -17,7 +17,6 @@ from adafuse_llm.backends import Query, TokenTree
 from tests.real.reference import CachedMember, check, check_rules, reference_of
 from tests.real.test_equality import FACTS, NAMES, PROMPTS, given
 from tests.real.test_grammar import check_forms, forms
-from tests.real.test_rules import check_draws
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf]
 
@@ -170,12 +169,6 @@ def test_a_real_file_keeps_the_rules_of_backends(
 
     logits = gguf_references["smollm"].row
     assert "test_draws" in check_rules(member, logits, TOLERANCE)
-
-
-def test_a_real_file_draws_from_its_own_distribution(
-    real_gguf: dict[str, Any], gguf_references: dict[str, CachedMember]
-) -> None:
-    check_draws(AdaFuseEngine([real_gguf["smollm"]]), gguf_references["smollm"])
 
 
 def test_every_response_has_its_form(real_gguf: dict[str, Any]) -> None:

@@ -118,25 +118,3 @@ def check_forms(engine: AdaFuseEngine, forms: list[tuple[str, dict[str, Any]]]) 
         assert has_form(found.text, form), (form, found.text)
         cut += "json_schema" in form and found.finish_reason == "length"
     assert cut <= 2
-
-
-ADDRESSES = (
-    ("Translate 'good morning' to German.", text_of("email")),
-    (
-        "Who is Anna Smith at ACME? Give her contact data.",
-        record(name=TEXT, email=text_of("email"), website=text_of("uri")),
-    ),
-)
-"""Questions whose answers ran on in the local part of an address when it had no bound."""
-
-
-def test_addresses_come_to_an_end(real_engine: Any) -> None:
-    for question, schema in ADDRESSES:
-        result = real_engine("qwen").generate(
-            messages=[{"role": "user", "content": f"{question} Answer in JSON."}],
-            json_schema=schema,
-            branching_factor=3,
-            max_new_tokens=160,
-        )
-        assert result.finish_reason == "stop", result.text
-        assert is_valid(schema, result.text)

@@ -1,13 +1,8 @@
-"""Write folders of Hugging Face models as GGUF files, the embedded members among them.
-
-``python -m tests.support.gguf_files OUT`` writes every embedded member to the folder ``OUT``, once
-with 32-bit weights and once as Q8_0.
-"""
+"""Write folders of Hugging Face models as GGUF files, the embedded members among them."""
 
 import atexit
 import functools
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -195,10 +190,3 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Array, kind: str) ->
         return
     quantized = GGMLQuantizationType[kind.upper()]
     writer.add_tensor(name, gguf.quants.quantize(plain, quantized), raw_dtype=quantized)
-
-
-if __name__ == "__main__":
-    (out := Path(sys.argv[1])).mkdir(parents=True, exist_ok=True)
-    for member in member_paths():
-        for kind in ("f32", "q8_0"):
-            print(write_gguf(member, out / f"{member.name}-{kind}.gguf", kind))

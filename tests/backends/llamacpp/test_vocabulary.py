@@ -243,12 +243,3 @@ def test_files_that_cannot_be_read_or_encode_text_are_refused(tmp_path: Path) ->
     path.write_text("not a model")
     with pytest.raises(LoadError, match="invalid magic"):
         LlamaText.from_file(path)
-
-
-def test_named_templates_are_read_and_tools_select_theirs() -> None:
-    known = copy.deepcopy(tokenizer("bytelevel"))
-    templates = {"default": "D {{ eos_token }}", "tool_use": "T {{ tools[0].name }}", "rag": "R"}
-    made = llama(known, template=templates).tokenizer
-    assert made.chat_template == templates
-    assert made.apply_chat_template([turn("user", "x")]) == "D <|end|>"
-    assert made.apply_chat_template([turn("user", "x")], tools=[{"name": "f"}]) == "T f"

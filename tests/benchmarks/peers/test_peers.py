@@ -15,6 +15,7 @@ from adafuse_llm.strategies import Strategy
 from benchmarks import peers
 from benchmarks.peers import BeamSearch, DeePEn, GaC, MajorityVote, Rerank, SweetSpan, UniTE
 from tests.reference import mean_nll
+from tests.strategies.test_strategies import saying
 from tests.support.compare import as_data
 from tests.support.models import PAIR, TRIPLE, Recipe, backend, reference
 
@@ -30,15 +31,6 @@ def run(
 
 def fake(name: str, rule: Callable[[str], Mapping[str, float]], *texts: str) -> FakeBackend:
     return FakeBackend(name, lambda text: rule(text.partition(":")[2]), texts)
-
-
-def saying(name: str, reply: str) -> FakeBackend:
-    pieces = [*(f" {word}" for word in reply.split()), END]
-
-    def rule(text: str) -> Mapping[str, float]:
-        return {pieces[min(text.count(" "), len(pieces) - 1)]: 0.9, " um": 0.1}
-
-    return fake(name, rule, *pieces[:-1], " um")
 
 
 @pytest.mark.quick
