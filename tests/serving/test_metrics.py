@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving.metrics import Metrics
-from tests.support.waiting import background, wait_until
+from tests.support.waiting import PATIENCE, background, wait_until
 
 pytestmark = pytest.mark.quick
 
@@ -83,7 +83,7 @@ def test_gauges_show_what_runs_and_waits_now() -> None:
     blocked = threading.Event()
 
     def wait(_: str) -> dict[str, float]:
-        blocked.wait(10)
+        blocked.wait(PATIENCE)
         return {"<end>": 1.0, " a": 0.0}
 
     runtime = RuntimeConfig(max_requests=1, cache_bytes=10**6)
@@ -91,12 +91,13 @@ def test_gauges_show_what_runs_and_waits_now() -> None:
     with AdaFuseEngine([member], runtime=runtime) as engine:
         metrics = Metrics(lambda: engine)
         calls = [background(engine.generate, "x:") for _ in range(3)]
+        wait_until(lambda: samples(metrics)["adafuse_requests_running"] == 1)
         wait_until(lambda: samples(metrics)["adafuse_requests_waiting"] == 2)
         busy = samples(metrics)
         blocked.set()
         assert all(call.result() for call in calls)
+        wait_until(lambda: samples(metrics)["adafuse_requests_running"] == 0)
         idle = samples(metrics)
-    assert (busy["adafuse_requests_running"], idle["adafuse_requests_running"]) == (1, 0)
     assert busy["adafuse_cache_limit_bytes{device=cpu}"] == 10**6
     assert 0 < busy["adafuse_cache_reserved_bytes{device=cpu}"] < 10**6
     assert idle["adafuse_cache_reserved_bytes{device=cpu}"] == 0

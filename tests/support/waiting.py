@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Most seconds that a test waits for a thread."""
 
 
@@ -32,7 +32,7 @@ def in_child(task: Callable[[], object]) -> bool:
     context = multiprocessing.get_context("fork")
     child = context.Process(target=lambda: sys.exit(not task()))
     child.start()
-    child.join(6 * PATIENCE)
+    child.join(2 * PATIENCE)
     child.kill()
     child.join()
     return child.exitcode == 0
