@@ -1,5 +1,6 @@
 """How many functions a request enters beyond those of `generate`: what a reader of it must know."""
 
+import gc
 import inspect
 import sys
 import threading
@@ -30,6 +31,8 @@ def entered(work: Callable[[], object]) -> set[str]:
             seen.add(f"{code.co_filename}:{code.co_firstlineno} {code.co_name}")
 
     work()  # fills caches
+    gc.collect()
+    gc.disable()  # it would enter functions that free what earlier tests left
     threading.setprofile(note)
     sys.setprofile(note)
     try:
@@ -37,6 +40,7 @@ def entered(work: Callable[[], object]) -> set[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+        gc.enable()
     return seen
 
 

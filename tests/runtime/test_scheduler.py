@@ -144,7 +144,7 @@ class Reading(FakeBackend):
 def test_passes_of_other_requests_come_between_the_pieces_of_a_prompt():
     member = Reading()
     with AdaFuseEngine([member]) as engine:
-        running = engine.stream("r", max_new_tokens=200)
+        running = engine.stream("r", max_new_tokens=2000)
         next(running)
         long = background(engine.generate, "l" * 105, max_new_tokens=2)
         list(running)
@@ -421,7 +421,7 @@ def hanging():
 
 def test_a_timeout_counts_the_time_in_the_queue_but_not_before_a_stream_is_read(hanging):
     with AdaFuseEngine([hanging], runtime=RuntimeConfig(max_requests=1)) as engine:
-        background(engine.generate, "hang")
+        background(engine.generate, "hang", max_new_tokens=1)
         assert hanging.inside.wait(PATIENCE)
         with pytest.raises(RequestTimeoutError, match="before it could start"):
             engine.generate("y", timeout=0.1)

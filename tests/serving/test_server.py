@@ -21,7 +21,7 @@ from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.server import listen, run, url_of
 from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServerConfig
-from tests.support.waiting import background, wait_until
+from tests.support.waiting import PATIENCE, background, wait_until
 
 TOKENS = "/tokenize"
 SLOW = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
@@ -46,12 +46,13 @@ def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "_Server", Recorded)
         result = background(run, build_app(service), service, listener, load, config=config)
-        wait_until(lambda: made and made[0].started)
+        wait_until(lambda: made and made[0].started and made[0].loader.ident)
     try:
         yield SimpleNamespace(
             service=service, listener=listener, url=url, server=made[0], result=result
         )
     finally:
+        made[0].loader.join(PATIENCE)  # else the server ends the process
         made[0].should_exit = True
         result.exception(30)
 
@@ -110,6 +111,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     with running() as each:
+        each.server.loader.join(PATIENCE)
         each.server.handle_exit(signal.SIGINT, None)
         assert ended == []
         each.server.handle_exit(signal.SIGINT, None)
@@ -150,15 +152,16 @@ def test_a_body_that_trickles_is_cut(caplog) -> None:
         socket.create_connection(each.listener.getsockname(), timeout=20) as client,
         suppress(ConnectionResetError),
     ):
+        began = time.monotonic()
         client.sendall(SLOW)
         client.settimeout(0.05)
-        began = time.monotonic()
         while not answer:
             assert time.monotonic() - began < 5
             client.sendall(b"x")
             with suppress(TimeoutError):
                 answer = client.recv(65536)
         assert time.monotonic() - began > 0.4
+        client.settimeout(20)
         while part := client.recv(65536):
             answer += part
     assert answer.startswith(b"HTTP/1.1 408 ")

@@ -39,6 +39,7 @@ from adafuse_llm.loading.members import load_members
 from tests.support.inference_servers import APIS, RECIPE, InferenceServer
 from tests.support.models import Recipe, backend, tokenizer
 from tests.support.serving import served
+from tests.support.waiting import wait_until
 
 KEY = "s3cret-key"
 PROMPT = "The ferry to Orrin"
@@ -248,8 +249,9 @@ def test_errors_of_a_server_name_the_member_and_what_it_said(load: Load) -> None
 
 
 def test_a_request_goes_on_when_its_server_is_back(
-    caplog: pytest.LogCaptureFixture, load: Load
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, load: Load
 ) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 30.0)
     server = InferenceServer("vllm")
     with served(server.app()) as url:
         loaded = load(url, name="far")
@@ -260,14 +262,15 @@ def test_a_request_goes_on_when_its_server_is_back(
     port = int(url.rpartition(":")[2])
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(ask, loaded)
-        time.sleep(0.5)
+        wait_until(lambda: "does not answer" in loaded.problem)
         assert not asked.done()
-        assert "does not answer" in loaded.problem
         with served(server.app(), port):
             assert asked.result(20) == expected
         assert not loaded.problem
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1.0)
     with pytest.raises(MemberUnavailableError, match=r"'far' .*does not answer"):
         ask(loaded)
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 30.0)
     threading.Timer(0.5, loaded.close).start()
     with pytest.raises(MemberUnavailableError, match="it was closed"):
         ask(loaded)
