@@ -160,7 +160,10 @@ class Permits:
         return self._states[node]
 
     def _tokens(self, node: Node) -> list[int] | None:
-        """Return tokens that llguidance reads as the codec reads the node's token, or None."""
+        """Return tokens that llguidance reads as the codec reads the node's token.
+
+        None if the vocabulary has no such tokens.
+        """
         assert self._form is not None
         assert node.parent is not None
         if self._form.vocabulary.is_usable(node.token):
@@ -169,7 +172,10 @@ class Permits:
         return self._form.vocabulary.encode(text)
 
     def _consumed(self, node: Node, tokens: list[int] | None) -> Any | None:
-        """Return the state after tokens behind a node, or None if the grammar forbids them."""
+        """Return the state after tokens behind a node.
+
+        None if the grammar forbids them, or if there are none.
+        """
         state = self._states[node]
         if state is None or tokens is None:
             return None

@@ -330,7 +330,10 @@ class GrammarVocabulary:
         """
         tokens = self.encode(begun)
         if tokens is None:
-            raise GrammarError(f"member {self.name!r} has no tokens for {begun!r:.80}")
+            raise GrammarError(
+                f"member {self.name!r} has no tokens for {begun!r:.80}, with which the response "
+                "begins. Leave it out with use=[...], or begin the response with other text."
+            )
         lark = grammar.lark(lead)
         start = self._start(grammar.option, lark)
         if not is_usable(start):

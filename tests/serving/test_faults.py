@@ -75,7 +75,7 @@ def test_a_failure_within_a_stream_is_its_last_event():
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 def test_a_silent_stream_has_comments_and_its_errors_the_words_of_the_client(monkeypatch, path):
-    monkeypatch.setattr(http, "SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(http, "SILENT_SECONDS", 0.05)
     free = threading.Event()
     body = {"messages": [USER], "input": "x", "stream": True}
     with serve(Member(lambda _: free.wait(20)), request_timeout=2) as url:
