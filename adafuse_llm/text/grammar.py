@@ -162,6 +162,8 @@ def _reason(error: str, option: str) -> str:
     remedy = _REMEDIES[option]
     if message.startswith("Unsatisfiable"):
         remedy = "No value fits this part. Correct it."
+    elif message.startswith("Invalid type"):
+        remedy = "Correct it."
     if option == "grammar" and line:
         message = f"line {line}, column {column}: {message}"
     return f"it cannot be enforced ({message}). {remedy}"

@@ -41,11 +41,11 @@ _REFUSED: Mapping[str, str] = {
 _NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _DEFINITIONS, _JOINED = {"$defs", "definitions"}, {"$ref", "anyOf", "oneOf"}
 _MAPS = ("properties", "patternProperties", *_DEFINITIONS)
-_FIRST, _LAST = ("$ref", "const", "enum"), ("allOf", "anyOf", "oneOf")
-_LISTS = (*_LAST, "prefixItems")
+_FIXED, _COMBINED = ("$ref", "const", "enum"), ("allOf", "anyOf", "oneOf")
+_LISTS = (*_COMBINED, "prefixItems")
 _SCHEMAS = (*_LISTS, "items", "additionalItems", "additionalProperties", "propertyNames")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_KEPT = (*_FIRST, *_COUNTS, "type", "required")
+_KEPT = (*_FIXED, *_COUNTS, "type", "required")
 _CLASSES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_MAPS, (dict,)),
     **dict.fromkeys((*_LISTS, "enum", "required"), (list,)),
@@ -110,7 +110,7 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
             _refuse((*path, "$ref"), "must be '#/...' with the path to a schema", "Correct it.")
         if "prefixItems" in out and "2020-12" not in str(schema.get("$schema", "2020-12")):
             _refuse((*path, "prefixItems"), "belongs to draft 2020-12", "Use a list in 'items'.")
-        if "multipleOf" in out and "multipleOf" in given and is_joint:
+        if "multipleOf" in given and is_joint:
             _refuse((*path, "multipleOf"), "is not supported beside schemas that are combined")
         if "oneOf" in out and not _are_exclusive(given["oneOf"], parts):
             _refuse((*path, "oneOf"), "has schemas that may overlap", "Use 'anyOf'.")
@@ -147,7 +147,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
     if "string" in types:
         _add_patterns(schema, path, found)
     # The compiler reads keywords in turn. Those that belong together must not be interrupted.
-    out = dict(sorted(found.items(), key=lambda item: (item[0] in _LAST) - (item[0] in _FIRST)))
+    out = dict(sorted(found.items(), key=lambda item: item[0] in _FIXED + _COMBINED))
     parts[path] = schema, out
     return out
 
@@ -179,17 +179,24 @@ def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None
     is_literal = "const" in schema or "enum" in schema
     if not numbers and (is_literal or "type" not in schema):
         return
-    exact = [n for key, n in numbers.items() if "exclusive" in key or n != n.to_integral_value()]
-    digits = max((number.adjusted() + 1 for number in exact), default=0)
+    exact = {k: n for k, n in numbers.items() if "exclusive" in k or n != n.to_integral_value()}
+    digits = max((number.adjusted() + 1 for number in exact.values()), default=0)
     unit = Decimal(1).scaleb(-max(0, min(_DECIMALS, _DIGITS - digits)))
+    # Floats are divided exactly only by such fractions, not by 0.01, and only if they are small.
+    fraction = Decimal("0.125")
+    most = _MAX_INTEGER * (fraction if "multipleOf" in exact else 1)
     for keyword, number in numbers.items():
-        # Floats are divided exactly only by such fractions, not by 0.01, for example.
-        step = max(unit, Decimal("0.125")) if keyword == "multipleOf" else unit
-        least = step if keyword == "multipleOf" else -_MAX_INTEGER
-        if not least <= schema[keyword] <= _MAX_INTEGER or number % step:
-            _refuse((*path, keyword), f"must be within 2**53 and a multiple of {step:f}")
-        out[keyword] = schema[keyword]
-    out.update({"minimum": 1 - _MAX_INTEGER, "maximum": _MAX_INTEGER - 1} | out)
+        step = max(unit, fraction) if keyword == "multipleOf" else unit
+        least = step if keyword == "multipleOf" else -most
+        if not least <= schema[keyword] <= most or number % step:
+            _refuse((*path, keyword), f"must be within {most:.0f} and a multiple of {step:f}")
+    # The compiler takes an exclusive 9 for an inclusive one beside a maximum of 9.5.
+    low = max(numbers.get("minimum", 1 - most), numbers.get("exclusiveMinimum", -most) + unit)
+    high = min(numbers.get("maximum", most - 1), numbers.get("exclusiveMaximum", most) - unit)
+    for keyword, bound in (("minimum", low), ("maximum", high)):
+        out[keyword] = float(bound) if bound % 1 else int(bound)
+    if "multipleOf" in schema:
+        out["multipleOf"] = schema["multipleOf"]
     if "number" in schema.get("type", "number") and not is_literal:
         out.setdefault("multipleOf", float(unit))
 
@@ -238,7 +245,7 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     """Return whether schemas have different types or constants, also those of a property."""
     if len(schemas) < 2:
         return True
-    groups = [_alternatives(schema, parts) for schema in schemas]
+    groups = [_alternatives(schema, parts, set()) for schema in schemas]
     every = [option for group in groups for option in group]
 
     def are_different(values: Callable[[dict[str, Any]], list[Any]]) -> bool:
@@ -261,20 +268,21 @@ def _are_exclusive(schemas: list[Any], parts: Parts) -> bool:
     return any(map(are_different, ways))
 
 
-def _alternatives(schema: Any, parts: Parts, depth: int = _FEW) -> list[dict[str, Any]]:
-    """Return the schemas of a nested ``oneOf``, or the given schema."""
+def _alternatives(schema: Any, parts: Parts, seen: set[int]) -> list[dict[str, Any]]:
+    """Return the schemas of a nested ``oneOf`` that is not seen yet, or the given schema."""
     target = _target(schema, parts)
-    if depth and {"oneOf"} <= target.keys() <= {"oneOf", "discriminator", *_REFERENCE}:
-        return [o for each in target["oneOf"] for o in _alternatives(each, parts, depth - 1)]
+    is_nested = {"oneOf"} <= target.keys() <= {"oneOf", "discriminator", *_REFERENCE}
+    if is_nested and id(target) not in seen:
+        seen.add(id(target))
+        return [option for each in target["oneOf"] for option in _alternatives(each, parts, seen)]
     return [target]
 
 
 def _constants(schema: Any, parts: Parts) -> list[Any]:
-    """Return the few constants that a schema allows. None stands for other values."""
+    """Return the constants that a schema allows. None stands for other values."""
     schema = _target(schema, parts)
     values = [schema["const"]] if "const" in schema else schema.get("enum", [None])
-    is_simple = len(values) <= _FEW and all(isinstance(value, (str, int)) for value in values)
-    return values if is_simple else [None]
+    return values if all(isinstance(value, (str, int)) for value in values) else [None]
 
 
 def _target(schema: Any, parts: Parts) -> dict[str, Any]:

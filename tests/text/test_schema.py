@@ -57,7 +57,10 @@ FORBIDDEN: list[tuple[Any, Any]] = [
     ({"oneOf": [{"type": ["string", "null"]}, {"type": "null"}]}, None),
     ({**INTEGER, "not": {"const": 1}, "x-guidance": {"lenient": True}}, 1),
     ({"allOf": [{"multipleOf": 65537}, {"multipleOf": 65539}]}, 131074),
-    ({**NUMBER, "anyOf": [{"multipleOf": 5}]}, 1),
+    ({**NUMBER, "anyOf": [{"multipleOf": 5}]}, 0.769803776),
+    ({**NUMBER, "allOf": [{"multipleOf": 5}]}, 0.769803776),
+    ({**NUMBER, "exclusiveMinimum": 9, "exclusiveMaximum": 9.5}, 9),
+    ({**NUMBER, "minimum": -127523097680835.03}, -127523097680835.05),
     ({**INTEGER, "minimum": 2**53 + 1}, 2**53),
     ({**INTEGER, "maximum": -(2**53) - 1}, -(2**53)),
     ({"const": 2**53 + 1}, 2**53),
@@ -77,6 +80,9 @@ FORBIDDEN: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 """Schemas, and values that they forbid and that llguidance alone accepts."""
 
+DOUBLED = {str(n): {"oneOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
+"""Definitions with 2**60 paths."""
+
 FORBIDDEN_TEXTS: list[tuple[Any, str]] = [
     ({**OBJECT, "minProperties": 2}, '{"x": 1, "x": 1}'),
     ({**OBJECT, "minProperties": 2, "additionalProperties": INTEGER}, '{"x": 1, "x": 1}'),
@@ -89,7 +95,10 @@ FORBIDDEN_TEXTS: list[tuple[Any, str]] = [
     ({**NUMBER, "exclusiveMinimum": -902.1516412216399}, "-902.1516412216399"),
     ({**NUMBER, "minimum": 0, "exclusiveMaximum": 1e-29}, "0." + "0" * 28 + "1"),
     ({**NUMBER, "exclusiveMinimum": 0}, "0." + "0" * 330 + "1"),
+    ({**NUMBER, "exclusiveMaximum": 2**52}, "4503599627370495.9"),
+    ({**NUMBER, "multipleOf": 2.5}, "4503599627370497.5"),
     ({"$ref": "#"}, ""),
+    ({"$ref": "#/$defs/0", "$defs": DOUBLED}, "1"),
     *((schema, json.dumps(value, ensure_ascii=False)) for schema, value in FORBIDDEN),
 ]
 
@@ -136,19 +145,43 @@ OTHERS = [closed(k={"const": "b"}, n={"const": number}) for number in (1, 2)]
         (TIME, written("22:59:59Z"), []),
         (
             NUMBER,
-            ("0", "-3", "3.14159", "-0.000000001", "9007199254740991", "1234567.123456789"),
+            (
+                *("0", "-3", "3.14159", "-0.000000001", "1234567.123456789"),
+                *("9007199254740991", "-9007199254740991"),
+            ),
             ("1e5", "0.1234567891", "9007199254740992", "1E-3", ".5", "01"),
         ),
         ({**NUMBER, "exclusiveMinimum": 0, "exclusiveMaximum": 1}, ["0.001"], ["1"]),
         ({**NUMBER, "minimum": 0.1, "maximum": 0.3}, ["0.3"], ["0.4"]),
+        ({**NUMBER, "minimum": 1234567.12345678}, ["1234567.12345678"], ["1234567.12345677"]),
+        ({**INTEGER, "exclusiveMinimum": 1, "exclusiveMaximum": 3}, ["2"], ["1", "3"]),
+        ({**NUMBER, "multipleOf": 0.5}, ["1.5"], ["1.25"]),
+        ({**NUMBER, "const": 1e-10}, ["0.0000000001"], ["0"]),
+        ({**NUMBER, "enum": [0.1234567891, 2]}, ["0.1234567891", "2"], ["1"]),
+        ({"const": 123456789012345}, ["123456789012345"], ["1"]),
         ({**NUMBER, "allOf": [{"minimum": 0.95}, {"maximum": 1.5}]}, ["0.95"], ["0.9"]),
         ({**NUMBER, "anyOf": [{"minimum": 1.1}, {"maximum": 0.3}]}, ["1.1"], ["0.5"]),
         ({**OBJECT, "properties": {"a": INTEGER}}, ['{"a": 1, "b": "\\n"}'], []),
         ({**OBJECT, "required": ["a"], "minProperties": 1}, ['{"a": 1}'], []),
         ({"type": "array", "uniqueItems": False}, ["[1, 1]"], []),
         ({"oneOf": [INTEGER, STRING]}, ["7"], []),
+        ({"oneOf": [INTEGER]}, ["7"], ['"a"']),
+        (
+            {"oneOf": [{"enum": ["a", *range(20)]}, {"const": "b"}]},
+            ['"a"', '"b"', "19"],
+            ['"c"'],
+        ),
+        ({**STRING, "$id": "https://example.com/a"}, ['"a"'], []),
+        ({**OBJECT, "minProperties": 0}, ["{}"], []),
+        ({"propertyNames": False}, ["{}"], ['{"a": 1}']),
+        (
+            {"propertyNames": {"const": "a", "description": "d"}},
+            ['{"a": 1}'],
+            ['{"b": 1}', '{"a": 1, "a": 1}'],
+        ),
         ({**STRING, "pattern": "^[^a]$"}, written("\u00e9"), []),
         ({"$ref": "#/definitions/A", "definitions": {"A": {"multipleOf": 5}}}, ["10"], ["11"]),
+        ({"$ref": "#/$defs/a~1b~0", "$defs": {"a/b~": NULL}}, ["null"], ["1"]),
         (closed(a=NULL, b={"$ref": "#/properties/a"}), ['{"a": null, "b": null}'], ['{"a": null}']),
         (
             closed(name={}, sub={"items": {"$ref": "#"}}),
@@ -157,8 +190,9 @@ OTHERS = [closed(k={"const": "b"}, n={"const": number}) for number in (1, 2)]
         ),
         ({"allOf": [closed(), OBJECT]}, ["{}"], ["1"]),
         ({"type": "array", "items": [STRING, {}], "minItems": 2}, ['["a", 1]'], ["[1, 1]"]),
+        ({"$schema": DRAFT_7, "type": "array", "items": [STRING]}, ['["a", 1]'], ["[1]"]),
         (
-            {"oneOf": [closed(k={"const": "a"}), {"oneOf": OTHERS}]},
+            {"oneOf": [closed(k={"const": "a"}), {"oneOf": OTHERS, "discriminator": {}}]},
             ['{"k": "b", "n": 2}'],
             ['{"k": "b", "n": 3}'],
         ),
@@ -166,9 +200,9 @@ OTHERS = [closed(k={"const": "b"}, n={"const": number}) for number in (1, 2)]
         (A_OR_B, ['{"a": 1, "b": 2}'], ['{"a": 1, "c": 2}']),
         ({**STRING, "pattern": "^x\\-y\\_\\/\\ z"}, written("x-y_/ z!"), written("x-y_/z")),
         (
-            {**STRING, "allOf": [{"pattern": "^a"}, {"pattern": "b$"}]},
-            written("a-b"),
-            written("a-"),
+            {**STRING, "format": "email", "pattern": "^a", "allOf": [{"pattern": "e$"}]},
+            written("a@b.de"),
+            written("b@b.de", "a@b.d", "a"),
         ),
         ({"type": ["string", "number"]}, ["1.5"], ["null"]),
         ({**INTEGER, "format": "int64"}, ["3"], [str(2**60)]),
@@ -285,6 +319,11 @@ def test_patterns_allow_only_what_python_allows() -> None:
         ({"items": {"$id": "https://example.com/a"}}, "items.$id"),
         ({"items": {"divisibleBy": 3}}, "items.divisibleBy"),
         ({"multipleOf": 0.01}, "multipleOf"),
+        ({"multipleOf": 0}, "multipleOf"),
+        ({**NUMBER, "anyOf": [{"multipleOf": 5}]}, "anyOf.0.multipleOf"),
+        ({"$schema": DRAFT_7, "prefixItems": [{}]}, "prefixItems"),
+        ({"properties": {"a": {}}, **A_OR_B}, "propertyNames"),
+        ({"patternProperties": {"a": {}}, **A_OR_B}, "propertyNames"),
         ({"exclusiveMinimum": True}, "exclusiveMinimum"),
         ({"minimum": float("inf")}, "minimum"),
         ({"type": "string", "format": "idn-email"}, "format"),
