@@ -41,7 +41,7 @@ from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.reply import CUT, InvalidToolCall, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, form_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.text.conversation import CALL_OPENS
 from langchain_adafuse._calls import Call, ChatRoundChunk, Reply
 from langchain_adafuse._messages import ToolLike, to_tools, to_turns
@@ -135,7 +135,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         Raises:
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
         """
-        formatted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+        given = [_as_function(t) if isinstance(t, dict) and "title" in t else t for t in tools]
+        formatted = [convert_to_openai_tool(tool, strict=strict) for tool in given]
         names = [tool.name for each in formatted for tool in to_tools([each])]
         choice = to_tool_choice(tool_choice, names)
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
@@ -169,7 +170,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             **kwargs: passed to every call.
 
         Raises:
-            InvalidInputError: `schema` is missing, or `method` is unknown.
+            InvalidInputError: `schema` is missing, `method` is unknown, or the schema is not that
+                of an object, which the arguments of a tool are.
             OutputParserException: the reply is cut off or does not fit the schema, and
                 `include_raw` is False.
         """
@@ -180,13 +182,18 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         if schema is None and method != "json_mode":
             raise InvalidInputError(f"method={method!r} needs a schema; got None")
         schema = {"type": "object"} if schema is None else schema
-        tool = convert_to_openai_tool(_unwrapped(schema), strict=strict)
+        tool = convert_to_openai_tool(_as_function(schema), strict=strict)
         name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
         asked = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         pydantic_class: Any = schema if is_class else None
         parser: Runnable[Any, Any]
         if method == "function_calling":
+            if json_schema.get("type", "object") != "object":
+                raise InvalidInputError(
+                    "the arguments of a tool are an object, so method='function_calling' needs a "
+                    f"schema of one; got {short_repr(schema)}. Use method='json_schema'."
+                )
             bound = self.bind_tools(
                 [tool], tool_choice=name, ls_structured_output_format=asked, **kwargs
             )
@@ -367,16 +374,22 @@ class ChatReply(Reply[ChatRoundChunk]):
         )
 
 
-def _unwrapped(schema: Schema) -> Schema:
-    """Return the JSON schema in a dict, which may be a ``response_format`` or have a name apart."""
+def _as_function(schema: Schema) -> Schema:
+    """Return a JSON schema, possibly of a ``response_format``, as a function of OpenAI's API.
+
+    LangChain itself would drop a schema without ``properties``, such as that of a list.
+    """
     if not isinstance(schema, dict):
         return schema
     schema = schema.get("json_schema", schema) if schema.get("type") == "json_schema" else schema
+    name = schema.get("name", "output")
     if isinstance(inner := schema.get("schema"), dict):
-        return {"title": schema.get("name", "output"), **inner}
-    if {"name", "function", "title", "parameters", "input_schema"} & schema.keys():
+        schema = inner
+    elif {"name", "function", "parameters", "toolSpec"} & schema.keys():
         return schema
-    return {"title": "output", **schema}
+    described = {key: schema[key] for key in ("description",) if key in schema}
+    parameters = {key: each for key, each in schema.items() if key not in ("title", "description")}
+    return {"name": schema.get("title", name), **described, "parameters": parameters}
 
 
 def _check_whole(message: AIMessage) -> AIMessage:

@@ -19,7 +19,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from adafuse_llm import GrammarError, InvalidOptionError, MissingDependencyError
+from adafuse_llm import GrammarError, InvalidInputError, InvalidOptionError, MissingDependencyError
 from tests.integrations.langchain.test_tools import chat_that, population
 from tests.support.instruction_follower import call
 
@@ -102,6 +102,32 @@ def test_every_form_of_a_schema_reaches_the_members(schema):
     chat = chat_that(lambda prompt: prompts.append(prompt) or json.dumps(GOOD))
     assert plain(chat.with_structured_output(schema).invoke("Which?")) == GOOD
     assert any("people" in prompt for prompt in prompts)
+
+
+CITY: dict[str, Any] = {"$ref": "#/$defs/City", "$defs": {"City": WANTED}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        ({"type": "array", "items": {"const": 3}, "minItems": 1, "maxItems": 1}, [3]),
+        ({"title": "Word", "enum": ["mill"]}, "mill"),
+        ({"title": "City", "description": "A city.", **CITY}, {"name": "", "people": 5}),
+        ({"name": "City", "schema": CITY}, {"name": "", "people": 5}),
+    ],
+)
+def test_a_schema_without_properties_is_enforced(schema, found):
+    chat = chat_that('{"name": "", "people": 5}', enforce=True, max_new_tokens=80)
+    assert chat.with_structured_output(schema).invoke("?") == found
+    if "type" in schema:
+        with pytest.raises(InvalidInputError, match="json_schema"):
+            chat.with_structured_output(schema, method="function_calling")
+
+
+def test_a_tool_without_properties_keeps_its_schema():
+    chat = chat_that(call("City", **GOOD), enforce=True, max_new_tokens=80)
+    reply = chat.bind_tools([{"title": "City", **CITY}], tool_choice="City").invoke("?")
+    assert reply.tool_calls[0]["args"] == GOOD
 
 
 @pytest.mark.parametrize("method", METHODS)
