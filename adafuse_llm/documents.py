@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from adafuse_llm.errors import (
     InvalidInputError,
@@ -22,6 +22,7 @@ from adafuse_llm.errors import (
     install_command,
     short_list,
 )
+from adafuse_llm.text.words import UNSPACED
 
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
@@ -207,7 +208,9 @@ class Retriever:
             raise MissingDependencyError(
                 f"document search needs the package bm25s: {install_command('cli')}"
             ) from error
-        self._words = partial(bm25s.tokenize, stopwords="en", return_ids=False, show_progress=False)
+        letter = UNSPACED.pattern  # counts as a word
+        words: Any = {"token_pattern": rf"{letter}|(?:(?!{letter})\w){{2,}}", "stopwords": "en"}
+        self._words = partial(bm25s.tokenize, **words, return_ids=False, show_progress=False)
         self._index = bm25s.BM25()
         texts = [f"{passage.source} {passage.text}" for passage in self.passages]
         self._index.index(self._words(texts), show_progress=False)

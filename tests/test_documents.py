@@ -105,6 +105,15 @@ def test_the_retriever_ranks_the_fitting_passage_first_and_scores_it() -> None:
     assert mill.score > poor.score > 0
 
 
+def test_text_without_spaces_is_found() -> None:
+    texts = ("东京塔高333米。", "图书馆周一关闭。", "The iPhone手机 costs 40.")
+    retriever = Retriever([Passage(f"{n}.txt", text) for n, text in enumerate(texts)])
+    for query, best in (("图书馆什么时候关闭?", 1), ("iphone", 2), ("手机", 2)):
+        (found,) = retriever.search(query, k=1)
+        assert found.text == texts[best]
+        assert found.score > 0
+
+
 @pytest.mark.parametrize("query", ["zebra", "the", "???"])
 def test_a_query_without_a_match_still_gets_something_to_read(query: str) -> None:
     assert Retriever(PASSAGES).search(query, k=2) == PASSAGES[:2]

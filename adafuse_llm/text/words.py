@@ -18,7 +18,7 @@ REPLACEMENT = "\ufffd"
 CHARACTER_TOKENS = 3
 """Number of tokens that a word may have above its limit to complete a UTF-8 character."""
 
-_UNSPACED = re.compile(
+UNSPACED = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u3005-\u3007\u3021-\u3029"
     "\u3031-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf"
     "\ua9e0-\ua9ff\uaa60-\uaadf\uf900-\ufaff\uff66-\uff9f\U00016fe0-\U0001b2ff"
@@ -109,7 +109,7 @@ def has_end(word: str) -> bool:
 
 def _unspaced_letters(text: str) -> int:
     """Return the number of letters of scripts without spaces; combining marks do not count."""
-    found = _UNSPACED.findall(text)
+    found = UNSPACED.findall(text)
     return sum(unicodedata.category(each) in ("Lo", "Lm") for each in found)
 
 
