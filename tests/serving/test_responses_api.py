@@ -40,6 +40,7 @@ def test_a_response_is_the_text_of_the_engine(client, engine):
     assert (response.output_text, response.status) == (expected.text, "completed")
     assert response.error is response.incomplete_details is response.previous_response_id is None
     assert response.metadata == {"a": "b"}
+    assert response.text.format.type == "text"
     (message,) = response.output
     assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
     extension = response.model_extra["adafuse"]

@@ -57,6 +57,7 @@ def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) ->
         result.exception(30)
 
 
+@pytest.mark.quick
 def test_the_server_answers_while_members_load_and_a_signal_closes_them() -> None:
     may_load = threading.Event()
 
