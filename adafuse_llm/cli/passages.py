@@ -24,7 +24,7 @@ def add_documents(parser: Parser, default: str = "") -> None:
     """Add the flags that `search_in` reads."""
     text = "Text, Markdown or PDF file, or a folder of such files, from which the members answer."
     parser.flag("--docs PATH", f"{text} Repeatable.{default}")
-    parser.flag("--passages N", "Number of passages that the members read.", default=3)
+    parser.flag("--passages N", "Largest number of passages that the members read.", default=3)
 
 
 def search_in(docs: Sequence[Path]) -> Retriever:
@@ -35,6 +35,8 @@ def search_in(docs: Sequence[Path]) -> Retriever:
 def show_sources(console: Console, sources: Sequence[Passage]) -> None:
     """Print the passages with their BM25 scores."""
     console.print(Text("Sources", "bold"))
+    if not any(passage.score for passage in sources):
+        console.print("No passage has a word of the question, so the members read the first ones.")
     for number, passage in enumerate(sources, start=1):
         excerpt = printable(" ".join(passage.text.replace("#", "").split()))
         line = Text(f"[{number}] {printable(passage.source)} ({passage.score:.1f}): ")

@@ -28,7 +28,9 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     assert lines[lines.index("Sources") + 1].startswith("[1] mill.md (")
     assert lines[-2].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 ")
     assert " · strategy adafuse · " in " ".join(lines[-2:])
-    assert adafuse("ask", "Who?", "--docs", docs, "--model", "org/one").stderr == ""
+    assert "No passage" not in result.stdout
+    other = adafuse("ask", "Zebra?", "--docs", docs, "--model", "org/one")
+    assert (other.stderr, "No passage" in other.stdout) == ("", True)
 
 
 def test_json_is_one_object(adafuse, fakes, docs):
