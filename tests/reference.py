@@ -11,6 +11,7 @@ import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -959,47 +960,54 @@ def commit(
     return fitted
 
 
-def cap(
+def has_room(
+    members: Sequence[ReferenceMember],
+    ids: Mapping[str, Sequence[int]],
+    opening: Opening,
+    room: Mapping[str, int],
+    _: str,
+    tokens: Mapping[str, Sequence[int]],
+) -> bool:
+    """Whether `tokens` take no member beyond its `room`."""
+    return all(
+        not member.fits(len(ids[member.name]) + len(tokens[member.name]))
+        or opening.counted(member, ids[member.name], tokens[member.name]) <= room[member.name]
+        for member in members
+    )
+
+
+def shortened(
     members: Sequence[ReferenceMember],
     ids: Mapping[str, Sequence[int]],
     winner: ReferenceCandidate,
     opening: Opening,
     firsts: Mapping[str, str],
-    room: Mapping[str, int],
+    fits: Callable[[str, Mapping[str, Sequence[int]]], bool],
 ) -> ReferenceCandidate:
-    """The winner, or the longest prefix of it that takes no member beyond its `room`."""
-
-    def within(tokens: Mapping[str, Sequence[int]]) -> bool:
-        return all(
-            not member.fits(len(ids[member.name]) + len(tokens[member.name]))
-            or opening.counted(member, ids[member.name], tokens[member.name]) <= room[member.name]
-            for member in members
-        )
-
-    if within(winner.tokens):
+    """The winner, or its longest prefix whose text and tokens fit; nothing, if none does."""
+    if fits(winner.written, winner.tokens):
         return winner
     (proposer,) = [member for member in members if member.name == winner.proposers[0]]
     own = winner.tokens[proposer.name]
-    for size in range(len(own) - 1, -1, -1):
+    for size in range(len(own) - 1, 0, -1):
         text = proposer.text(ids[proposer.name], own[:size])
         if proposer.name in opening.held:
             text = " " * opening.spaces + text
-        if size and not winner.written.startswith(text):  # it ends inside a character
+        if not winner.written.startswith(text):  # it ends inside a character
             continue
         tokens = {
             member.name: member.codec.encode_continuation(
                 list(ids[member.name]), opening.form(member, text, firsts[member.name])
             )[0]
-            if size
-            else []
             for member in members
         }
         tokens[proposer.name] = own[:size]
-        if within(tokens):
+        if fits(text, tokens):
             return ReferenceCandidate(
-                text if size else "", opening.shown(text), False, winner.proposers, tokens, set()
+                text, opening.shown(text), False, winner.proposers, tokens, set()
             )
-    raise AssertionError("a prefix without tokens is always within the room")
+    nothing: dict[str, list[int]] = {member.name: [] for member in members}
+    return ReferenceCandidate("", "", False, winner.proposers, nothing, set())
 
 
 def decode(  # noqa: C901
@@ -1046,7 +1054,8 @@ def decode(  # noqa: C901
 
         firsts = {name: own[0].text for name, own in proposals.items()}
         room = {name: options.max_new_tokens - count for name, count in completion.items()}
-        kept = cap(members, ids, winner, opening, firsts, room)
+        fits = partial(has_room, members, ids, opening, room)
+        kept = shortened(members, ids, winner, opening, firsts, fits)
         for member in members:
             before, tokens = ids[member.name], kept.tokens[member.name]
             if member.fits(len(before) + len(tokens)):
@@ -1188,35 +1197,6 @@ class Response:
             for member in self.members
         )
 
-    def cut(
-        self, winner: ReferenceCandidate, firsts: Mapping[str, str], most: int
-    ) -> ReferenceCandidate:
-        """The winner, or its longest prefix that leaves room to close the response."""
-        if self.fits(winner.written, winner.tokens, most):
-            return winner
-        (proposer,) = [member for member in self.members if member.name == winner.proposers[0]]
-        own = winner.tokens[proposer.name]
-        for size in range(len(own) - 1, 0, -1):
-            text = proposer.text(self.ids[proposer.name], own[:size])
-            if proposer.name in self.opening.held:
-                text = " " * self.opening.spaces + text
-            if not winner.written.startswith(text):  # it ends inside a character
-                continue
-            tokens = {
-                member.name: member.codec.encode_continuation(
-                    list(self.ids[member.name]),
-                    self.opening.form(member, text, firsts[member.name]),
-                )[0]
-                for member in self.members
-            }
-            tokens[proposer.name] = own[:size]
-            if self.fits(text, tokens, most):
-                return ReferenceCandidate(
-                    text, self.opening.shown(text), False, winner.proposers, tokens, set()
-                )
-        nothing: dict[str, list[int]] = {member.name: [] for member in self.members}
-        return ReferenceCandidate("", "", False, winner.proposers, nothing, set())
-
     def commit(self, candidate: ReferenceCandidate) -> str:
         """Add a candidate to the response, and return what of it is shown."""
         self.logprobs.append(
@@ -1320,7 +1300,8 @@ def decode_form(  # noqa: C901
             winner = candidates[scores.index(min(scores))]
             if winner.score is None:
                 raise RuntimeError("no member can score any candidate")
-            kept = response.cut(winner, firsts, options.max_new_tokens)
+            fits = partial(response.fits, most=options.max_new_tokens)
+            kept = shortened(members, ids, winner, opening, firsts, fits)
             shown = response.commit(kept)
             rounds.append(ReferenceRound(candidates, candidates.index(winner), shown, margins))
             ends = kept.ends
