@@ -23,7 +23,7 @@ SAY = Tool(
     "Say a text.",
     {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
 )
-NOW = Tool("now", "Tell the time.", {})
+NOW = Tool("now", "Tell the time.", {"title": "Now", "description": "The time."})
 TOOLS = (ADD, SAY, NOW)
 
 A_SUM = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": -2}}\n</tool_call>'
@@ -142,6 +142,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_the_tool_and_the_reaso
 def test_arguments_are_always_an_object():
     with pytest.raises(GrammarError, match=r"'odd'.*'array'"):
         tool_grammar([Tool("odd", "", {"type": "array"})])
+    assert tool_grammar([Tool("odd", "", {"type": ["object", "null"]})])
     reference = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "null"}}}}}
     grammar = tool_grammar([Tool("odd", "", reference)], choice="odd")
     reply = '<tool_call>\n{"name": "odd", "arguments": %s}\n</tool_call>'

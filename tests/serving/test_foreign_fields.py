@@ -208,6 +208,10 @@ def test_a_schema_is_obeyed_wherever_servers_put_it_and_else_an_error():
         form = read(response_format=given).form
         assert form is not None
         assert form.schema == SCHEMA
+    for kind, schema in (("json_object", {"type": "object"}), ("text", None)):
+        form = read(response_format={"type": kind}).form
+        assert form is not None
+        assert form.schema == schema
     for wrong in (
         {"type": "text", "schema": SCHEMA},
         {"type": "json_schema", "json_schema": {"name": "price", "shcema": SCHEMA}},
