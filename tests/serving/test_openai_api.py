@@ -123,6 +123,8 @@ def test_log_probabilities_are_those_of_the_leading_member(client):
     tokens = choice.logprobs.content
     assert "".join(each.token for each in tokens).strip() == choice.message.content
     assert all(len(each.top_logprobs) == 2 for each in tokens)
+    assert all(-99 < each.logprob <= 0 for each in tokens)
+    assert all(bytes(each.bytes).decode() == each.token for each in tokens)
     streamed = [
         each.token
         for chunk in ask(client, logprobs=True, stream=True)
