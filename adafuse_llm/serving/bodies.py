@@ -47,6 +47,9 @@ REFUSED: Mapping[str, str] = {
     "audio": "the members write text",
     "background": NO_STORE,
     **dict.fromkeys(("conversation", "previous_response_id"), WHOLE),
+    "instructions": "send a system message",
+    "response_format": "send it to /v1/chat/completions, or text.format to /v1/responses",
+    "text": "send response_format",
     "echo": "a response has new text only; RemoteEngine scores texts",
     **dict.fromkeys(("format", "guided_json", "guided_regex", "guided_choice"), FORM),
     "structured_outputs": FORM,
@@ -55,6 +58,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("grammar", "guided_grammar"), LARK),
     "prompt": f"{NO_STORE}. Send messages or 'input'",
     "stop_token_ids": f"{NO_IDS}; send texts in stop",
+    **dict.fromkeys(("tools", "tool_choice"), "send messages to /v1/chat/completions"),
     "suffix": "the members continue a text at its end only",
 }
 """Fields that determine the form of an answer or what it answers, and what to do instead. Values
@@ -164,6 +168,8 @@ class Message(Nested):
 
     role: str
     content: Any = None
+    refusal: str | None = None
+    function_call: Any = None
     name: str | None = None
     tool_calls: Any = None
     tool_call_id: str | None = None
@@ -332,7 +338,10 @@ def read_chat(
     turns: list[Any] = []
     for number, each in enumerate(chat.messages):
         place = f"messages.{number}.content" if each.role == "tool" else None
-        turns.append({**dict(each), "content": readable(each.content, place, ignored)})
+        if each.function_call:
+            raise refused(f"messages.{number}.function_call", ": send tool_calls")
+        content = each.refusal if each.content is None else each.content
+        turns.append({**dict(each), "content": readable(content, place, ignored)})
     converse(asked, chat, turns, chat.response_format)
     return asked
 

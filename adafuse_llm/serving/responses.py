@@ -66,6 +66,8 @@ def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     given = parse(_ResponseBody, body, ignored)
     metadata = body.get("metadata")
     asked = ServedRequest(given, ignored, effort=given.reasoning.effort)
+    if (n := asked.options.setdefault("n", 1)) != 1:
+        raise invalid(f"n must be 1 in the Responses API; got {short_repr(n)}", asked.given["n"])
     converse(asked, given, _turns(given, ignored), given.text.format)
     if LOGPROBS in given.include:
         asked.options["logprobs"] = True

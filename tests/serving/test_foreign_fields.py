@@ -77,7 +77,11 @@ def test_keys_of_messages_that_no_member_reads_are_ignored():
 @pytest.mark.quick
 def test_a_refusal_is_text_and_an_image_is_refused_except_in_the_result_of_a_tool():
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
-    assert messages(refusal) == messages({"role": "assistant", "content": "No."})
+    apart = {"role": "assistant", "content": None, "refusal": "No."}
+    plain = {"role": "assistant", "content": "No."}
+    assert messages(refusal) == messages(apart) == messages(plain)
+    old = {"role": "assistant", "content": None, "function_call": {"name": "look"}}
+    assert refused(messages=[*QUESTION, old]).param == "messages.1.function_call"
     error = refused(messages=[{"role": "user", "content": [IMAGE]}])
     assert "only text is allowed" in error.message
     call: Any = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
@@ -126,9 +130,12 @@ def test_fields_that_promise_nothing_need_no_warning_and_what_sets_a_form_is_nev
     fields: dict[str, Any] = {**quiet, **unset, "functions": [], "store": False}
     assert read(strict=True, **fields).ignored.warnings == []
     for name, advice in bodies.REFUSED.items():
-        error = refused(**{name: [5]})
-        assert error.param == name
-        assert advice in error.message
+        is_known = name in bodies._ChatBody.model_fields
+        kind = bodies._CompletionBody if is_known else bodies._ChatBody
+        with pytest.raises(ApiError) as caught:
+            bodies.parse(kind, {name: [5]}, Ignored())
+        assert caught.value.param == name
+        assert advice in caught.value.message
 
 
 def test_warnings_have_a_limit_and_are_in_the_header_of_a_response(address):

@@ -149,6 +149,7 @@ def test_reasoning_is_an_item_and_returns_to_the_members():
         ("previous_response_id", {"previous_response_id": "resp_1"}),
         ("background", {"background": True}),
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
+        ("n", {"extra_body": {"n": 2}}),
         ("input", {"input": []}),
         ("input", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
         ("input.0", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
