@@ -180,7 +180,12 @@ class RemoteEngine(Engine):
         extension["instructions"] = conversation.instructions
         if conversation.continues:
             extension["continue_final_message"] = True
-        body: dict[str, Any] = {"adafuse": extension, "messages": conversation.messages}
+        # without reasoning, the server would read it off the content
+        messages = [
+            {"reasoning_content": "", **each} if each["role"] == "assistant" else each
+            for each in conversation.messages
+        ]
+        body: dict[str, Any] = {"adafuse": extension, "messages": messages}
         if conversation.tools:
             extension["max_new_tokens"] = checked.config.max_new_tokens
             body["tools"] = [*map(vars, conversation.tools)]

@@ -58,10 +58,10 @@ TOOL = Tool("look_up", "Looks up a word.", {"type": "object", "properties": {"wo
 CALL = {"id": "1", "name": "look_up", "arguments": {"word": "\u2028ferry"}}
 CALLED: list[dict[str, Any]] = [
     *TURNS,
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "assistant", "content": "<think>So.</think>Look:", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "1", "content": "a boat"},
 ]
-BEGUN = [*TURNS, {"role": "assistant", "content": "At "}]
+BEGUN = [*TURNS, {"role": "assistant", "content": "<think>So.</think>At "}]
 DRAWN: Any = {"temperature": 0.9, "seed": 3}
 
 

@@ -41,7 +41,7 @@ class Turn(TypedDict, total=False):
             JSON object, for example because the call was cut off, members read the call and its
             result as text.
         tool_call_id: in a tool's message, the id of the call that it answers.
-        reasoning: in an assistant's message, the reasoning before the content. Without it,
+        reasoning: in an assistant's message, the reasoning before the content. If it is None,
             reasoning between ``<think>`` and ``</think>`` at the beginning of the content counts.
     """
 
@@ -104,10 +104,9 @@ def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str,
     label = f"message {number}"
     role = check_role(turn.get("role"), label)
     content = check_content(turn.get("content"), label)
-    reasoning = turn.get("reasoning") or ""
-    if role == "assistant":
-        thought, content = split_reasoning(content)
-        reasoning = reasoning or thought
+    reasoning = turn.get("reasoning")
+    if role == "assistant" and reasoning is None:
+        reasoning, content = split_reasoning(content)
     elif role == "user" and (name := turn.get("name")):
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}

@@ -43,6 +43,10 @@ def flat(*turns: Any) -> list[str]:
             {"role": "assistant", "content": "b", "reasoning_content": "hm"},
         ),
         (
+            {"role": "assistant", "content": "<think>a</think>b", "reasoning": ""},
+            {"role": "assistant", "content": "<think>a</think>b"},
+        ),
+        (
             {"role": "assistant", "content": "c", "reasoning": "so"},
             {"role": "assistant", "content": "c", "reasoning_content": "so"},
         ),

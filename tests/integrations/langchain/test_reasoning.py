@@ -5,7 +5,7 @@ from operator import add
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, HumanMessageChunk
 
 from adafuse_llm.adapters.conversation import to_conversation
 from langchain_adafuse import ChatAdaFuse
@@ -23,7 +23,7 @@ async def test_reasoning_that_the_template_opens_is_not_content() -> None:
     for message in (chat.invoke("The capital?"), streamed):
         assert message.content == "Paris."
         assert message.additional_kwargs["reasoning_content"] == "secret"
-        turns, _ = to_turns([HumanMessage("?"), message, HumanMessage("Sure?")])
+        turns, _ = to_turns([HumanMessageChunk(content="?"), message, HumanMessage("Sure?")])
         read, _ = prompts(engine, to_conversation(turns))
         assert all("Paris." in text and "secret" not in text for text in read.values())
 
@@ -34,7 +34,7 @@ async def test_reasoning_that_the_template_opens_is_not_content() -> None:
         (AIMessage("a", additional_kwargs={"reasoning_content": "so"}), "so"),
         (AIMessage([{"type": "thinking", "thinking": "so"}, "a"]), "so"),
         (AIMessage([{"type": "reasoning", "reasoning": "so"}, "a"]), "so"),
-        (AIMessage("a"), ""),
+        (AIMessage("a"), None),
     ],
 )
 def test_reasoning_of_histories_is_kept_for_templates_that_read_it(
