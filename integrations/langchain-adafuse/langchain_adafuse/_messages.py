@@ -9,12 +9,13 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel
 
 from adafuse_llm import Tool
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.text.conversation import check_tools
 
-ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
+ROLES = {"human": "user", "ai": "assistant"}
 UNREAD_BLOCKS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use")
 """Types of content blocks that repeat a call of the message, so they are omitted silently."""
 
@@ -33,7 +34,8 @@ def to_turns(messages: Iterable[BaseMessage]) -> tuple[list[Turn], set[str]]:
 
 
 def _to_turn(message: BaseMessage, omitted: set[str]) -> Turn:
-    role = getattr(message, "role", None) or ROLES.get(message.type, message.type)
+    kind = message.type.removesuffix("MessageChunk").lower()
+    role = getattr(message, "role", None) or ROLES.get(kind, kind)
     turn: Turn = {"role": role, "content": message.content, "name": message.name}
     if isinstance(message, ToolMessage):
         texts, _, others = _read(message)
@@ -44,7 +46,7 @@ def _to_turn(message: BaseMessage, omitted: set[str]) -> Turn:
     elif isinstance(message, AIMessage):
         texts, reasoning, others = _read(message)
         turn["content"] = "".join(texts)
-        turn["reasoning"] = "\n\n".join(filter(None, reasoning))
+        turn["reasoning"] = "\n\n".join(filter(None, reasoning)) or None
         calls = [*message.tool_calls, *message.invalid_tool_calls]
         turn["tool_calls"] = [
             {"id": call["id"] or "", "name": call["name"], "arguments": call["args"] or {}}
@@ -77,10 +79,49 @@ def _read(message: AIMessage | ToolMessage) -> tuple[list[str], list[str], set[s
     return texts, reasoning, omitted
 
 
+def as_function(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON schema, possibly of a ``response_format``, as a function of OpenAI's API."""
+    schema = schema.get("json_schema", schema) if schema.get("type") == "json_schema" else schema
+    name = schema.get("name", "output")
+    if isinstance(inner := schema.get("schema"), dict):
+        schema = inner
+    elif {"name", "function", "parameters", "toolSpec"} & schema.keys():
+        return schema
+    described = {key: schema[key] for key in ("description",) if key in schema}
+    parameters = {key: each for key, each in schema.items() if key not in ("title", "description")}
+    return {"name": schema.get("title", name), **described, "parameters": parameters}
+
+
+def openai_tool(tool: ToolLike, strict: bool | None = None) -> dict[str, Any]:
+    """Convert a tool to OpenAI's form, with its whole schema.
+
+    LangChain itself drops schemas without ``properties``, such as that of a list, and what is
+    recursive in those of classes.
+    """
+    if isinstance(tool, dict) and "title" in tool:
+        return convert_to_openai_tool(as_function(tool), strict=strict)
+    model = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        function = as_function({"title": model.__name__, **model.model_json_schema()})
+        if isinstance(tool, BaseTool):
+            function |= {"name": tool.name, "description": tool.description}
+        if _is_recursive(function["parameters"]):
+            return convert_to_openai_tool(function, strict=strict)
+    return convert_to_openai_tool(tool, strict=strict)
+
+
+def _is_recursive(schema: dict[str, Any]) -> bool:
+    texts = {name: json.dumps(each) for name, each in schema.get("$defs", {}).items()}
+    used = {name: {each for each in texts if f'/{each}"' in texts[name]} for name in texts}
+    for _ in used:
+        used = {name: names.union(*map(used.__getitem__, names)) for name, names in used.items()}
+    return any(name in names for name, names in used.items())
+
+
 def to_tools(tools: Sequence[ToolLike]) -> tuple[Tool, ...]:
     """Convert tools from any form that LangChain accepts.
 
     Raises:
         InvalidInputError: a tool runs on the servers of another provider, or has no name.
     """
-    return check_tools([convert_to_openai_tool(tool) for tool in tools])
+    return check_tools([openai_tool(tool) for tool in tools])

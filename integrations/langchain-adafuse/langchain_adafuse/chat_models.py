@@ -31,7 +31,7 @@ from langchain_core.runnables import (
     RunnableMap,
     RunnablePassthrough,
 )
-from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
@@ -44,7 +44,7 @@ from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.text.conversation import CALL_OPENS
 from langchain_adafuse._calls import Call, ChatRoundChunk, Reply
-from langchain_adafuse._messages import ToolLike, to_tools, to_turns
+from langchain_adafuse._messages import ToolLike, as_function, openai_tool, to_tools, to_turns
 from langchain_adafuse._model import EnsembleModel, ModelFields
 
 logger = logging.getLogger(__name__)
@@ -135,8 +135,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         Raises:
             InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
         """
-        given = [_as_function(t) if isinstance(t, dict) and "title" in t else t for t in tools]
-        formatted = [convert_to_openai_tool(tool, strict=strict) for tool in given]
+        formatted = [openai_tool(tool, strict) for tool in tools]
         names = [tool.name for each in formatted for tool in to_tools([each])]
         choice = to_tool_choice(tool_choice, names)
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
@@ -173,7 +172,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             InvalidInputError: `schema` is missing, `method` is unknown, or the schema is not that
                 of an object, which the arguments of a tool are.
             OutputParserException: the reply is cut off or does not fit the schema, and
-                `include_raw` is False.
+                `include_raw` is False. For the arguments of a tool that do not fit a class, it is
+                a `ValidationError` of pydantic.
         """
         if method not in ("json_schema", "function_calling", "json_mode"):
             raise InvalidOptionError(
@@ -182,14 +182,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         if schema is None and method != "json_mode":
             raise InvalidInputError(f"method={method!r} needs a schema; got None")
         schema = {"type": "object"} if schema is None else schema
-        tool = convert_to_openai_tool(_as_function(schema), strict=strict)
+        tool = openai_tool(as_function(schema) if isinstance(schema, dict) else schema, strict)
         name, json_schema = tool["function"]["name"], convert_to_json_schema(tool)
-        asked = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
+        asked = {"kwargs": {"method": method, "strict": strict}, "schema": tool}
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         pydantic_class: Any = schema if is_class else None
         parser: Runnable[Any, Any]
         if method == "function_calling":
-            if json_schema.get("type", "object") != "object":
+            is_value = {"enum", "const"} & json_schema.keys()
+            if is_value or "object" not in json_schema.get("type", "object"):
                 raise InvalidInputError(
                     "the arguments of a tool are an object, so method='function_calling' needs a "
                     f"schema of one; got {short_repr(schema)}. Use method='json_schema'."
@@ -372,24 +373,6 @@ class ChatReply(Reply[ChatRoundChunk]):
         return tool_call_chunk(
             name=call.name, args=written, id=f"call_{uuid.uuid4().hex}", index=len(self._calls) - 1
         )
-
-
-def _as_function(schema: Schema) -> Schema:
-    """Return a JSON schema, possibly of a ``response_format``, as a function of OpenAI's API.
-
-    LangChain itself would drop a schema without ``properties``, such as that of a list.
-    """
-    if not isinstance(schema, dict):
-        return schema
-    schema = schema.get("json_schema", schema) if schema.get("type") == "json_schema" else schema
-    name = schema.get("name", "output")
-    if isinstance(inner := schema.get("schema"), dict):
-        schema = inner
-    elif {"name", "function", "parameters", "toolSpec"} & schema.keys():
-        return schema
-    described = {key: schema[key] for key in ("description",) if key in schema}
-    parameters = {key: each for key, each in schema.items() if key not in ("title", "description")}
-    return {"name": schema.get("title", name), **described, "parameters": parameters}
 
 
 def _check_whole(message: AIMessage) -> AIMessage:

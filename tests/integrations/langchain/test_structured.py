@@ -8,6 +8,7 @@ from typing import Any
 
 import pydantic.v1
 import pytest
+from jsonschema import ValidationError, validate
 from langchain.agents import create_agent
 from langchain.agents.structured_output import (
     ProviderStrategy,
@@ -16,6 +17,7 @@ from langchain.agents.structured_output import (
 )
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
@@ -112,6 +114,7 @@ CITY: dict[str, Any] = {"$ref": "#/$defs/City", "$defs": {"City": WANTED}}
     [
         ({"type": "array", "items": {"const": 3}, "minItems": 1, "maxItems": 1}, [3]),
         ({"title": "Word", "enum": ["mill"]}, "mill"),
+        ({"type": ["object", "null"], "properties": {}}, {}),
         ({"title": "City", "description": "A city.", **CITY}, {"name": "", "people": 5}),
         ({"name": "City", "schema": CITY}, {"name": "", "people": 5}),
     ],
@@ -119,15 +122,43 @@ CITY: dict[str, Any] = {"$ref": "#/$defs/City", "$defs": {"City": WANTED}}
 def test_a_schema_without_properties_is_enforced(schema, found):
     chat = chat_that('{"name": "", "people": 5}', enforce=True, max_new_tokens=80)
     assert chat.with_structured_output(schema).invoke("?") == found
-    if "type" in schema:
+    if found in ([3], "mill"):
         with pytest.raises(InvalidInputError, match="json_schema"):
             chat.with_structured_output(schema, method="function_calling")
 
 
-def test_a_tool_without_properties_keeps_its_schema():
-    chat = chat_that(call("City", **GOOD), enforce=True, max_new_tokens=80)
-    reply = chat.bind_tools([{"title": "City", **CITY}], tool_choice="City").invoke("?")
-    assert reply.tool_calls[0]["args"] == GOOD
+class Region(BaseModel):
+    cities: list[City]
+    regions: list["Region"]
+
+
+REGION: dict[str, Any] = {"cities": [], "regions": [{"cities": [GOOD], "regions": []}]}
+
+
+@tool
+def census(region: Region) -> str:
+    """Count."""
+    return str(region)
+
+
+def test_tools_keep_schemas_without_properties_and_recursive_ones():
+    for tool_, name, arguments in (
+        ({"title": "City", **CITY}, "City", GOOD),
+        (Region, "Region", REGION),
+        (census, "census", {"region": REGION}),
+    ):
+        chat = chat_that(call(name, wrong=3), enforce=True, max_new_tokens=200)
+        bound = chat.bind_tools([tool_], tool_choice=name)
+        (given,) = bound.kwargs["tools"]
+        validate(arguments, given["function"]["parameters"])
+        assert set(bound.invoke("?").tool_calls[0]["args"]) == set(arguments)
+        with pytest.raises(ValidationError):
+            validate(
+                json.loads(json.dumps(arguments).replace("1200", '"many"')),
+                given["function"]["parameters"],
+            )
+    chat = chat_that(json.dumps(REGION), enforce=True, max_new_tokens=200)
+    assert chat.with_structured_output(Region).invoke("?") == Region(**REGION)
 
 
 @pytest.mark.parametrize("method", METHODS)
