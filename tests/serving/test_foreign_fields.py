@@ -146,6 +146,7 @@ def test_warnings_have_a_limit_and_are_in_the_header_of_a_response(address):
     assert bodies.MAX_HEADER - 2 < len(header) <= bodies.MAX_HEADER  # no space at its end
     streamed = chat(address, max_tokens=4, stream=True, mirostat=2)
     end = streamed.text.split("\n\n")[-3].removeprefix("data: ")
+    assert streamed.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert "mirostat" in streamed.headers[bodies.HEADER]
     assert "mirostat" in json.loads(end)["adafuse"]["warnings"][0]
 
@@ -153,7 +154,10 @@ def test_warnings_have_a_limit_and_are_in_the_header_of_a_response(address):
 def test_half_a_character_becomes_a_whole_one(address):
     message = {"role": "user", "content": "a\ufffd b 🙂", "\ufffd": "\\ud83d"}
     whole = json.dumps({"messages": [message], "max_tokens": 3})
-    half, headers = whole.replace("\\ufffd", "\\ud83d"), {"Content-Type": "application/json"}
+    half, headers = (
+        whole.replace("\\ufffd", "\\ud83d"),
+        {"Content-Type": "Application/JSON; charset=utf-8"},
+    )
     first, second = (
         httpx.post(address + CHAT, content=body, headers=headers) for body in (whole, half)
     )

@@ -50,7 +50,7 @@ def test_a_stream_has_the_role_the_spans_the_reason_and_the_usage(client, engine
     given = {"stream_options": {"include_usage": True}, "extra_body": {"adafuse": {"rounds": True}}}
     chunks = list(ask(client, stream=True, **given))
     first, *spans, last, usage = chunks
-    assert first.choices[0].delta.role == "assistant"
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
     assert "".join(each.choices[0].delta.content for each in spans) == expected.text
     shown = [each.model_extra["adafuse"]["round"] for each in spans]
     assert [each["text"] for each in shown] == [r.text for r in expected.rounds]
@@ -100,7 +100,7 @@ def test_responses_are_drawn_with_a_seed(client, engine):
     expected = engine.generate(messages=QUESTION, max_new_tokens=12, **drawn)
     texts = [expected.text, expected.alternatives[0].text]
     response = ask(client, **drawn)
-    assert [choice.message.content for choice in response.choices] == texts
+    assert [(c.index, c.message.content) for c in response.choices] == [*enumerate(texts)]
     told = [response.choices[0].model_extra["adafuse"]]
     streamed = ["", ""]
     for chunk in ask(client, **drawn, stream=True):
@@ -163,6 +163,7 @@ def test_tools_are_called_in_an_enforced_form():
         assert choice.finish_reason == "tool_calls"
         assert choice.message.content.strip() == "Let me see."
         (call,) = choice.message.tool_calls
+        assert call.type == "function"
         assert json.loads(call.function.arguments) == {"expression": "31 * 44"}
         deltas = [part.choices[0] for part in ask(c, messages=PRODUCT, **given, stream=True)]
         (streamed,) = [call for delta in deltas for call in delta.delta.tool_calls or ()]

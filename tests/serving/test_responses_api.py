@@ -41,6 +41,7 @@ def test_a_response_is_the_text_of_the_engine(client, engine):
     assert response.error is response.incomplete_details is response.previous_response_id is None
     assert response.metadata == {"a": "b"}
     assert response.text.format.type == "text"
+    assert (response.temperature, response.top_p) == (engine.config.temperature, 1)
     (message,) = response.output
     assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
     extension = response.model_extra["adafuse"]
@@ -141,6 +142,15 @@ def test_reasoning_is_an_item_and_returns_to_the_members():
     (_, turn, _) = conversation.messages
     assert turn["reasoning_content"].strip() == "Three is few."
     assert (turn["content"], turn["tool_calls"][0]["name"]) == ("Four.", "look")
+    summary = {"type": "reasoning", "summary": [{"text": "Three"}, {"text": "is few."}]}
+    given = {"input": [user, summary, call, result]}
+    conversation = read_response(given, Ignored()).conversation
+    assert conversation is not None
+    assert [turn["role"] for turn in conversation.messages] == ["user", "assistant", "tool"]
+    assert conversation.messages[1]["reasoning_content"] == "Three\n\nis few."
+    conversation = read_response({"input": [user, call, result]}, Ignored()).conversation
+    assert conversation is not None
+    assert [turn["role"] for turn in conversation.messages] == ["user", "assistant", "tool"]
 
 
 @pytest.mark.parametrize(
