@@ -171,5 +171,6 @@ def test_objects_are_closed_unless_their_schema_says_otherwise():
     }
     combined = {"allOf": [inner, {"properties": {"y": {}}, "required": ["y"]}]}
     assert close_objects(combined) == combined
+    assert close_objects({**inner, "$ref": "#"}) == {**inner, "$ref": "#"}
     assert close_objects({"allOf": [inner]}) == {"allOf": [closed_inner]}
     assert close_objects({**inner, "required": ["z"]}) == {**inner, "required": ["z"]}
