@@ -138,6 +138,7 @@ def test_fields_that_promise_nothing_need_no_warning_and_what_sets_a_form_is_nev
         assert advice in caught.value.message
 
 
+@pytest.mark.quick
 def test_warnings_have_a_limit_and_are_in_the_header_of_a_response(address):
     response = chat(address, **{f"key\n{n}{'é' * 40}": "é" for n in range(5000)})
     assert len(warnings(response)) == bodies.MAX_WARNINGS
@@ -151,6 +152,7 @@ def test_warnings_have_a_limit_and_are_in_the_header_of_a_response(address):
     assert "mirostat" in json.loads(end)["adafuse"]["warnings"][0]
 
 
+@pytest.mark.quick
 def test_half_a_character_becomes_a_whole_one(address):
     message = {"role": "user", "content": "a\ufffd b 🙂", "\ufffd": "\\ud83d"}
     whole = json.dumps({"messages": [message], "max_tokens": 3})
