@@ -35,6 +35,7 @@ def holds(form: dict[str, Any], text: str) -> bool:
     return text in CHOICES if language is None else language.holds(text.encode())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("number", range(len(FORMS)))
 def test_every_form_equals_the_reference(number: int) -> None:
     form, start = FORMS[number], STARTS[number % len(STARTS)]
@@ -83,6 +84,7 @@ def test_stop_sequences_act_where_the_response_may_end() -> None:
     assert reasons >= {"stop", "stop_sequence"}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("extra", [0, 6])
 def test_windows_that_end_soon_after_the_prompt(extra: int) -> None:
     form: dict[str, Any] = {"regex": "[a-f]{3,20}( [a-f]{2,9}){0,4}"}
@@ -159,6 +161,7 @@ def test_a_member_that_cannot_write_an_option_is_left_out_of_all() -> None:
         assert set(candidate.nll) == {PAIR[0].name}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("number", range(len(STARTS)))
 def test_choose_gives_the_sums_of_the_reference(number: int) -> None:
     start, members = STARTS[number], MIXES[number + 1]

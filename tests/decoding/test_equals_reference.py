@@ -107,6 +107,7 @@ def test_conversations_with_and_without_templates() -> None:
         check(chosen, messages=messages, margin_threshold=0.2, max_new_tokens=12)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("short", "extra"), [("llama", 1), ("llama", 5), ("gpt2", 3), ("qwen3", 1), ("lfm2", 8)]
 )
