@@ -190,7 +190,7 @@ def _add_bounds(schema: dict[str, Any], path: Path, out: dict[str, Any]) -> None
         least = step if keyword == "multipleOf" else -most
         if not least <= schema[keyword] <= most or number % step:
             _refuse((*path, keyword), f"must be within {most:.0f} and a multiple of {step:f}")
-    # The compiler takes an exclusive 9 for an inclusive one beside a maximum of 9.5.
+    # Below a maximum of 9.5, the compiler would accept 9 in spite of an exclusive minimum of 9.
     low = max(numbers.get("minimum", 1 - most), numbers.get("exclusiveMinimum", -most) + unit)
     high = min(numbers.get("maximum", most - 1), numbers.get("exclusiveMaximum", most) - unit)
     for keyword, bound in (("minimum", low), ("maximum", high)):

@@ -143,6 +143,9 @@ def test_arguments_are_always_an_object():
     with pytest.raises(GrammarError, match=r"'odd'.*'array'"):
         tool_grammar([Tool("odd", "", {"type": "array"})])
     assert tool_grammar([Tool("odd", "", {"type": ["object", "null"]})])
+    without = tool_grammar([Tool("now", "", {})], choice="now")
+    assert accepts(without, A_TIME)
+    assert not accepts(without, A_TIME.replace("{}", '{"zone": 1}'))
     reference = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "null"}}}}}
     grammar = tool_grammar([Tool("odd", "", reference)], choice="odd")
     reply = '<tool_call>\n{"name": "odd", "arguments": %s}\n</tool_call>'

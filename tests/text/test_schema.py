@@ -200,6 +200,11 @@ OTHERS = [closed(k={"const": "b"}, n={"const": number}) for number in (1, 2)]
         (A_OR_B, ['{"a": 1, "b": 2}'], ['{"a": 1, "c": 2}']),
         ({**STRING, "pattern": "^x\\-y\\_\\/\\ z"}, written("x-y_/ z!"), written("x-y_/z")),
         (
+            {**STRING, "allOf": [{"pattern": "^a"}, {"pattern": "b$"}]},
+            written("a-b"),
+            written("a-"),
+        ),
+        (
             {**STRING, "format": "email", "pattern": "^a", "allOf": [{"pattern": "e$"}]},
             written("a@b.de"),
             written("b@b.de", "a@b.d", "a"),

@@ -98,15 +98,15 @@ def openai_tool(tool: ToolLike, strict: bool | None = None) -> dict[str, Any]:
     LangChain itself drops schemas without ``properties``, such as that of a list, and what is
     recursive in those of classes.
     """
-    if isinstance(tool, dict) and "title" in tool:
-        return convert_to_openai_tool(as_function(tool), strict=strict)
     model = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
-    if isinstance(model, type) and issubclass(model, BaseModel):
+    if isinstance(tool, dict) and "title" in tool:
+        tool = as_function(tool)
+    elif isinstance(model, type) and issubclass(model, BaseModel):
         function = as_function({"title": model.__name__, **model.model_json_schema()})
         if isinstance(tool, BaseTool):
             function |= {"name": tool.name, "description": tool.description}
         if _is_recursive(function["parameters"]):
-            return convert_to_openai_tool(function, strict=strict)
+            tool = function
     return convert_to_openai_tool(tool, strict=strict)
 
 
