@@ -187,7 +187,6 @@ class RemoteEngine(Engine):
         ]
         body: dict[str, Any] = {"adafuse": extension, "messages": messages}
         if conversation.tools:
-            extension["max_new_tokens"] = checked.config.max_new_tokens
             body["tools"] = [*map(vars, conversation.tools)]
             body["tool_choice"] = conversation.tool_choice
         return body

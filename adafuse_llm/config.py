@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -46,6 +47,13 @@ MAX_BIASED = 1024
 
 SEED_BITS = 63
 """Number of bits of a random seed."""
+
+NO_LIMIT = -1
+"""The value of `max_new_tokens` for what the context windows leave."""
+
+FREE_TOKENS, FORM_TOKENS = 256, 2048
+"""Defaults of `max_new_tokens`: of free text, and of a response that is useless if it is cut. A
+small model that rambles in a text of a form must end, too."""
 
 DEFAULT_BRANCHES = 3
 """Default of B where several members decode (§4.1)."""
@@ -164,7 +172,7 @@ class DecodeOptions(TypedDict, total=False):
     branching_factor: int | None
     max_word_tokens: int
     max_word_letters: int
-    max_new_tokens: int
+    max_new_tokens: int | None
     stop: str | Sequence[str] | None
     weights: Mapping[str, float] | Sequence[float] | None
     use: str | Sequence[str] | None
@@ -217,9 +225,11 @@ class AdaFuseConfig(Options):
     max_word_letters: int = Field(default=4, ge=1, le=256)
     """Maximum number of letters of scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer,
     Burmese) in a word. A word of one token may have more. At most 256."""
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: int | None = None
     """Maximum number of tokens of the response in any member's tokens. A span that would exceed
-    it is cut at a token."""
+    it is cut at a token. -1: what the context windows leave. Default: 256, and 2,048 if the
+    response has a given form or may call tools. -1 and the default become smaller where memory
+    is short."""
     stop: Annotated[tuple[Text, ...], ONE_OR_MANY] = ()
     """Stop sequences. The response ends right before the first one that appears."""
     weights: dict[str, Weight] | tuple[Weight, ...] | None = None
@@ -341,6 +351,13 @@ class AdaFuseConfig(Options):
             raise ValueError("the value must be a number")
         return value
 
+    @field_validator("max_new_tokens")
+    @classmethod
+    def _some_tokens(cls, tokens: int | None) -> int | None:
+        if tokens is not None and tokens < 1 and tokens != NO_LIMIT:
+            raise ValueError("it must be at least 1, or -1 for what the context windows leave")
+        return tokens
+
     @field_validator("top_k", mode="before")
     @classmethod
     def _no_limit(cls, top_k: Any) -> Any:
@@ -366,6 +383,17 @@ class AdaFuseConfig(Options):
         if any(options.get(name) is not None for name in CONSTRAINTS):
             changes = {**dict.fromkeys(CONSTRAINTS), **changes}
         return self.model_copy(update=changes)
+
+    def most_tokens(self, *, has_form: bool = False) -> int:
+        """Return `max_new_tokens` as a number.
+
+        Args:
+            has_form: whether the response has a form that no option sets, such as calls of tools.
+        """
+        if self.max_new_tokens is None:
+            has_form |= any(getattr(self, name) is not None for name in CONSTRAINTS)
+            return FORM_TOKENS if has_form else FREE_TOKENS
+        return sys.maxsize if self.max_new_tokens == NO_LIMIT else self.max_new_tokens
 
     @property
     def branches(self) -> int:

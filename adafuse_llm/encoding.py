@@ -14,7 +14,6 @@ from adafuse_llm.decoding.member import Member, naming_member
 from adafuse_llm.decoding.permits import Form
 from adafuse_llm.errors import (
     ContextWindowError,
-    GrammarError,
     InvalidInputError,
     InvalidOptionError,
     short_repr,
@@ -110,7 +109,7 @@ class Encoder:
                 ids = ids or (sorted(backend.end_ids)[:1] if not text else [])
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
-            adjustment = _adjustment(backend, config) if decodes_freely else None
+            adjustment = _adjustment(backend, config, checked.limit) if decodes_freely else None
             prompts.append((backend, ids, weight, space_tokens, form, adjustment))
 
         def members_of(seed: int | None) -> list[Member]:
@@ -126,7 +125,7 @@ class Encoder:
                     ids,
                     top,
                     weight,
-                    limit=config.max_new_tokens,
+                    limit=checked.limit,
                     opening=opening,
                     space_tokens=space_tokens,
                     form=None if own is None or form is None else form.of(own),
@@ -219,38 +218,20 @@ def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
         for text in choices:
             forms = (text, f" {text}") if member.opening.is_reply else (text,)
             sizes += map(member.size, forms)
-    _check_minimum(members, config, max(sizes), "the longest of the choices")
-    return sum(sizes)
-
-
-def check_closing(members: Sequence[Member], config: AdaFuseConfig) -> None:
-    """Check that the members have room for a short response that fits the grammar."""
-    grammar = members[0].grammar
-    if grammar is None:
-        return
-    closing = grammar.closing()
-    if closing is None:
-        raise GrammarError("no short text that fits the grammar was found. Simplify the grammar.")
-    sizes = [member.size(closing) for member in members]
-    _check_minimum(members, config, max(sizes), "a short response of the required form")
-
-
-def _check_minimum(
-    members: Sequence[Member], config: AdaFuseConfig, minimum: int, what: str
-) -> None:
-    """Check that ``max_new_tokens`` and all context windows have room for `minimum` tokens."""
-    if config.max_new_tokens < minimum:
-        raise InvalidOptionError(
-            f"option 'max_new_tokens': {what} has {minimum} tokens; got {config.max_new_tokens}. "
-            f"Allow at least {minimum}."
-        )
+    longest = max(sizes)
     for member in members:
-        if member.window is not None and member.prompt_tokens + minimum > member.window:
-            raise ContextWindowError(
-                f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and "
-                f"{what} has {minimum}, which exceeds the context window of {member.window}. "
-                "Shorten the prompt, or leave this member out."
+        if member.limit < longest:
+            raise InvalidOptionError(
+                f"option 'max_new_tokens': the longest of the choices has {longest} tokens; got "
+                f"{member.limit}. Allow at least {longest}."
             )
+        if member.window is not None and member.prompt_tokens + longest > member.window:
+            raise ContextWindowError(
+                f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and the "
+                f"longest of the choices has {longest}, which exceeds the context window of "
+                f"{member.window}. Shorten the prompt, or leave this member out."
+            )
+    return sum(sizes)
 
 
 def _permits_nothing(_: str) -> bool:
@@ -274,7 +255,7 @@ def _encode(
         return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
 
 
-def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
+def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustment | None:
     """Return how a request changes a member's distributions. None if it does not.
 
     Options that the request does not set are those of the member's checkpoint.
@@ -298,10 +279,10 @@ def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
             f"{short_repr(getattr(config, option))}. Leave the member out with use=[...], or leave "
             "the option out."
         )
-    if adjustment.min_new_tokens > config.max_new_tokens:
+    if adjustment.min_new_tokens > limit:
         raise InvalidOptionError(
-            f"option 'min_new_tokens' must be at most max_new_tokens ({config.max_new_tokens}); "
-            f"got {adjustment.min_new_tokens}"
+            f"option 'min_new_tokens' must be at most max_new_tokens ({limit}); got "
+            f"{adjustment.min_new_tokens}"
         )
     return replace(adjustment, end_ids=tuple(sorted(backend.end_ids)))
 

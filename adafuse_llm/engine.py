@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 from typing_extensions import Unpack, override
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
+from adafuse_llm.config import (
+    FREE_TOKENS,
+    GRAMMARS,
+    NO_LIMIT,
+    AdaFuseConfig,
+    DecodeOptions,
+    RuntimeConfig,
+)
 from adafuse_llm.decoding.draft import Drafting, Drafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import (
@@ -27,16 +34,16 @@ from adafuse_llm.encoding import (
     Active,
     Encoder,
     check_choices,
-    check_closing,
     check_draws,
     text_tokens,
 )
-from adafuse_llm.errors import InvalidInputError, RequestCancelledError
+from adafuse_llm.errors import CacheMemoryError, InvalidInputError, RequestCancelledError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.request import Checked, Request, converted
 from adafuse_llm.results import MemberInfo, RoundObserver
 from adafuse_llm.run import Deliver, Run
+from adafuse_llm.runtime.budget import Needs
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.strategies.base import (
@@ -354,11 +361,10 @@ class AdaFuseEngine(Engine):
             spare = check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
         else:
-            check_closing(members, config)
             stopping = config.model_copy(update={"stop": (*config.stop, *turns)})
             context = StrategyContext(members, stopping, drafts)
             play = self.strategy.begin(context)
-        needs = self.scheduler.cache_needs(members, config, spare)
+        needs = self._reserve(members, config, spare)
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
@@ -380,15 +386,33 @@ class AdaFuseEngine(Engine):
         (members,) = self._encoder.members(checked, active, top, to_score=True)
         pool = pool_texts(members, texts, ends=checked.request.ends)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
-        shortest = config.model_copy(update={"max_new_tokens": 1})
         return Job(
             members,
-            self.scheduler.cache_needs(members, shortest, room),
+            self.scheduler.cache_needs(members, 1, room),
             score_texts(members, pool),
             cancelled=_refuse_cancelled,
             cancel=checked.request.cancel,
             timeout=checked.request.timeout,
         )
+
+    def _reserve(self, members: Sequence[Member], config: AdaFuseConfig, spare: int) -> Needs:
+        """Return the memory that a response needs. Without a number of the user, lower the limit.
+
+        Raises:
+            CacheMemoryError: the memory does not suffice.
+        """
+        limit = members[0].limit
+        while True:
+            try:
+                needs = self.scheduler.cache_needs(members, limit, spare)
+            except CacheMemoryError:
+                if config.max_new_tokens not in (None, NO_LIMIT) or limit <= FREE_TOKENS:
+                    raise
+                limit = max(limit // 2, FREE_TOKENS)
+                continue
+            for member in members:
+                member.limit = limit
+            return needs
 
     def _find(self, strategy: Strategy | str) -> Strategy:
         chosen = self.config.member_weights(self.members)

@@ -61,6 +61,13 @@ class Checked(NamedTuple):
     conversation: Conversation | None
     config: AdaFuseConfig
 
+    @property
+    def limit(self) -> int:
+        """Maximum number of new tokens, if memory allows it."""
+        reply = self.conversation
+        has_form = reply is not None and bool(reply.tools or reply.instructions)
+        return self.config.most_tokens(has_form=has_form)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

@@ -95,10 +95,8 @@ class Round(_Result):
         margins: margins Δ by member, one for each word that the member considered, at the start of
             the word (equation 1). Margins are dimensionless. A member that only read the candidates
             has none. A member that was not asked is absent.
-        forced: whether no member had a choice: the grammar allows no other text, or the text closes
-            the response at the length limit. The round then has one candidate without proposers.
-        closes: whether the engine made the text up, to complete a response of a given form at its
-            length limit. Text without an alternative is not made up.
+        forced: whether the grammar allows no other text, so that no member was asked. The round
+            then has one candidate without proposers.
         elapsed: wall-clock seconds from the start of the round to its commit.
         logprobs: the committed tokens by member, with the option ``logprobs``. A member without
             room for the text is absent.
@@ -111,7 +109,6 @@ class Round(_Result):
     margins: dict[str, tuple[float, ...]]
     elapsed: float
     forced: bool = False
-    closes: bool = False
     logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
 
 
@@ -173,6 +170,8 @@ class Generation(_Result):
         text: the response.
         rounds: the rounds, in order.
         finish_reason: why the response ended.
+        cut_by: the limit that ended it, if the reason is ``"length"``, in words, such as ``the
+            limit of 256 tokens (max_new_tokens)``, or the context window of a member. Else "".
         usage: the cost.
         strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``. It
             says what the scores mean. Empty if the strategy is not known.
@@ -203,6 +202,7 @@ class Generation(_Result):
     rounds: tuple[Round, ...]
     finish_reason: FinishReason
     usage: Usage
+    cut_by: str = ""
     strategy: str = ""
     logprob: float | None = None
     member_logprobs: dict[str, float] = {}
@@ -213,13 +213,6 @@ class Generation(_Result):
 
     def __str__(self) -> str:
         return self.text
-
-    @property
-    def closing(self) -> str:
-        """The end of `text` that the engine made up, at the length limit, to complete its form."""
-        if not (self.rounds and self.rounds[-1].closes):
-            return ""
-        return self.text[sum(len(each.text) for each in self.rounds[:-1]) :]
 
     @property
     def reasoning(self) -> str:

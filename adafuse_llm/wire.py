@@ -15,7 +15,7 @@ from adafuse_llm.results import Generation, Round, StreamEvent, Usage, total_log
 EXTENSION = "adafuse"
 """Name of the field with what OpenAI's API does not have, in requests and in answers."""
 
-ENDING = {"finish_reason", "seed", "strategy", "logprob", "confidence"}
+ENDING = {"finish_reason", "cut_by", "seed", "strategy", "logprob", "confidence"}
 """What every client gets of the end of a response."""
 
 KINDS: Mapping[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}

@@ -11,7 +11,6 @@ import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -39,7 +38,7 @@ class Options:
     branching_factor: int | None = None
     max_word_tokens: int = 16
     max_word_letters: int = 4
-    max_new_tokens: int = 256
+    max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     weights: tuple[float, ...] | None = None
     json_schema: Mapping[str, Any] | None = None
@@ -64,10 +63,13 @@ class Options:
     continue_final_message: bool = False
 
     def settled(self, members: int) -> Options:
-        """These options with B as a number: 1 for a member alone."""
-        if self.branching_factor is not None:
-            return self
-        return replace(self, branching_factor=1 if members == 1 else 3)
+        """These options with B and the limit as numbers: B is 1 for a member alone."""
+        tokens = 256 if self.language is None else 2048
+        return replace(
+            self,
+            branching_factor=self.branching_factor or (1 if members == 1 else 3),
+            max_new_tokens=self.max_new_tokens or tokens,
+        )
 
     @property
     def language(self) -> Language | None:
@@ -940,10 +942,6 @@ class WordMixture:
         )
 
 
-def first_stop(text: str, stops: Sequence[str]) -> int | None:
-    return min((text.index(stop) for stop in stops if stop in text), default=None)
-
-
 def commit(
     members: Sequence[ReferenceMember],
     ids: Mapping[str, list[int]],
@@ -958,22 +956,6 @@ def commit(
         else:
             fitted = False
     return fitted
-
-
-def has_room(
-    members: Sequence[ReferenceMember],
-    ids: Mapping[str, Sequence[int]],
-    opening: Opening,
-    room: Mapping[str, int],
-    _: str,
-    tokens: Mapping[str, Sequence[int]],
-) -> bool:
-    """Whether `tokens` take no member beyond its `room`."""
-    return all(
-        not member.fits(len(ids[member.name]) + len(tokens[member.name]))
-        or opening.counted(member, ids[member.name], tokens[member.name]) <= room[member.name]
-        for member in members
-    )
 
 
 def shortened(
@@ -1010,86 +992,6 @@ def shortened(
     return ReferenceCandidate("", "", False, winner.proposers, nothing, set())
 
 
-def decode(  # noqa: C901
-    members: Sequence[ReferenceMember],
-    prompt: str | None,
-    options: Options,
-    *,
-    messages: Sequence[Mapping[str, Any]] | None = None,
-    rule: MeanRule | WordMixture | None = None,
-) -> ReferenceGeneration:
-    """The whole response to a prompt or a conversation."""
-    if options.choices is not None:
-        return choose(members, prompt, options, messages=messages)[0]
-    options = options.settled(len(members))
-    rule = rule or MeanRule()
-    if (language := options.language) is not None:
-        return decode_form(members, prompt, options, language, messages=messages, rule=rule)
-    opening, ids = begin(members, prompt, messages, options)
-    prompt_tokens = {name: len(tokens) for name, tokens in ids.items()}
-    completion = dict.fromkeys(ids, 0)
-    weights = options.weights or [1.0] * len(members)
-    drawing = Drawing(members, options, apart=rule.draws_members) if options.temperature else None
-    response = ""
-    rounds: list[ReferenceRound] = []
-    while True:
-        proposals: dict[str, list[Proposal]] = {}
-        margins: dict[str, list[float]] = {}
-        for member in members:
-            proposals[member.name], margins[member.name] = propose(
-                member, ids[member.name], options, opening, None, drawing
-            )
-        found = rule.majority(members, ids, proposals, weights, options, opening, None, drawing)
-        if found is None:
-            candidates = pool(members, ids, proposals, opening)
-            rule.score(members, ids, candidates, weights, options)
-        else:
-            (lead, *others), candidates = found[0], [found[1]]
-            margins = {lead: margins[lead], **{name: [] for name in others}}
-        scores = [math.inf if c.score is None else c.score for c in candidates]
-        best = scores.index(min(scores))
-        winner = candidates[best]
-        if winner.score is None:
-            raise RuntimeError("no member can score any candidate")
-
-        firsts = {name: own[0].text for name, own in proposals.items()}
-        room = {name: options.max_new_tokens - count for name, count in completion.items()}
-        fits = partial(has_room, members, ids, opening, room)
-        kept = shortened(members, ids, winner, opening, firsts, fits)
-        for member in members:
-            before, tokens = ids[member.name], kept.tokens[member.name]
-            if member.fits(len(before) + len(tokens)):
-                new = opening.counted(member, before, tokens)
-                completion[member.name] += new
-                prompt_tokens[member.name] += len(tokens) - new
-        logprobs = token_logprobs(members, ids, kept, options, opening)
-        if drawing is not None:
-            drawing.commit(members, ids, kept, opening)
-        overflow = not commit(members, ids, kept)
-        text = opening.shown(kept.written)
-        opening = opening.after(kept.written)
-        response += text
-        rounds.append(ReferenceRound(candidates, best, text, margins, logprobs=logprobs))
-
-        cut = first_stop(response, options.stop)
-        longest = max(completion.values())
-        full = overflow or any(member.is_full(len(ids[member.name])) for member in members)
-        finish = (
-            "stop_sequence"
-            if cut is not None
-            else "stop"
-            if kept.ends
-            else "length"
-            if kept is not winner or longest >= options.max_new_tokens or full
-            else None
-        )
-        if finish is not None:
-            seed = drawing.seed if drawing else None
-            return ReferenceGeneration(
-                response[:cut], finish, rounds, prompt_tokens, completion, seed
-            )
-
-
 def begin(
     members: Sequence[ReferenceMember],
     prompt: str | None,
@@ -1124,196 +1026,174 @@ def encoded(
     return Opening(spaces, held=frozenset(held)), ids
 
 
-# Responses of a given form ----------------------------------------------------------------------
-
-
 class Response:
-    """A response that must be in a language, and every member's tokens for it."""
+    """A response, its rounds, and every member's tokens for it."""
 
     def __init__(
         self,
         members: Sequence[ReferenceMember],
         prompt: str | None,
         messages: Sequence[Mapping[str, Any]] | None,
-        language: Language,
-        options: Options | None = None,
+        options: Options,
         *,
         apart: bool = False,
     ) -> None:
-        self.options = options or Options()
-        self.drawing = None
-        if self.options.temperature:
-            self.drawing = Drawing(members, self.options, apart=apart)
-        self.logprobs: list[dict[str, list[ReferenceToken]]] = []
+        self.options = options
+        self.most = options.max_new_tokens or 0
+        self.drawing = Drawing(members, options, apart=apart) if options.temperature else None
         self.members = members
-        self.language = language
+        self.language = options.language
         self.opening, self.ids = begin(members, prompt, messages, options)
-        if self.opening.free and language.begins_with_whitespace:
-            self.opening = Opening()
-        self.form = Form(language, members, self.opening)
+        self.form = None
+        if self.language is not None:
+            if self.opening.free and self.language.begins_with_whitespace:
+                self.opening = Opening()
+            self.form = Form(self.language, members, self.opening)
+        self.rounds: list[ReferenceRound] = []
         self.prompt_tokens = {name: len(tokens) for name, tokens in self.ids.items()}
         self.completion = dict.fromkeys(self.ids, 0)
         self.text = ""
 
-    def encode(
-        self, member: ReferenceMember, before: Sequence[int], text: str, opening: Opening
-    ) -> list[int]:
-        """A member's tokens for `text` of the response after the tokens `before`."""
-        owed = 0 if member.name in opening.held else opening.spaces
-        return list(member.codec.encode_continuation(list(before), " " * owed + text)[0])
+    def forced(self) -> ReferenceCandidate | None:
+        """Text that no member has proposed, because nothing else may follow, if it fits."""
+        if self.language is None or self.opening.free:
+            return None
+        text = self.language.forced(self.text)
+        tokens = {}
+        for member in self.members:
+            owed = 0 if member.name in self.opening.held else self.opening.spaces
+            before = list(self.ids[member.name])
+            tokens[member.name] = list(
+                member.codec.encode_continuation(before, " " * owed + text)[0]
+            )
+            if not member.fits(len(before) + len(tokens[member.name])):
+                return None
+        written = " " * self.opening.spaces + text
+        ends = self.language.is_final((self.text + text).encode())
+        candidate = ReferenceCandidate(written, text, ends, [], tokens, set(), {}, 0.0, 0.0)
+        return candidate if text and self.fits(written, tokens) else None
 
-    def minimum(self) -> int:
-        """The lowest limit of tokens that leaves room for a response."""
-        closing = self.language.closing("")
-        return max(
-            self.opening.counted(member, before, self.encode(member, before, closing, self.opening))
-            for member in self.members
-            for before in [self.ids[member.name]]
-        )
-
-    def fits(self, written: str, tokens: Mapping[str, Sequence[int]], most: int) -> bool:
-        """Whether `tokens` leave every member room for what closes the response after them."""
-        text = self.text + self.opening.shown(written)
-        if not self.language.begins(text.encode()):
-            return False
-        closing = self.language.closing(text)
-        after = self.opening.after(written)
+    def fits(self, _: str, tokens: Mapping[str, Sequence[int]]) -> bool:
+        """Whether `tokens` take no member beyond its limit. Forms have no half characters."""
         for member in self.members:
             before, own = self.ids[member.name], tokens[member.name]
-            if not self.form.is_whole(member, before, own):
+            if not member.fits(len(before) + len(own)):
+                continue
+            if self.form is not None and not self.form.is_whole(member, before, own):
                 return False
-            rest = self.encode(member, [*before, *own], closing, after) if closing else []
-            count = self.opening.counted(member, before, [*own, *rest])
-            if self.completion[member.name] + count > most:
-                return False
-            if not member.fits(len(before) + len(own) + len(rest)):
+            count = self.completion[member.name] + self.opening.counted(member, before, own)
+            if count > self.most:
                 return False
         return True
 
-    def is_full(self, most: int) -> bool:
-        """Whether some member can take no further token."""
-        return any(
-            self.completion[member.name] >= most or member.is_full(len(self.ids[member.name]))
-            for member in self.members
+    def commit(self, candidate: ReferenceCandidate) -> bool:
+        """Add a candidate to the response; False if a member had no room for it."""
+        logprobs = token_logprobs(
+            self.members, self.ids, candidate, self.options, self.opening, self.form
         )
-
-    def commit(self, candidate: ReferenceCandidate) -> str:
-        """Add a candidate to the response, and return what of it is shown."""
-        self.logprobs.append(
-            token_logprobs(self.members, self.ids, candidate, self.options, self.opening, self.form)
-        )
+        self.rounds[-1].logprobs = logprobs
         if self.drawing is not None:
             self.drawing.commit(self.members, self.ids, candidate, self.opening)
         for member in self.members:
             before, tokens = self.ids[member.name], candidate.tokens[member.name]
-            new = self.opening.counted(member, before, tokens)
-            self.completion[member.name] += new
-            self.prompt_tokens[member.name] += len(tokens) - new
-            self.form.commit(member, before, tokens)
-        assert commit(self.members, self.ids, candidate)
-        shown = self.opening.shown(candidate.written)
+            if member.fits(len(before) + len(tokens)):
+                new = self.opening.counted(member, before, tokens)
+                self.completion[member.name] += new
+                self.prompt_tokens[member.name] += len(tokens) - new
+                if self.form is not None:
+                    self.form.commit(member, before, tokens)
+        fitted = commit(self.members, self.ids, candidate)
         self.opening = self.opening.after(candidate.written)
-        self.text += shown
-        return shown
+        self.text += self.rounds[-1].text
+        return fitted
 
-    def suggest(self, text: str, *, ends: bool) -> ReferenceCandidate:
-        """Text that no member has proposed."""
-        tokens = {
-            member.name: self.encode(member, self.ids[member.name], text, self.opening)
-            for member in self.members
-        }
-        written = " " * self.opening.spaces + text
-        return ReferenceCandidate(written, text, ends, [], tokens, set(), {}, 0.0, 0.0)
-
-    def stop_at(self, stops: Sequence[str]) -> int | None:
+    def stop(self) -> int | None:
         """Where the first stop sequence begins before which the response may end."""
-        places = [at for at in range(len(self.text)) if self.text.startswith(tuple(stops), at)]
-        return next((at for at in places if self.language.holds(self.text[:at].encode())), None)
+        for at in range(len(self.text)):
+            if self.text.startswith(tuple(self.options.stop), at) and (
+                self.language is None or self.language.holds(self.text[:at].encode())
+            ):
+                return at
+        return None
+
+    def is_full(self) -> bool:
+        """Whether some member can take no further token."""
+        return any(
+            self.completion[member.name] >= self.most or member.is_full(len(self.ids[member.name]))
+            for member in self.members
+        )
 
 
-def decode_form(  # noqa: C901
+def decode(
     members: Sequence[ReferenceMember],
     prompt: str | None,
     options: Options,
-    language: Language,
     *,
     messages: Sequence[Mapping[str, Any]] | None = None,
-    rule: MeanRule | WordMixture,
+    rule: MeanRule | WordMixture | None = None,
 ) -> ReferenceGeneration:
-    """The response to a prompt or a conversation that is in `language`."""
-    response = Response(members, prompt, messages, language, options, apart=rule.draws_members)
-    assert response.minimum() <= options.max_new_tokens
+    """The whole response to a prompt or a conversation."""
+    if options.choices is not None:
+        return choose(members, prompt, options, messages=messages)[0]
+    options = options.settled(len(members))
+    rule = rule or MeanRule()
+    response = Response(members, prompt, messages, options, apart=rule.draws_members)
     weights = options.weights or [1.0] * len(members)
-    rounds: list[ReferenceRound] = []
-    closes = False
-
-    def result(cut: int | None, finish: str) -> ReferenceGeneration:
-        for each, logprobs in zip(rounds, response.logprobs, strict=True):
-            each.logprobs = logprobs
-        return ReferenceGeneration(
-            response.text[:cut],
-            finish,
-            rounds,
-            response.prompt_tokens,
-            response.completion,
-            response.drawing.seed if response.drawing else None,
-        )
-
+    ids, form, drawing = response.ids, response.form, response.drawing
     while True:
-        ids, opening = response.ids, response.opening
-        text = language.closing(response.text) if closes else ""
-        if not closes and not opening.free:
-            text = language.forced(response.text)
-        if text:
-            ends = closes or language.is_final((response.text + text).encode())
-            forced = response.suggest(text, ends=ends)
-            if not closes and not response.fits(
-                forced.written, forced.tokens, options.max_new_tokens
-            ):
-                closes = True
-                continue
-            response.commit(forced)
-            if response.drawing is not None:
-                response.drawing.after_word = False
-            rounds.append(ReferenceRound([forced], 0, text, {}, forced=True))
-            was_cut = False
-        elif closes:
-            return result(None, "length")
+        opening = response.opening
+        if (winner := response.forced()) is not None:
+            kept = winner
+            response.rounds.append(ReferenceRound([kept], 0, kept.text, {}, forced=True))
         else:
             proposals: dict[str, list[Proposal]] = {}
             margins: dict[str, list[float]] = {}
             for member in members:
                 proposals[member.name], margins[member.name] = propose(
-                    member, ids[member.name], options, opening, response.form, response.drawing
+                    member, ids[member.name], options, opening, form, drawing
                 )
-            found = rule.majority(
-                members, ids, proposals, weights, options, opening, response.form, response.drawing
-            )
+            found = rule.majority(members, ids, proposals, weights, options, opening, form, drawing)
             firsts = {name: own[0].text for name, own in proposals.items()}
             if found is None:
                 candidates = pool(members, ids, proposals, opening)
-                rule.score(members, ids, candidates, weights, options, response.form)
+                rule.score(members, ids, candidates, weights, options, form)
             else:
                 (lead, *others), candidates = found[0], [found[1]]
                 margins = {lead: margins[lead], **{name: [] for name in others}}
             scores = [math.inf if c.score is None else c.score for c in candidates]
-            winner = candidates[scores.index(min(scores))]
+            best = scores.index(min(scores))
+            winner = candidates[best]
             if winner.score is None:
                 raise RuntimeError("no member can score any candidate")
-            fits = partial(response.fits, most=options.max_new_tokens)
-            kept = shortened(members, ids, winner, opening, firsts, fits)
-            shown = response.commit(kept)
-            rounds.append(ReferenceRound(candidates, candidates.index(winner), shown, margins))
-            ends = kept.ends
-            was_cut = kept is not winner
-        at = response.stop_at(options.stop)
-        if at is not None:
-            return result(at, "stop_sequence")
-        if closes:
-            return result(None, "length")
-        if ends or language.is_final(response.text.encode()):
-            return result(None, "stop")
-        closes = was_cut or response.is_full(options.max_new_tokens)
+            kept = shortened(members, ids, winner, opening, firsts, response.fits)
+            text = opening.shown(kept.written)
+            response.rounds.append(ReferenceRound(candidates, best, text, margins))
+        fitted = response.commit(kept)
+        if not winner.proposers and drawing is not None:
+            drawing.after_word = False
+
+        cut = response.stop()
+        is_final = response.language is not None and response.language.is_final(
+            response.text.encode()
+        )
+        finish = (
+            "stop_sequence"
+            if cut is not None
+            else "stop"
+            if kept.ends or is_final
+            else "length"
+            if kept is not winner or not fitted or response.is_full()
+            else None
+        )
+        if finish is not None:
+            return ReferenceGeneration(
+                response.text[:cut],
+                finish,
+                response.rounds,
+                response.prompt_tokens,
+                response.completion,
+                drawing.seed if drawing else None,
+            )
 
 
 def choose(

@@ -38,18 +38,15 @@ def _vocabulary() -> Any:
 class Language:
     """The texts that a response may be.
 
-    The compiled grammar and the text that closes a response are the engine's. What a grammar
-    accepts, and how short a closing is, have tests of their own.
+    The compiled grammar is the engine's. What a grammar accepts has tests of its own.
     """
 
     def __init__(self, **form: Any) -> None:
         grammar = Grammar.of(AdaFuseConfig(**form))
         assert grammar is not None
-        self._grammar = grammar
         self._start = LLMatcher(_vocabulary(), grammar.lark(), log_level=0)
         assert not self._start.is_error(), self._start.get_error()
         self._states: dict[bytes, Any] = {}
-        self._closings: dict[str, str] = {}
         self.allowed: dict[tuple[Any, ...], dict[bytes, tuple[list[int], bool]]] = {}
         """What may follow a text, found so far: by tokenizer, ends and lead."""
 
@@ -115,16 +112,6 @@ class Language:
             if not text[end - 1].isspace() and text[end].isspace()
         ]
         return text[: max(ends, default=0)]
-
-    def closing(self, response: str) -> str:
-        """A short text that completes `response`."""
-        if response not in self._closings:
-            text = self._grammar.text()
-            text.commit(response)
-            closing = text.closing()
-            assert closing is not None
-            self._closings[response] = closing
-        return self._closings[response]
 
 
 @functools.lru_cache(16)

@@ -39,7 +39,7 @@ def test_reasoning_and_answer_are_told_apart(
         reader = ReplyReader()
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         deltas = [reader.add(piece, prefix) for piece in pieces]
-        deltas.append(reader.add("", prefix, SimpleNamespace(finish_reason="stop", closing="")))
+        deltas.append(reader.add("", prefix, SimpleNamespace(finish_reason="stop", cut_by="")))
         assert "".join(delta.content for delta in deltas).strip() == answer.strip()
         thought = "".join(delta.reasoning for delta in deltas)
         assert "".join(thought.split()) == "".join(reasoning.split())

@@ -28,11 +28,8 @@ from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool, map_json
 from adafuse_llm.text.stops import begun_size
 
-CUT = {
-    "length": "max_tokens or the context window cut it off",
-    "cancelled": "it was stopped before its end",
-}
-"""The finish reasons of replies that end before the members end them, and what happened."""
+CUT = ("length", "cancelled")
+"""The finish reasons of replies that end before the members end them."""
 
 MIN_MARKER = len("<tool")
 """Characters of an opening marker that are taken for a call if the reply is cut after them."""
@@ -120,13 +117,21 @@ class ReplyDelta:
 
 
 class Ending(Protocol):
-    """How a reply ends: why, None if it goes on, and the text that the engine made up."""
+    """Why a reply ends, None if it goes on, and the limit that cuts it off, as in `Generation`."""
 
     @property
     def finish_reason(self) -> str | None: ...  # noqa: D102
 
     @property
-    def closing(self) -> str: ...  # noqa: D102
+    def cut_by(self) -> str: ...  # noqa: D102
+
+
+def cut_off(end: Ending) -> str:
+    """Return what ended a reply before the members ended it, or "", in the words of frameworks."""
+    if end.finish_reason not in CUT:
+        return ""
+    limit = end.cut_by.replace("max_new_tokens", "max_tokens")
+    return f"{limit} cut it off" if limit else "it was stopped before its end"
 
 
 class ReplyReader:
@@ -138,8 +143,7 @@ class ReplyReader:
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
-        as_text: whether the text has malformed calls, except one that was cut off, and what the
-            engine added to complete it. Otherwise, it has only what the members wrote as text.
+        as_text: whether malformed calls are text. Then, the one that a limit cut off is left out.
     """
 
     def __init__(
@@ -169,33 +173,30 @@ class ReplyReader:
             prefix: the reasoning that the chat templates opened before the reply, if any
                 (`StreamEvent.reply_prefix`).
             end: how the reply ends with this text, such as its `Generation`; None if it goes on.
-                What the engine made up at the end completes text, but never a call.
         """
         if self._kind is None:
             self._kind = Reasoning if prefix else Text
-        finish_reason, closing = (None, "") if end is None else (end.finish_reason, end.closing)
-        is_last, cut = finish_reason is not None, CUT.get(finish_reason or "", "")
-        text = text.removesuffix(closing)
+        is_last, cut = False, ""
+        if end is not None:
+            is_last, cut = end.finish_reason is not None, cut_off(end)
         begun = self._buffer + text
         head = begun.lstrip()[: len(REASONING_OPENS)]
         may_reason = self._may_reason and REASONING_OPENS.startswith(head)
         if self._kind is Text and not (self._tools or may_reason):
-            parts: list[Part] = [Text(begun + (closing if self._as_text else ""))]
+            parts: list[Part] = [Text(begun)]
             self._buffer, self._may_reason = "", False
         else:
             parts = self._split(text)
-            if is_last and not closing:
+            if is_last:
                 parts += self._ended(cut)
             parts = [each for part in parts for each in self._released(part)]
             if is_last and self._held:
-                parts += self._without_markers("" if closing else cut)
-            if closing:
-                parts += self._completed(closing, cut)
+                parts += self._without_markers(cut)
         delta = ReplyDelta()
         for part in parts:
             self._show(part, delta)
         if is_last:
-            delta.warnings = self._warnings(cut, closing)
+            delta.warnings = self._warnings(cut)
         return delta
 
     # Markers -----------------------------------------------------------------------------------
@@ -224,14 +225,6 @@ class ReplyReader:
         if cut and self._tools and self._kind is Text and CALL_OPENS.startswith(self._buffer):
             return [*parts, *[_unclosed("", cut)] * (len(self._buffer) >= MIN_MARKER)]
         return parts + self._take(len(self._buffer))
-
-    def _completed(self, closing: str, cut: str) -> list[Part]:
-        """Return the parts of a text that completes the reply, and the call that it cuts off."""
-        begun = self._buffer if self._kind is ToolCall else ""
-        parts = [*self._split(closing), *self._ended("")]
-        texts: list[Part] = [part for part in parts if isinstance(part, (Text, Reasoning))]
-        cut_call = [_unclosed(begun, cut)] if len(texts) < len(parts) else []
-        return [*cut_call, *(texts if self._as_text else ())]
 
     def _first_marker(self, *, is_last: bool) -> tuple[int, str] | None:
         """Return the position and text of the first marker in the buffer that takes effect.
@@ -314,12 +307,9 @@ class ReplyReader:
         else:
             delta.calls.append(part)
 
-    def _warnings(self, cut: str, closing: str) -> list[str]:
+    def _warnings(self, cut: str) -> list[str]:
         """Return what is wrong with the whole reply and its calls."""
         warnings = []
-        if closing and self._text.strip() and not self._calls:
-            added = f", and the engine added {closing!r:.100}" if self._as_text else ""
-            warnings.append(f"the reply is not whole: {cut}{added}")
         if not (self._text.strip() or self._calls):
             warnings.append(": ".join(["the reply is empty", *filter(None, [cut])]))
         problems = (_problem(call, self._tools) for call in self._calls)

@@ -90,7 +90,7 @@ class ReplyForm:
             )
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
-        """Return a reader of a reply. Without `as_text`, it has only what the members wrote."""
+        """Return a reader of a reply. With `as_text`, malformed calls are text."""
         return ReplyReader(
             self.tools if self.calls_tools else (),
             parallel=self.parallel,

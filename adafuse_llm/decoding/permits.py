@@ -100,8 +100,9 @@ class Permits:
         return allowed is not None and allowed.is_forced
 
     def is_whole(self, node: Node) -> bool:
-        """Return whether the text up to `node` ends at the end of a character."""
-        assert self._form is not None, "without a grammar, nobody asks"
+        """Return whether the text up to `node` ends at the end of a character, for a grammar."""
+        if self._form is None:
+            return True
         try:
             self._form.vocabulary.read(self._tree.tokens(node)).decode()
         except UnicodeDecodeError:

@@ -50,7 +50,6 @@ class RoundOutcome:
         committed: the part of the winner to commit. This is the winner itself, or a prefix of it if
             the whole winner has more tokens than ``max_new_tokens`` allows.
         forced: whether the grammar determined the text, so that no member was asked.
-        closes: whether the text completes a response that has reached a limit of its length.
     """
 
     pool: tuple[PoolCandidate, ...]
@@ -59,7 +58,6 @@ class RoundOutcome:
     margins: dict[str, tuple[float, ...]]
     committed: PoolCandidate
     forced: bool = False
-    closes: bool = False
 
     @property
     def is_cut(self) -> bool:
@@ -109,8 +107,7 @@ def choose_best(
     """Choose the candidate with the lowest score, from a pool with scores in the same order.
 
     If the candidate has more tokens than a member's limit allows, choose its longest prefix that
-    leaves every member within the limit. Under a grammar, the prefix must also leave room for the
-    text that closes the response.
+    leaves every member within the limit.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -150,24 +147,24 @@ def _commit(
     return tokens
 
 
-def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | None:
+def forced_round(members: Sequence[Member]) -> RoundOutcome | None:
     """Choose text that the grammar determines, without a proposal of any member.
 
-    With `closes`, it completes the response. The result is None if the grammar leaves a choice.
+    None if the grammar leaves a choice, or if the text has more tokens than a limit allows: then
+    the members propose as much of it as fits.
     """
     opening, grammar = members[0].opening, members[0].grammar
-    assert grammar is not None, "only a grammar can force text"
-    text = grammar.closing() if closes else "" if opening.is_reply else grammar.forced()
-    if not text:
+    text = "" if grammar is None or opening.is_reply else grammar.forced()
+    if grammar is None or not text:
         return None
     pool = Pool(opening)
-    candidate = pool.suggest(opening.begin(text), ends=closes or grammar.ends_after(text))
+    candidate = pool.suggest(opening.begin(text), ends=grammar.ends_after(text))
     for member in members:
         pool.encode(member, candidate)
-    if not closes and not pool.fits(candidate):
-        return forced_round(members, closes=True)
+    if len(candidate.nodes) < len(members) or not pool.fits(candidate):
+        return None
     scored = (to_result(candidate, members, [inf] * len(members), 0.0, 0.0),)
-    return RoundOutcome((candidate,), scored, 0, {}, candidate, forced=True, closes=closes)
+    return RoundOutcome((candidate,), scored, 0, {}, candidate, forced=True)
 
 
 @dataclass(frozen=True)
@@ -199,7 +196,9 @@ class Response:
                     so_far = self.member_logprobs.get(member.name, 0.0)
                     self.member_logprobs[member.name] = so_far + winner.logprob(member)
 
-    def event(self, shown: str, finish: FinishReason | None = None) -> StreamEvent:
+    def event(
+        self, shown: str, finish: FinishReason | None = None, cut_by: str = ""
+    ) -> StreamEvent:
         """Return an event with the last round. With `finish`, it is the response's last event."""
         first, generation = self.members[0], None
         if finish is not None:
@@ -208,6 +207,7 @@ class Response:
                 text=self.transcript.text,
                 rounds=tuple(self.rounds),
                 finish_reason=finish,
+                cut_by=cut_by,
                 usage=usage(self.members),
                 strategy=self.strategy,
                 logprob=total_logprob(self.rounds),
@@ -238,12 +238,9 @@ def decode(
             None if the rounds have no log-probabilities of tokens.
     """
     members, grammar = response.members, response.members[0].grammar
-    closes = False
     for index in count():
         started = time.perf_counter()
-        outcome = None if grammar is None else forced_round(members, closes=closes)
-        if outcome is None:
-            outcome = yield from play()
+        outcome = forced_round(members) or (yield from play())
         response.count(outcome)
         logprobs = yield from _commit(outcome.committed, top_logprobs)
         elapsed = time.perf_counter() - started
@@ -258,16 +255,15 @@ def decode(
                 margins=outcome.margins,
                 elapsed=elapsed,
                 forced=outcome.forced,
-                closes=outcome.closes and not (grammar and grammar.determines(text)),
                 logprobs=logprobs,
             )
         )
         if grammar is not None:
             grammar.commit(text)
         finish = _finish(outcome, members, response.transcript)
-        closes = finish == "length" and not outcome.closes and bool(grammar and grammar.closing())
-        yield response.event(shown, None if closes else finish)
-        if finish is not None and not closes:
+        cut_by = _limit(outcome, members) if finish == "length" else ""
+        yield response.event(shown, finish, cut_by)
+        if finish is not None:
             return
 
 
@@ -354,8 +350,6 @@ def _finish(
     committed, grammar = outcome.committed, members[0].grammar
     if transcript.stopped:
         return transcript.stopped
-    if outcome.closes:
-        return "length"
     if committed.ends or (grammar is not None and grammar.is_final):
         return "stop"
     if outcome.is_cut:
@@ -368,3 +362,15 @@ def _finish(
     ):
         return "length"
     return None
+
+
+def _limit(outcome: RoundOutcome, members: Sequence[Member]) -> str:
+    """Return the limit that a response has reached with the winner of its last round."""
+    nodes = outcome.pool[outcome.winner].nodes
+    if any(member.room(end) <= 0 for member, end in nodes.items()):
+        limit = members[0].limit
+        return f"the limit of {limit:,} token{'s' * (limit > 1)} (max_new_tokens)"
+    for member in members:
+        if member not in nodes or member.is_full(nodes[member]):
+            return f"the context window of member {member.name!r} ({member.window:,} tokens)"
+    return "max_word_tokens, inside a character,"

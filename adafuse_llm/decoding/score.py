@@ -150,29 +150,13 @@ class Pool:
     def fits(self, candidate: PoolCandidate) -> bool:
         """Return whether a candidate can be committed.
 
-        It must leave every member within its limit of tokens. Under a grammar, a short text must
-        then complete the response within the limit and the context window of every member.
+        It must leave every member within its limit of tokens. Under a grammar, it must not end
+        inside a character.
         """
-        if not all(member.room(end) >= 0 for member, end in candidate.nodes.items()):
-            return False
-        grammar = next((member.grammar for member in self._members), None)
-        if grammar is None:
-            return True
-        closing = grammar.closing(candidate.shown)
-        return closing is not None and all(
-            self._has_room(member, candidate, closing) for member in self._members
+        return all(
+            member.room(end) >= 0 and member.permits.is_whole(end)
+            for member, end in candidate.nodes.items()
         )
-
-    def _has_room(self, member: Member, candidate: PoolCandidate, closing: str) -> bool:
-        """Return whether a member has room for `closing` after a candidate."""
-        end = candidate.nodes.get(member)
-        if end is None or not member.permits.is_whole(end):
-            return False
-        after = member.opening.after(candidate.text)
-        if not closing:
-            return True
-        encoded = member.encode(after.to_member(after.begin(closing)), end)
-        return encoded is not None and member.room(encoded[0]) >= 0
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
         """Return the candidate of this pool that equals `candidate` from another pool."""

@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import FREE_TOKENS, NO_LIMIT, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command
 from adafuse_llm.evaluation.parallel import in_order
@@ -148,7 +148,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
             if config.temperature > 0:
                 seed = torch.initial_seed() if config.seed is None else config.seed
                 options["seed"] = derived_seed(seed, f"repeat {repeat} of {context}")
-            prompt = self._prompt(context, config.max_new_tokens)
+            is_open = config.max_new_tokens == NO_LIMIT
+            prompt = self._prompt(context, FREE_TOKENS if is_open else config.most_tokens())
             text = self.engine.generate(**{**options, **prompt}).answer
             self.cache_hook.add_partial("generate_until", request.args, text)
             return text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import CacheMemoryError
 
@@ -27,7 +26,7 @@ class CacheBudget:
     def needs(
         self,
         members: Sequence[Member],
-        config: AdaFuseConfig,
+        limit: int,
         spare: int,
         running: Iterable[Needs] = (),
     ) -> Needs:
@@ -35,7 +34,7 @@ class CacheBudget:
 
         Args:
             members: the members that decode.
-            config: the request's options.
+            limit: maximum number of new tokens.
             spare: maximum number of tokens that a tree holds in addition to the committed ones.
             running: the needs of the requests that run.
 
@@ -45,14 +44,14 @@ class CacheBudget:
         needs: Counter[str] = Counter()
         for member in members:
             backend = member.backend
-            longest = member.prompt_tokens + config.max_new_tokens
+            longest = member.prompt_tokens + limit
             if member.window is not None:
                 longest = min(longest, member.window)
             place, needed = backend.device, backend.cache_bytes(longest + spare)
-            if (limit := backend.cache_limit) is not None:
+            if (most := backend.cache_limit) is not None:
                 place = f"member {member.name}"  # it evaluates a tree without room in parts
-                needed = max(backend.cache_bytes(longest), min(needed, limit))
-                self._limits[place] = limit
+                needed = max(backend.cache_bytes(longest), min(needed, most))
+                self._limits[place] = most
             elif self._limit is not None:
                 self._limits[place] = self._limit
             elif place not in needs:
@@ -63,7 +62,7 @@ class CacheBudget:
                 raise CacheMemoryError(
                     f"the request needs {needed:,} bytes of key/value cache on {place!r}; "
                     f"{self._limits[place]:,} are allowed. Shorten the prompt, lower "
-                    f"max_new_tokens ({config.max_new_tokens}), or allow more: "
+                    f"max_new_tokens ({limit}), or allow more: "
                     "RuntimeConfig(cache_bytes=...), or GGUFMember(context=...)."
                 )
         return needs

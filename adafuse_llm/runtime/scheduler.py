@@ -39,7 +39,7 @@ from typing import Literal
 
 from adafuse_llm.backends.base import Backend, Query
 from adafuse_llm.backends.checks import check_results
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import (
     AdaFuseError,
@@ -165,9 +165,9 @@ class Scheduler:
         """Number of jobs that wait until they can start."""
         return max(0, len(self._coordinator.unfinished) - self.running)  # one may end in between
 
-    def cache_needs(self, members: Sequence[Member], config: AdaFuseConfig, spare: int) -> Needs:
+    def cache_needs(self, members: Sequence[Member], limit: int, spare: int) -> Needs:
         """Return what a job of these members needs (`CacheBudget.needs`)."""
-        return self._budget.needs(members, config, spare, self._coordinator.needs)
+        return self._budget.needs(members, limit, spare, self._coordinator.needs)
 
     @property
     def cache_use(self) -> dict[str, tuple[int, int]]:

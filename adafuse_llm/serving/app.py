@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from adafuse_llm import errors
 from adafuse_llm.adapters.reply_form import enforced
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig
+from adafuse_llm.config import GRAMMARS
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError
 from adafuse_llm.request import Request as EngineRequest
@@ -41,9 +41,6 @@ logger = logging.getLogger(__name__)
 Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
 """A request that is opened when the context is entered."""
-
-DEFAULT_LIMIT = AdaFuseConfig().max_new_tokens
-"""The limit of tokens if nobody sets another. It is too low for most calls of tools."""
 
 CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
@@ -174,17 +171,14 @@ def _open(
         options = _with_variables(engine, options, asked, codecs)
         spelled = (spelled_token(name, codecs[name], p) for name in codecs for p in asked.prompts)
         asked.ignored.warnings += [warning for warning in spelled if warning][:1]
-    form, open_ended = asked.form, asked.open_ended
-    if form.calls_tools and "max_new_tokens" not in options:
-        open_ended |= engine.config.max_new_tokens == DEFAULT_LIMIT
-    conversation = asked.conversation
+    form, conversation = asked.form, asked.conversation
     sizes = map(len, asked.prompts) if conversation is None else [conversation.characters]
     options = service.check_limits(
         engine,
         options,
         inputs=inputs,
         characters=max(sizes) + sum(map(len, extension.texts or ())),
-        open_ended=open_ended,
+        has_form=form.calls_tools or form.schema is not None,
     )
     if form.tools or form.schema is not None:
         try:
@@ -204,7 +198,7 @@ def _open(
         cancel=cancel,
     )
     requests = [replace(request, prompt=each) for each in asked.prompts] or [request]
-    run = _open_ended(engine, requests) if open_ended else engine.open(requests)
+    run = engine.open(requests)
     config = engine.config.override(options)
     model = body.model or service.config.served_model_name
     leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
@@ -235,19 +229,6 @@ def _with_variables(
         del given[name]
     given |= options.get("chat_template_kwargs") or {}
     return {**options, "chat_template_kwargs": given} if given else options
-
-
-def _open_ended(engine: AdaFuseEngine, requests: list[EngineRequest]) -> Run[Any]:
-    """Open requests without a limit of their own: with as many tokens as memory allows."""
-    while True:
-        try:
-            return engine.open(requests)
-        except errors.CacheMemoryError:
-            limit = requests[0].options["max_new_tokens"] // 2
-            if limit < engine.config.max_new_tokens:
-                raise
-            options = {**requests[0].options, "max_new_tokens": limit}
-            requests = [replace(each, options=options) for each in requests]
 
 
 async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) -> Response:

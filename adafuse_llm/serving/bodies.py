@@ -25,9 +25,6 @@ from adafuse_llm.wire import EXTENSION
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields for the option ``max_new_tokens``."""
 
-NO_LIMIT = -1
-"""The value of these fields that asks for the rest of the context window."""
-
 ALIASES = {**dict.fromkeys(LENGTHS, "max_new_tokens"), "min_tokens": "min_new_tokens"}
 """Fields that are options of the engine with another name."""
 
@@ -259,7 +256,6 @@ class ServedRequest:
         options: options of `AdaFuseConfig`.
         given: the client's names of the options.
         enforce: whether the form is enforced, as for `adapters.reply_form.enforced`.
-        open_ended: whether the response may fill the context window.
         variables: variables for the chat templates that read them.
         effort: how much the members reason; None for their own default.
         form: the form of the reply.
@@ -271,7 +267,6 @@ class ServedRequest:
     options: dict[str, Any] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
     enforce: bool | Literal["auto"] = "auto"
-    open_ended: bool = False
     prompts: Sequence[str] = ()
     conversation: Conversation | None = None
     form: ReplyForm = field(default_factory=ReplyForm)
@@ -296,9 +291,6 @@ class ServedRequest:
             option = ALIASES.get(name, name)
             if name not in OPTIONS:
                 continue
-            if name in LENGTHS and value == NO_LIMIT:
-                self.open_ended = True
-                continue
             if name == "logit_bias" and isinstance(value, dict):
                 texts = {text: bias for text, bias in value.items() if not text.isdigit()}
                 if len(texts) < len(value):
@@ -310,7 +302,6 @@ class ServedRequest:
                     name,
                 )
             self.options[option], self.given[option] = value, name
-        self.open_ended &= "max_new_tokens" not in self.options
 
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import anyio.to_thread
 
 from adafuse_llm import errors
+from adafuse_llm.config import NO_LIMIT
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import Scores, StreamEvent, smallest_window
@@ -144,7 +145,7 @@ class Service:
         *,
         inputs: int = 1,
         characters: int = 0,
-        open_ended: bool = False,
+        has_form: bool = False,
     ) -> dict[str, Any]:
         """Check a request against the limits of the server.
 
@@ -153,7 +154,7 @@ class Service:
             options: options of the request.
             inputs: number of prompts or conversations.
             characters: size of the largest one.
-            open_ended: whether the response may fill the smallest context window.
+            has_form: whether the reply has a form that no option sets, such as calls of tools.
 
         Returns:
             The options, with the server's limit of tokens if they have none.
@@ -176,12 +177,10 @@ class Service:
                 f"{limits.max_choices}. Send several requests.",
                 "n",
             )
-        highest, asked = limits.max_output_tokens, config.max_new_tokens
-        if open_ended and window is not None:
-            asked = window
+        highest, asked = limits.max_output_tokens, config.most_tokens(has_form=has_form)
         if highest is None or asked <= highest:
-            return {**options, "max_new_tokens": asked} if open_ended else {**options}
-        if "max_new_tokens" in options:
+            return {**options}
+        if options.get("max_new_tokens") not in (None, NO_LIMIT):
             raise invalid(
                 f"option 'max_new_tokens': at most {highest} on this server; got {asked}",
                 "max_new_tokens",

@@ -1,9 +1,9 @@
 """Texts of a given form: JSON schemas, regular expressions and Lark grammars.
 
 The library llguidance (extra ``grammar``) compiles a grammar and reads text byte by byte.
-`GrammarText` follows the text of a response. It knows which text can still follow, whether the
-response may end, and a short text that completes it. `GrammarVocabulary` tells which tokens of a
-member may follow (`adafuse_llm.decoding.permits`).
+`GrammarText` follows the text of a response, with the text that can still follow, and whether the
+response may end. `GrammarVocabulary` has the tokens of a member that may follow
+(`adafuse_llm.decoding.permits`).
 
 A member may write something before the response: spaces at the end of the prompt, or one space
 before a reply to messages. This is the *lead* of its grammar.
@@ -19,16 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.text.closing import (
-    CLOSING_SECONDS,
-    CLOSING_STATES,
-    MAX_FORCED,
-    RESPONSE_SECONDS,
-    RESPONSE_STATES,
-    Effort,
-    found_closing,
-)
-from adafuse_llm.text.hints import hints
 from adafuse_llm.text.isolation import try_grammar
 from adafuse_llm.text.matchers import (
     byte_tokenizer,
@@ -47,6 +37,9 @@ ONE_SPACE = '" "? '
 
 MAX_CHARACTERS = 1_000_000
 """Maximum number of characters in a grammar."""
+
+MAX_FORCED = 1_000
+"""Maximum number of bytes of the text that is forced at once."""
 
 MAX_GRAMMARS = 16
 """Maximum number of compiled grammars that are kept, for each member and for texts. A grammar grows
@@ -89,10 +82,14 @@ class Grammar:
                 f"the grammar has {len(lark):,} characters; the limit is {MAX_CHARACTERS:,}. Use a "
                 "shorter grammar."
             )
-        self._closing, self._hints = try_grammar(lark), hints(lark)
+        try_grammar(lark)
         self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
             raise GrammarError(_reason(self._start.get_error(), option))
+        if not (self._start.is_accepting() or next_bytes(self._start)):
+            raise GrammarError(
+                "no text fits it. Every repetition and recursion must be able to end."
+            )
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
@@ -120,7 +117,7 @@ class Grammar:
 
     def text(self) -> GrammarText:
         """Return the state of an empty response."""
-        return GrammarText(self._start, self._hints, closing=self._closing)
+        return GrammarText(self._start)
 
     def lark(self, lead: str = NO_LEAD) -> str:
         """Return the grammar of a lead and a response."""
@@ -174,20 +171,13 @@ class GrammarText:
 
     Args:
         state: a matcher over bytes. This class does not change it.
-        hints: texts for the search for a closing.
         begun: text of the grammar that precedes the response.
-        closing: a text that completes the response now, if it is known.
     """
 
-    def __init__(
-        self, state: Any, hints: Sequence[bytes], begun: str = "", closing: str | None = None
-    ) -> None:
+    def __init__(self, state: Any, begun: str = "") -> None:
         self.begun = begun
-        self._hints = hints
         self._first = state
         self._state = state.deep_copy()
-        self._spare = (float(RESPONSE_STATES), RESPONSE_SECONDS)
-        self._closings: dict[str, str | None] = {} if closing is None else {"": closing}
 
     @property
     def is_final(self) -> bool:
@@ -198,7 +188,6 @@ class GrammarText:
         """Add text to the response. The grammar must allow it."""
         consumed = self._state.consume_tokens(list(text.encode()))
         assert consumed, f"the grammar does not allow {text!r}"
-        self._closings = {"": self._closings[text]} if text in self._closings else {}
 
     def holds(self, text: str) -> bool:
         """Return whether `text` can follow the response."""
@@ -219,61 +208,27 @@ class GrammarText:
 
         If the response must end after the forced text, the last word is included, too.
         """
-        text = self._determined().decode(errors="ignore")
-        if self.ends_after(text):
-            return text
-        words = re.match(r"(?s:.*\S)(?=\s)", text)
-        return words[0] if words else ""
-
-    def determines(self, text: str) -> bool:
-        """Return whether the response can only go on with `text`, which completes it."""
-        return self._determined() == text.encode()
-
-    def _determined(self) -> bytes:
-        """Return the bytes up to the first choice, or to the first end of the response."""
-        state = self._state.deep_copy()
-        found = bytearray()
+        state, found = self._state.deep_copy(), bytearray()
         while not state.is_accepting() and len(found) < MAX_FORCED:
             following = next_bytes(state)
             if len(following) != 1:
                 break
             found += following
             state.consume_token(following[0])
-        return bytes(found)
-
-    def closing(self, text: str = "") -> str | None:
-        """Return a short text that completes the response after `text`.
-
-        Returns:
-            The text, which is empty if the response may end after `text`. None if the grammar does
-            not allow `text`, or if the search finds no text within its limits.
-        """
-        if text not in self._closings:
-            self._closings[text] = self._searched_closing(text)
-        return self._closings[text]
-
-    def _searched_closing(self, text: str) -> str | None:
-        state = _after(self._state, text)
-        if state is None:
-            return None
-        states, seconds = self._spare
-        effort = Effort(CLOSING_STATES + states, CLOSING_SECONDS + seconds)
-        found = found_closing(state, effort, self._hints)
-        self._spare = max(min(states, effort.states), 0), max(min(seconds, effort.seconds), 0)
-        return None if found is None else found.decode()
+        text = found.decode(errors="ignore")
+        if self.ends_after(text):
+            return text
+        words = re.match(r"(?s:.*\S)(?=\s)", text)
+        return words[0] if words else ""
 
     def copy(self) -> GrammarText:
         """Return an empty response with the same beginning."""
-        return GrammarText(self._first, self._hints, self.begun, self._closings.get(""))
+        return GrammarText(self._first, self.begun)
 
     def begun_with(self, text: str) -> GrammarText:
         """Return a response that follows `text`, or this response if the grammar forbids it."""
         state = _after(self._state, text)
-        return (
-            self
-            if state is None
-            else GrammarText(state, self._hints, text, self._closings.get(text))
-        )
+        return self if state is None else GrammarText(state, text)
 
 
 def _after(state: Any, text: str) -> Any | None:

@@ -1,8 +1,8 @@
 """Try each new grammar in a child process, before it is compiled here.
 
 llguidance is native code. A hostile grammar can crash it, keep it busy, or fill the memory. So a
-child process with limits of time, memory and stack compiles the grammar first, and searches for a
-text that fits it. What the child survives is harmless here. The child knows no member: its tokens
+child process with limits of time, memory and stack compiles the grammar first. What the child
+survives is harmless here. The child knows no member: its tokens
 are the 256 bytes. Limits of llguidance bound what a member's vocabulary adds.
 """
 
@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from adafuse_llm.errors import GrammarError, QueueFullError
-from adafuse_llm.text.closing import MAX_SECONDS, NO_TEXT, Effort, found_closing
-from adafuse_llm.text.hints import hints
-from adafuse_llm.text.matchers import byte_tokenizer, compiled
+from adafuse_llm.text.matchers import byte_tokenizer, compiled, next_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -70,27 +68,26 @@ main()
 READY: Final = "ready\n"
 """What a trial writes before it reads the grammar."""
 
-FOUND, REFUSED = "found ", "refused "
-"""What a trial writes before the text that it found, or before the reason."""
+HARMLESS = "harmless"
+"""What a trial writes if it survives the grammar."""
 
 _places = threading.BoundedSemaphore(MAX_TRIALS)
 _has_started = threading.Event()
-_found: OrderedDict[bytes, str] = OrderedDict()
+_harmless: OrderedDict[bytes, None] = OrderedDict()
 
 
-def try_grammar(lark: str) -> str:
-    """Try a grammar in a child process, and return a text that fits it.
+def try_grammar(lark: str) -> None:
+    """Try a grammar in a child process.
 
-    If no child can be started, the grammar is tried here, and a warning is logged. The grammar can
-    still have errors that compiling it tells; then the text is empty.
+    If no child can be started, a warning is logged. A harmless grammar can still have errors.
 
     Raises:
-        GrammarError: the grammar is harmful, or no text fits it.
+        GrammarError: the grammar is harmful.
         QueueFullError: the machine is too busy.
     """
     key = hashlib.sha256(lark.encode()).digest()
-    if (known := _found.get(key)) is not None:
-        return known
+    if key in _harmless:
+        return
     end, output = _run(lark)
     _, ready, answer = output.partition(READY)
     if ready:
@@ -101,19 +98,16 @@ def try_grammar(lark: str) -> str:
         )
     else:
         _warn(end)
-        answer = _answer(lark)
-    if answer.startswith(REFUSED):
-        raise GrammarError(answer.removeprefix(REFUSED))
-    if not answer.startswith(FOUND):
+        answer = HARMLESS
+    if answer != HARMLESS:
         raise GrammarError(
             f"the process that tried the grammar ended with {end}: the grammar takes more than "
             f"{MAX_CPU_SECONDS} seconds of computing or {MAX_BYTES // 2**20} MiB of memory, or it "
             "crashes the library llguidance. Simplify it."
         )
-    found = _found[key] = answer.removeprefix(FOUND)
-    if len(_found) > MAX_VERDICTS:
-        _found.popitem(last=False)
-    return found
+    _harmless[key] = None
+    if len(_harmless) > MAX_VERDICTS:
+        _harmless.popitem(last=False)
 
 
 @functools.cache
@@ -181,7 +175,7 @@ def main() -> None:
         os.nice(NICENESS)
     limit_process(MAX_CPU_SECONDS, MAX_BYTES)
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=lambda: _write(_answer(lark)))
+    thread = threading.Thread(target=lambda: _try(lark))
     thread.start()
     thread.join()
 
@@ -213,12 +207,9 @@ def limit_process(seconds: float, memory: int) -> None:
             resource.setrlimit(kind, (value if hard < 0 else min(value, hard), hard))
 
 
-def _answer(lark: str) -> str:
+def _try(lark: str) -> None:
     matcher = compiled(byte_tokenizer(), lark)
-    if matcher.is_error():
-        return FOUND  # whoever compiles the grammar finds the same error
-    try:
-        found = found_closing(matcher, Effort(seconds=MAX_SECONDS), hints(lark))
-    except GrammarError as error:
-        return f"{REFUSED}{error}"
-    return f"{REFUSED}{NO_TEXT}" if found is None else FOUND + found.decode()
+    if not matcher.is_error():  # else, whoever compiles the grammar finds the same error
+        with suppress(GrammarError):
+            next_bytes(matcher)
+    _write(HARMLESS)

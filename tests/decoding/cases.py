@@ -4,8 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.reference import Options, Response
-from tests.support.models import CHATTING, Recipe, reference
+from tests.support.models import CHATTING, Recipe
 from tests.support.schemas import PERSON
 
 EAGER = (
@@ -75,12 +74,3 @@ FREE = {
     "stop": st.sampled_from([(), ("\n",), ("e",), ("th", " o")]),
 }
 """Options of responses of any form."""
-
-
-def lowest_limit(members: tuple[Recipe, ...], start: dict[str, Any], **form: Any) -> int:
-    """The fewest tokens in which every member can complete a text of the form."""
-    references = [reference(member) for member in members]
-    language = Options(**form).language
-    assert language is not None
-    response = Response(references, start.get("prompt"), start.get("messages"), language)
-    return max(1, response.minimum())

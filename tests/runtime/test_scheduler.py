@@ -262,7 +262,7 @@ def test_the_default_limit_counts_what_running_requests_may_hold():
     def limit(free: int, *running: int) -> int:
         member.free = free
         with contextlib.suppress(CacheMemoryError):
-            budget.needs(members, AdaFuseConfig(), 0, [{"cpu": each} for each in running])
+            budget.needs(members, 256, 0, [{"cpu": each} for each in running])
         return budget.use(())["cpu"][1]
 
     assert limit(1000) == 500

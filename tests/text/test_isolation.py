@@ -51,7 +51,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_crash_of_native_code_is_an_error_of_its_request(lark: str) -> None:
     with pytest.raises(GrammarError, match=r"exit code -(6|7|10|11):"):
         try_grammar(lark)
-    assert try_grammar(MANY) == "a"
+    try_grammar(MANY)
 
 
 def test_an_engine_tries_grammars_and_the_schemas_of_tools() -> None:
@@ -81,12 +81,12 @@ def test_what_takes_too_much_is_refused_and_costs_this_process_nothing(
     with pytest.raises(GrammarError, match=reason):
         try_grammar(lark)
     assert psutil.Process().cpu_times().user - used < 1
-    assert try_grammar(MANY) == "a"
+    try_grammar(MANY)
 
 
 def test_a_trial_does_not_wait_for_a_long_one() -> None:
     with isolation._places:
-        assert try_grammar('start: "short"') == "short"
+        try_grammar('start: "short"')
 
 
 def test_on_a_busy_machine_a_grammar_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +101,9 @@ def test_on_a_busy_machine_a_grammar_is_not_compiled(monkeypatch: pytest.MonkeyP
 
 
 def test_a_harmless_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert try_grammar('start: "once"') == "once"
+    try_grammar('start: "once"')
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was tried again"))
-    assert try_grammar('start: "once"') == "once"
+    try_grammar('start: "once"')
 
 
 def test_without_another_process_grammars_are_tried_here_with_a_warning(
@@ -111,7 +111,8 @@ def test_without_another_process_grammars_are_tried_here_with_a_warning(
 ) -> None:
     monkeypatch.setattr(isolation, "_has_started", threading.Event())
     monkeypatch.setattr(spawn, "get_executable", lambda: "/bin/false")
-    assert [try_grammar('start: "x"'), try_grammar('start: "y"')] == ["x", "y"]
+    try_grammar('start: "x"')
+    try_grammar('start: "y"')
     assert caplog.text.count("without a trial") == 1
     isolation._has_started.set()
     with pytest.raises(QueueFullError, match="did not start"):
@@ -128,4 +129,4 @@ def test_an_application_that_is_its_own_interpreter_starts_no_trial(
         monkeypatch.setattr(sys, "frozen", True, raising=False)
     else:
         monkeypatch.setenv(isolation.MARK, "1")
-    assert try_grammar(f'start: "f{is_frozen}"') == f"f{is_frozen}"
+    try_grammar(f'start: "f{is_frozen}"')

@@ -275,7 +275,7 @@ def test_parts_of_addresses_end(kind: str, begun: str, most: int) -> None:
     text = start({**STRING, "format": kind})
     text.commit(f'"{begun}{"a" * most}')
     assert not text.holds("a")
-    assert text.closing() is not None
+    assert walk(text, 0) is not None
 
 
 # Patterns

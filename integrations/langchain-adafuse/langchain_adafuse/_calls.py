@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from adafuse_llm import ContextWindowError, Engine, InvalidOptionError, Request, StreamEvent
 from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs
+from adafuse_llm.adapters.reply import cut_off
 from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.run import check_one_response
 from adafuse_llm.summary import Summary, record
@@ -27,6 +28,9 @@ from adafuse_llm.text.matchers import is_available
 
 if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel
+
+CUT_KEY = "adafuse_cut"
+"""Key of what ended a reply before its end, such as a limit."""
 
 ROUNDS_KEY = "adafuse_rounds"
 """Key of the round records in messages and generations."""
@@ -104,7 +108,7 @@ class Reply(ABC, Generic[C]):
             total_tokens=prompt + completion,
             input_token_details={"cache_read": counts["cached_tokens"][first]},
         )
-        optional: dict[str, Any] = {"adafuse_closing": whole.closing or None, "seed": whole.seed}
+        optional: dict[str, Any] = {"seed": whole.seed, CUT_KEY: cut_off(whole) or None}
         optional |= {"logprob": whole.logprob, "confidence": whole.confidence}
         if call.config.counted_logprobs is not None:
             member = call.config.reported_member(call.model._ensemble.names)

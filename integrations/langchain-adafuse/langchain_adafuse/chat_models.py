@@ -38,12 +38,12 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm import Engine, Request, StreamEvent
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.reply import CUT, InvalidToolCall, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply import InvalidToolCall, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, form_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.text.conversation import CALL_OPENS
-from langchain_adafuse._calls import Call, ChatRoundChunk, Reply
+from langchain_adafuse._calls import CUT_KEY, Call, ChatRoundChunk, Reply
 from langchain_adafuse._messages import ToolLike, as_function, openai_tool, to_tools, to_turns
 from langchain_adafuse._model import EnsembleModel, ModelFields
 
@@ -381,7 +381,7 @@ def _check_whole(message: AIMessage) -> AIMessage:
     Raises:
         OutputParserException: it was.
     """
-    if cut := CUT.get(message.response_metadata.get("finish_reason", "")):
+    if cut := message.response_metadata.get(CUT_KEY):
         raise OutputParserException(f"the JSON is not whole: {cut}", llm_output=message.text)
     return message
 

@@ -60,7 +60,6 @@ def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkey
         (MULTIPLY, {"tool_choice": "multiple"}, "'multiply'"),
         (MULTIPLY, {"enforce": "yes"}, "enforce"),
         (MULTIPLY, {"regex": "a"}, "regex"),
-        (MULTIPLY, {"tool_choice": "any", "max_tokens": 1}, "'max_tokens'"),  # no room for a call
     ],
     ids=str,
 )

@@ -21,9 +21,10 @@ from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
+from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import MalformedReplyError
-from adafuse_llm.adapters.reply import CUT, ToolCall
+from adafuse_llm.adapters.reply import CUT, ToolCall, cut_off
 from adafuse_llm.adapters.reply_form import ReplyForm
 
 logger = logging.getLogger(__name__)
@@ -133,10 +134,9 @@ def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
         MalformedReplyError: the reply is no valid object.
     """
     reply = response.message.content or ""
-    reason = reason_of(response)
-    closing = getattr(response.raw, "closing", "")
-    if reason in CUT and (closing or _is_open(reply)):
-        raise MalformedReplyError(f"the object is not whole: {CUT[reason]}")
+    cut = cut_off(response.raw) if isinstance(response.raw, AdaFuseRaw) else ""
+    if cut and _is_open(reply):
+        raise MalformedReplyError(f"the object is not whole: {cut}")
     try:
         return output_cls.model_validate_json(reply)
     except ValidationError:
@@ -151,7 +151,7 @@ def parsed(output_cls: type[Model], response: ChatResponse) -> Model:
                 for each in error.errors(include_url=False)
             )
         raise MalformedReplyError(
-            f"the reply is no valid {output_cls.__name__}: {problem}"
+            f"the reply is no valid {output_cls.__name__}: {cut or problem}"
         ) from error
 
 

@@ -76,7 +76,7 @@ from adafuse_llm.adapters.reply_form import (
     enforced,
     form_of,
 )
-from adafuse_llm.config import CONSTRAINTS
+from adafuse_llm.config import CONSTRAINTS, FREE_TOKENS, NO_LIMIT
 from adafuse_llm.strategies.registry import AUTO
 from adafuse_llm.text.conversation import check_tools
 
@@ -252,6 +252,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         ``is_function_calling_model`` if well-formed tool calls can be enforced, too.
         """
         options = self._options({})
+        limit = self._config(options).max_new_tokens
         names = self._active_members(options)
         is_chat = self.is_chat_model
         if is_chat is None:
@@ -260,7 +261,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
             context_window=self.context_window
             or self._known(lambda ensemble: ensemble.context_window(names))
             or LLMMetadata().context_window,
-            num_output=self._config(options).max_new_tokens,
+            num_output=FREE_TOKENS if limit in (None, NO_LIMIT) else limit,
             is_chat_model=is_chat,
             is_function_calling_model=is_chat
             and self.enforce is not False

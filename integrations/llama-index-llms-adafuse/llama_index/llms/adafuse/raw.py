@@ -41,7 +41,7 @@ class AdaFuseRaw(BaseModel):
     Attributes:
         rounds: all rounds of a whole response, or the round of a chunk. With the option
             `logprobs`, they have the log-probabilities of all members.
-        finish_reason, usage, summary, strategy, logprob, confidence, seed, closing: values of the
+        finish_reason, usage, summary, strategy, logprob, confidence, seed, cut_by: values of the
             whole response, as in `Generation`. In a stream, only the last chunk has them.
         alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
             and usage.
@@ -57,7 +57,7 @@ class AdaFuseRaw(BaseModel):
     logprob: float | None = None
     confidence: float | None = None
     seed: int | None = None
-    closing: str = ""
+    cut_by: str = ""
     alternatives: tuple[Generation, ...] = Field(default=(), repr=False)
 
     @classmethod
@@ -74,6 +74,6 @@ class AdaFuseRaw(BaseModel):
             logprob=generation.logprob,
             confidence=generation.confidence,
             seed=generation.seed,
-            closing=generation.closing,
+            cut_by=generation.cut_by,
             alternatives=generation.alternatives,
         )
