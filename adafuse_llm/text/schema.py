@@ -3,7 +3,8 @@
 llguidance compiles JSON schemas. It enforces most keywords, and refuses most of what it cannot
 enforce. `enforceable` closes what is left open: it refuses the keywords in `_REFUSED`, and whatever
 else leads to `_refuse`. What it returns can be narrower than the given schema, but never wider. For
-example, times have no leap second, and numbers are within 2**53 and have at most 9 decimals.
+example, times have no leap second, numbers are within 2**53 and have at most 9 decimals, and a list
+of values of an ``enum`` has at most as many items as there are values.
 """
 
 from __future__ import annotations
@@ -114,6 +115,9 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
             _refuse((*path, "multipleOf"), "is not supported beside schemas that are combined")
         if "oneOf" in out and not _are_exclusive(given["oneOf"], parts):
             _refuse((*path, "oneOf"), "has schemas that may overlap", "Use 'anyOf'.")
+        values = _target(given.get("items"), parts).get("enum")
+        if values is not None and not {"minItems", "maxItems", "prefixItems"} & given.keys():
+            out["maxItems"] = len(values)  # else a small model repeats them without end
         if out.pop("propertyNames", None) is not None:
             _limit_names(given["propertyNames"], (*path, "propertyNames"), out, parts)
     return prepared

@@ -37,7 +37,7 @@ class WholeAnswers(Strategy):
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        return members * (config.max_new_tokens + config.max_word_tokens)
+        return members * (config.most_tokens() + config.max_word_tokens)
 
 
 def answer(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:

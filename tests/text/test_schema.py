@@ -192,6 +192,12 @@ OTHERS = [closed(k={"const": "b"}, n={"const": number}) for number in (1, 2)]
         ({"type": "array", "items": [STRING, {}], "minItems": 2}, ['["a", 1]'], ["[1, 1]"]),
         ({"$schema": DRAFT_7, "type": "array", "items": [STRING]}, ['["a", 1]'], ["[1]"]),
         (
+            {"items": {"$ref": "#/$defs/E"}, "$defs": {"E": {"enum": ["a", 7]}}},
+            ['["a", "a"]', '["a", 7]', "[]"],
+            ['["a", 7, "a"]'],
+        ),
+        ({"items": {"enum": [7, 8]}, "maxItems": 3}, ["[7, 7, 7]"], ["[7, 7, 7, 7]"]),
+        (
             {"oneOf": [closed(k={"const": "a"}), {"oneOf": OTHERS, "discriminator": {}}]},
             ['{"k": "b", "n": 2}'],
             ['{"k": "b", "n": 3}'],
