@@ -52,7 +52,8 @@ RESUMABLE = "interrupted: run the same command again to resume"
 DECODING: Final = {
     "max_new_tokens": (
         "--max-new-tokens NUMBER",
-        "Maximum number of tokens of the response, in any member's tokens.",
+        "Maximum number of tokens of the response, in any member's tokens. Default: 256, and 2,048 "
+        "for a response of a given form.",
     ),
     "temperature": ("--temperature NUMBER", "Draw the response: the higher, the more random."),
     "seed": ("--seed NUMBER", "Seed of what is drawn. Default: a random one, which is reported."),
