@@ -26,12 +26,6 @@ from adafuse_llm.report.page import page
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
 
-CLOSED = (
-    "The response reached the length limit, so it was completed with short text. "
-    "Allow more with --max-new-tokens, or limit the form."
-)
-"""What the command prints on stderr if a response of a given form reached the limit."""
-
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
@@ -78,10 +72,11 @@ def generate(setup: Setup, flags: Namespace) -> int:
     if flags.html is not None:
         title = textwrap.shorten(flags.prompt, 100, placeholder=" …") or "Ensemble response"
         flags.html.write_text(page(generation, title=title), encoding="utf-8")
-    reasons = {each.finish_reason for each in styles.responses(generation)}
-    if setup.has_grammar and "length" in reasons:
-        tell(CLOSED)
-    if "cancelled" in reasons:
+    responses = styles.responses(generation)
+    limits = [each.cut_by for each in responses if each.cut_by]
+    if setup.has_grammar and limits:
+        tell(f"the response is not whole: {limits[0]} cut it off")
+    if any(each.finish_reason == "cancelled" for each in responses):
         tell(STOPPED)
         return INTERRUPTED
     return 0

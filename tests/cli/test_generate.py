@@ -27,10 +27,10 @@ def change(monkeypatch):
     return call
 
 
-def test_a_response_that_was_closed_is_said(adafuse):
+def test_a_form_that_a_limit_cut_is_named_on_stderr(adafuse):
     short = adafuse("generate", "the", "--max-new-tokens", 4, "-o", "regex=[a-z]{2,}")
     assert re.fullmatch("[a-z]{2,}\n", short.stdout)
-    assert "length limit" in short.stderr
+    assert "4 tokens" in short.stderr
     assert adafuse("generate", "the", "-o", "regex=[a-z]").stderr == ""
 
 
