@@ -134,7 +134,6 @@ def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:
 
 
 def _follows(sequence: Sequence[int], ids: Sequence[int]) -> bool:
-    """Return whether `ids` end with all tokens of `sequence` but the last."""
     before = len(sequence) - 1
     return not before or tuple(ids[-before:]) == tuple(sequence[:-1])
 

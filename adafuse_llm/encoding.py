@@ -157,7 +157,7 @@ class Encoder:
             return {}, ""
         permits: Callable[[str], bool] | None = None if response is None else response.holds
         if checked.config.choices is not None and not to_score:
-            permits = _permits_nothing
+            permits = lambda _: False  # noqa: E731
         codecs = {backend.name: backend.codec for backend, _ in active}
         return start_replies(codecs, checked.conversation, variables, permits)
 
@@ -234,10 +234,6 @@ def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
     return sum(sizes)
 
 
-def _permits_nothing(_: str) -> bool:
-    return False
-
-
 def _encode(
     backend: Backend, checked: Checked, start: ReplyStart | None, *, bare: bool
 ) -> list[int]:
@@ -288,7 +284,6 @@ def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustme
 
 
 def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
-    """Return a member's tokens for a text in the middle of a text."""
     with naming_member(backend.name):
         context = backend.codec.encode_prompt(BEFORE)
         ids, exact = backend.codec.encode_continuation(context, text)

@@ -349,14 +349,16 @@ class AdaFuseEngine(Engine):
         ]
 
     def _decoding(self, checked: Checked, members: Sequence[Member], seed: int | None) -> Job:
-        """Return the job of one response."""
         config = checked.config.model_copy(update={"seed": seed})
         grammar = members[0].grammar
         is_free = config.choices is None and grammar is None
         has_plain = not all(member.codec.has_chat_template for member in members)
         turns = TURNS if is_free and checked.conversation is not None and has_plain else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
-        drafts = Drafts(members, self._is_crowded) if self.runtime.drafting else Drafting()
+        drafts = Drafting()
+        if self.runtime.drafting:
+            most, scheduler = CROWD * len(self.backends), self.scheduler
+            drafts = Drafts(members, lambda: scheduler.running > most)
         if config.choices is not None:
             spare = check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
@@ -379,7 +381,6 @@ class AdaFuseEngine(Engine):
         )
 
     def _scoring(self, checked: Checked, texts: Sequence[str]) -> Job:
-        """Encode a request that scores texts."""
         config = checked.config
         top = max(self.strategy.top(config), config.top_logprobs)
         active = self._active_backends(config)
@@ -419,9 +420,6 @@ class AdaFuseEngine(Engine):
         members = [backend for backend in self.backends if backend.name in chosen]
         return find_strategy(strategy, members, self.config)
 
-    def _is_crowded(self) -> bool:
-        return self.scheduler.running > CROWD * len(self.backends)
-
     def _active_backends(self, config: AdaFuseConfig) -> Active:
         """Return the backends of the members that decode, with their weights.
 
@@ -440,6 +438,5 @@ def _refuse_cancelled() -> NoReturn:
 
 
 def _close_members(members: Sequence[Backend]) -> None:
-    """Close the members that have resources to close."""
     for member in members:
         member.close()

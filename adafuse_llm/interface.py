@@ -329,7 +329,6 @@ def _request(given: Mapping[str, Any], **fields: Any) -> tuple[list[Request], Ro
 
 
 def _spans(run: Run[StreamEvent]) -> Generator[StreamEvent, None, None]:
-    """Yield the events of the only response of a run."""
     with closing(run):
         for _, event in run:
             yield event

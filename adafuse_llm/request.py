@@ -194,7 +194,6 @@ def requests_of(prompts: Any, messages: Any, given: Mapping[str, Any]) -> list[R
 
 
 def _check_waiting(cancel: threading.Event | None, timeout: float | None) -> None:
-    """Check how long a caller waits."""
     if cancel is not None and not callable(getattr(cancel, "is_set", None)):
         raise InvalidOptionError(
             f"cancel must be a threading.Event, or None; got {short_repr(cancel)}"
@@ -208,7 +207,6 @@ def _check_waiting(cancel: threading.Event | None, timeout: float | None) -> Non
 
 
 def _check_texts(texts: Sequence[str]) -> None:
-    """Check the texts to score."""
     if isinstance(texts, str) or not texts:
         raise InvalidInputError("continuations must be a list of at least one text")
     for text in texts:

@@ -112,7 +112,7 @@ class Run(Generic[E]):
         """
         self._stop()
         with self._lock:
-            deliver, self._deliver = self._deliver, _ignore
+            deliver, self._deliver = self._deliver, lambda *_: None
         if deliver is not None:
             deliver(0, RequestCancelledError(CLOSED))
 
@@ -162,7 +162,3 @@ def _result(item: tuple[int, StreamEvent | Scores]) -> tuple[int, Any] | None:
     index, event = item
     result = event if isinstance(event, Scores) else event.generation
     return None if result is None else (index, result)
-
-
-def _ignore(index: int, event: Any) -> None:
-    """Deliver nothing, because nobody reads."""

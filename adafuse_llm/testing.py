@@ -218,7 +218,6 @@ class _Bench:
             self.release(tree)
 
     def begin(self) -> TokenTree:
-        """Return the tree of a request whose prompt may begin like that of another request."""
         ids = self.chance.choice(self._prompts)
         ids = ids[: min(self.room, self.chance.choice((1, 3, 20, 48, 70, 150)))]
         last = self.chance.choice((ids[-1], *self.words[:2]))
@@ -238,7 +237,6 @@ class _Bench:
         return [*tree.nodes()]
 
     def query(self, tree: TokenTree, *, masks: bool = False, draws: bool = False) -> base.Query:
-        """Return a query about new and old nodes of a tree."""
         nodes, chance = self._grown(tree), self.chance
         evaluate = chance.sample(nodes, min(len(nodes), chance.randint(0, 5)))
         known = [node for node in nodes if node.next or node in evaluate]

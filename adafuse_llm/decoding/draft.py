@@ -231,18 +231,17 @@ class Drafts(Drafting):
             if not isinstance(step, Ask):
                 yield step
                 continue
-            queries = tuple(
-                (member, self._with_drafts(member, query)) for member, query in step.queries
-            )
-            yield Ask(queries)
+            queries = []
+            for member, query in step.queries:
+                if query.may_draft and self._is_used and member not in self._failed:
+                    drafts = self.extra_nodes(member, query.evaluate)
+                    queries.append((member, member.with_drafts(query, drafts)))
+                else:
+                    queries.append((member, query))
+            yield Ask(tuple(queries))
             for member, query in queries:
                 if query.plain and any(node.next is None for node in query.evaluate):
                     self._failed.add(member)
-
-    def _with_drafts(self, member: Member, query: Query) -> Query:
-        if not (query.may_draft and self._is_used) or member in self._failed:
-            return query
-        return member.with_drafts(query, self.extra_nodes(member, query.evaluate))
 
     @override
     def together(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:
@@ -255,7 +254,6 @@ class Drafts(Drafting):
         return [self._proposals[member] for member in proposals]
 
     def _in_turn(self, members: Sequence[Member], proposals: Proposals) -> Steps[None]:
-        """Have members propose one after another."""
         for member in members:
             self._proposals[member] = yield from proposals[member]
             self._likeliest.add(self._pool.add(member, self._proposals[member]))
@@ -288,7 +286,6 @@ class Drafts(Drafting):
             best.learn(start, drafts)
 
     def _can_read(self, member: Member, query: Query) -> bool:
-        """Return whether a pass of `member` may read drafts of another member."""
         if member in self._failed or len(query.evaluate) > 1 or not query.may_draft:
             return False
         is_first = not member.passes  # the pass that reads the prompt
@@ -338,18 +335,16 @@ class Drafts(Drafting):
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
                     tips += self._next(member, end)
-        if member.backend.token_cost <= EXPENSIVE and self._may_waste(member):
+        # drafts that may never be needed, while the member has processed few tokens in vain
+        processed = member.tokens + member.reused - member.prompt_tokens
+        committed = max(member.response_tokens, MIN_RESPONSE_TOKENS)
+        may_waste = processed <= (2 + self._config.branches) * committed
+        if may_waste and member.backend.token_cost <= EXPENSIVE:
             for tip in tips:
                 copied = self._lookups[member].after(member, tip)
                 nodes.update(dict.fromkeys([*tree.path(tip), *copied]))
         drafts = [node for node in nodes if node.next is None and node.length <= limit]
         return [node for node in drafts if node not in wanted]
-
-    def _may_waste(self, member: Member) -> bool:
-        """Return whether a member may draft nodes that the algorithm will perhaps never need."""
-        processed = member.tokens + member.reused - member.prompt_tokens
-        committed = max(member.response_tokens, MIN_RESPONSE_TOKENS)
-        return processed <= (2 + self._config.branches) * committed
 
     def _next(self, member: Member, end: Node) -> Iterable[Node]:
         """Return the nodes with which a round after `end` would begin, as far as `end` is known."""

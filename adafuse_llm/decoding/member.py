@@ -185,7 +185,6 @@ class Member:
         return self._texts[node]
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens after the root."""
         with naming_member(self.name):
             return self.codec.decode_continuation(self.tree.ids, tokens)
 
@@ -294,7 +293,13 @@ class Member:
                     text=whole[start:end],
                     logprob=step.logprob if isfinite(step.logprob) else None,
                     top=tuple(
-                        TopToken(text=self.added_text(step.parent, token), logprob=value)
+                        TopToken(
+                            text=added(
+                                self.text(step.parent),
+                                self._decode([*self.tree.tokens(step.parent), token]),
+                            ),
+                            logprob=value,
+                        )
                         for token, value in known
                         if isfinite(value)
                     ),
@@ -302,10 +307,6 @@ class Member:
             )
             start = end
         return tuple(tokens)
-
-    def added_text(self, node: Node, token: int) -> str:
-        """Return the text that a token adds to the text of `node`."""
-        return added(self.text(node), self._decode([*self.tree.tokens(node), token]))
 
     def next(self, node: Node) -> Next:
         """Return the next-token distribution after an evaluated node."""

@@ -123,7 +123,7 @@ class Pool:
         """Return the candidate with this text. If the pool does not have it, add it first."""
         key = self._key(text, ends)
         if key not in self._by_key:
-            self._by_key[key] = self._candidate(text, ends=ends)
+            self._by_key[key] = PoolCandidate(text, self._opening.shown(text), ends)
             self.candidates.append(self._by_key[key])
         return self._by_key[key]
 
@@ -138,12 +138,12 @@ class Pool:
         for node in reversed(candidate.path(proposer)[:-1]):
             text = proposer.opening.from_member(proposer.text(node))
             if candidate.text.startswith(text):  # the text does not end inside a character
-                prefix = self._candidate(text)
+                prefix = PoolCandidate(text, self._opening.shown(text), ends=False)
                 prefix.nodes[proposer] = node
                 for member in self._members:
                     self.encode(member, prefix)
                 yield prefix
-        prefix = self._candidate("")
+        prefix = PoolCandidate("", "", ends=False)
         prefix.nodes = {member: member.tree.root for member in self._members}
         yield prefix
 
@@ -208,9 +208,6 @@ class Pool:
         if root.next.chosen not in member.end_ids:
             first = member.tree.child(root, root.next.chosen)
             self._leading[member] = leading_space(member.text(first))
-
-    def _candidate(self, text: str, *, ends: bool = False) -> PoolCandidate:
-        return PoolCandidate(text, self._opening.shown(text), ends)
 
     def _key(self, text: str, ends: bool) -> tuple[str, bool]:
         return self._opening.key(text), ends

@@ -55,7 +55,11 @@ class CacheBudget:
             elif self._limit is not None:
                 self._limits[place] = self._limit
             elif place not in needs:
-                self._measure(place, backend.free_bytes(), _sum(running)[place])
+                # Half of the memory that no request holds. How much of their reservations the
+                # running requests hold already is unknown, so the limit stays if it can be that.
+                free = backend.free_bytes()
+                least, most = free // 2, (free + _sum(running)[place]) // 2
+                self._limits[place] = min(max(self._limits.get(place, 0), least), most)
             needs[place] += needed
         for place, needed in needs.items():
             if needed > self._limits[place]:
@@ -66,15 +70,6 @@ class CacheBudget:
                     "RuntimeConfig(cache_bytes=...), or GGUFMember(context=...)."
                 )
         return needs
-
-    def _measure(self, device: str, free: int, reserved: int) -> None:
-        """Set the limit of a device to half of the memory that no request holds.
-
-        It is not known how much of their reservations the running requests hold already. So the
-        limit stays as it is if it can be that half.
-        """
-        least, most = free // 2, (free + reserved) // 2
-        self._limits[device] = min(max(self._limits.get(device, 0), least), most)
 
     def fits(self, requests: Iterable[Needs]) -> bool:
         """Return whether these requests can run at the same time."""

@@ -102,7 +102,10 @@ class _Lane(threading.Thread):
 
         The batch, which `waiting` no longer has, is empty if no query can be evaluated now.
         """
-        may_read = self._may_read()
+        # a piece of a prompt waits for some evaluations of the jobs that write
+        pending = [each for lane in self.beside for each in (*lane.waiting, *lane.batch)]
+        reading = {each.job for each in pending if each.is_reading}
+        may_read = self.passes >= READ_PATIENCE or all(each.job in reading for each in pending)
         ready = [each for each in self.waiting if may_read or not each.is_reading]
         self.batch = [each for each in ready if each.member.backend is ready[0].member.backend]
         taken = set(self.batch)
@@ -112,14 +115,7 @@ class _Lane(threading.Thread):
                 lane.passes += 1
         return self.batch
 
-    def _may_read(self) -> bool:
-        """Return whether the lane may read a piece of a prompt now."""
-        pending = [each for lane in self.beside for each in (*lane.waiting, *lane.batch)]
-        reading = {each.job for each in pending if each.is_reading}
-        return self.passes >= READ_PATIENCE or all(each.job in reading for each in pending)
-
     def run(self) -> None:
-        """Do the work until there is None."""
         while (work := self.work.get()) is not None:
             work()
             del work  # the work must not keep its job alive while the thread waits
@@ -254,12 +250,10 @@ class _Coordinator(threading.Thread):
 
     @property
     def needs(self) -> list[Needs]:
-        """What the running jobs need on each device."""
         return [job.needs for job in list(self.running)]
 
     @property
     def evaluated(self) -> tuple[str, ...]:
-        """Names of the members that are being evaluated."""
         batches = [lane.batch for lane in self._lanes.values() if lane.is_alive()]
         return tuple(batch[0].member.name for batch in batches if batch)
 
@@ -274,20 +268,16 @@ class _Coordinator(threading.Thread):
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Start jobs as soon as possible."""
         self.unfinished.update(jobs)
         self._inbox.put(lambda: self._waiting.update(dict.fromkeys(jobs)))
 
     def abandon(self, jobs: Sequence[Job]) -> None:
-        """End jobs whose results nobody wants any more."""
         self._inbox.put(lambda: self._end_stopped(jobs))
 
     def stop(self) -> None:
-        """End all jobs, and then the threads."""
         self._inbox.put(self._close)
 
     def run(self) -> None:
-        """Do what is in the inbox, admit jobs and start evaluations until stopped."""
         while not self._is_closed:
             try:
                 self._empty_inbox()
@@ -296,7 +286,9 @@ class _Coordinator(threading.Thread):
                     self._end_stopped(list(self._waiting))
                     self._next_look = now + WAITING_SECONDS
                 self._admit()
-                self._start_evaluations()
+                for lane in self._lanes.values():
+                    if not lane.batch and lane.waiting and (batch := lane.next_batch()):
+                        lane.work.put(partial(self._evaluate, lane, batch))
             except BaseException as error:  # a defect in this module must not block callers forever
                 logger.exception("the scheduler failed")
                 self._end_all(error)
@@ -325,13 +317,11 @@ class _Coordinator(threading.Thread):
             return
 
     def _end_stopped(self, jobs: Iterable[Job]) -> None:
-        """End those jobs that are abandoned, cancelled or late."""
         for job in jobs:
             if job in self.unfinished and job.ends_early():
                 self._end(job)
 
     def _admit(self) -> None:
-        """Start waiting jobs in order of arrival, within the limits on number and memory."""
         while self._waiting and len(self.running) < self._most:
             job = next(iter(self._waiting))
             if self.running and not self._budget.fits([job.needs, *self.needs]):
@@ -339,12 +329,6 @@ class _Coordinator(threading.Thread):
             del self._waiting[job]
             self.running[job] = None
             self._resume(job)
-
-    def _start_evaluations(self) -> None:
-        """Start the evaluation of the next batch on every free lane."""
-        for lane in self._lanes.values():
-            if not lane.batch and lane.waiting and (batch := lane.next_batch()):
-                lane.work.put(partial(self._evaluate, lane, batch))
 
     def _evaluate(self, lane: _Lane, batch: Sequence[PendingQuery]) -> None:
         """Evaluate a batch on the lane's thread, and give the outcomes to the coordinator."""

@@ -114,7 +114,6 @@ class _Rounds:
             member.word_ends = True
 
     def play(self) -> Steps[RoundOutcome]:
-        """Play a round."""
         opening = self._members[0].opening
         if not (opening.is_reply or opening.spaces):
             outcome = yield from self._majority()
@@ -150,7 +149,6 @@ class _Rounds:
         return choose_best(pool, [scored], margins)
 
     def _score(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
-        """Return a candidate with the members' NLLs and the score."""
         logprobs = [self._logprob(candidate, member) for member in members]
         weights = [member.weight for member in members]
         nll = [0.0 - each for each in logprobs]
@@ -158,7 +156,6 @@ class _Rounds:
         return to_result(candidate, members, nll, pooled, None if pooled is None else -pooled)
 
     def _logprob(self, candidate: PoolCandidate, member: Member) -> float:
-        """Return the log-probability of a word and its end."""
         word = candidate.logprob(member)
         if word == -math.inf or not self._has_end(candidate):
             return word

@@ -150,7 +150,11 @@ class TokenizerCodec(TextCodec):
             if str(t).strip() and str(t) in str(template or "")
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
-        self._before, self._after = self._affixes()
+        # the special tokens that the member expects before and after a prompt
+        text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
+        starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
+        start = next(starts, 0)
+        self._before, self._after = whole[:start], whole[start + len(text) :]
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
         # Text in a prompt must not become a special token or a marker of the template. Text in a
         # response must not become a special token. It may become a marker, because members write
@@ -163,13 +167,6 @@ class TokenizerCodec(TextCodec):
             _ControlTokens(tokens, tokenizer.unk_token_id, reads_bytes=reads_bytes)
             for tokens in (in_prompt, special, in_begun)
         )
-
-    def _affixes(self) -> tuple[list[int], list[int]]:
-        """Return the special tokens that the member expects before and after a prompt."""
-        text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
-        starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
-        start = next(starts, 0)
-        return whole[:start], whole[start + len(text) :]
 
     def encode_prompt(self, text: str) -> list[int]:
         before, plain = self._before.copy(), self._encode(text)

@@ -379,21 +379,19 @@ def check_content(content: Any, what: str) -> str:
     if content is None:
         content = ""
     if isinstance(content, (list, tuple)):
-        content = "".join(_part_text(part, what) for part in content)
+        parts = [each.get("text") if isinstance(each, Mapping) else each for each in content]
+        texts = [each for each in parts if isinstance(each, str)]
+        if len(texts) < len(parts):
+            raise InvalidInputError(
+                f"{what} has a content part that is not text; only text is allowed"
+            )
+        content = "".join(texts)
     if not isinstance(content, str):
         raise InvalidInputError(
             f"{what} has content of type {type(content).__name__}; only text is allowed"
         )
     check_text(content, what)
     return content
-
-
-def _part_text(part: Any, what: str) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise InvalidInputError(f"{what} has a content part that is not text; only text is allowed")
 
 
 def function_of(given: Any) -> Mapping[str, Any]:
@@ -404,7 +402,6 @@ def function_of(given: Any) -> Mapping[str, Any]:
 
 
 def _check_call(call: Any, label: str) -> Call:
-    """Return a call with plain JSON arguments. The arguments may be JSON text."""
     function = function_of(call)
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):

@@ -41,8 +41,6 @@ def llguidance() -> Any:
 
 
 class _Tokens:
-    """A vocabulary as llguidance reads it."""
-
     bos_token_id = None
 
     def __init__(

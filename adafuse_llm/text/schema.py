@@ -229,7 +229,6 @@ def _pattern(pattern: str, path: Path) -> str:
 
 
 def _limit_names(schema: Any, path: Path, out: dict[str, Any], parts: Parts) -> None:
-    """Replace ``propertyNames`` by a pattern of the names."""
     target = _target(schema, parts)
     names = target.get("enum", [target.get("const")])
     limits = target.keys() - {"title", "description", "enum" if "enum" in target else "const"}
@@ -290,7 +289,6 @@ def _constants(schema: Any, parts: Parts) -> list[Any]:
 
 
 def _target(schema: Any, parts: Parts) -> dict[str, Any]:
-    """Return the schema to which a reference points, or the given schema."""
     for _ in range(_FEW):
         if isinstance(schema, dict) and {"$ref"} <= schema.keys() <= _REFERENCE:
             schema, _ = parts.get(_pointer(schema["$ref"]), (schema, {}))

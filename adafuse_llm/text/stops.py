@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 TURNS = ("\nUser:", "\nAssistant:")
@@ -47,8 +47,9 @@ class Transcript:
         """
         before = len(self.text)
         self.text += span
-        cut = self._first_stop(before)
-        if (turn := self._first_turn(before)) is not None and (cut is None or turn < cut):
+        cut = self._first(self._stops, before, self._can_end)
+        turn = self._first(self._turns, before)
+        if turn is not None and (cut is None or turn < cut):
             self.text, self.stopped = self.text[:turn].rstrip(), "stop"
         elif cut is not None:
             self.text, self.stopped = self.text[:cut], "stop_sequence"
@@ -63,23 +64,21 @@ class Transcript:
         shown, self.shown = self.text[self.shown : end], max(self.shown, end)
         return shown
 
-    def _first_stop(self, before: int) -> int | None:
-        """Return the start of the earliest stop sequence that ends after index `before`."""
-        starts = self._starts(self._stops, before)
-        if self._can_end is None:
-            return min(starts, default=None)
-        return next((start for start in sorted(starts) if self._can_end(self.text[:start])), None)
+    def _first(
+        self, texts: Sequence[str], before: int, can_end: Callable[[str], bool] | None = None
+    ) -> int | None:
+        """Return where the first of the texts begins that ends after index `before`, if any.
 
-    def _first_turn(self, before: int) -> int | None:
-        """Return the start of the earliest turn that ends after index `before`."""
-        return min(self._starts(self._turns, before), default=None)
-
-    def _starts(self, texts: Sequence[str], before: int) -> Iterator[int]:
-        """Yield where one of the texts begins that ends after index `before`."""
+        Starts before which the response cannot end do not count.
+        """
+        starts = []
         for text in texts:
             start = max(0, before - len(text) + 1) - 1
             while (start := self.text.find(text, start + 1)) >= 0:
-                yield start
+                starts.append(start)
+        if can_end is None:
+            return min(starts, default=None)
+        return next((start for start in sorted(starts) if can_end(self.text[:start])), None)
 
     def _held_back(self) -> int:
         """Return the length of the longest end of the text that a stop sequence or a turn could cut

@@ -133,19 +133,13 @@ def render_conversation(conversation: Conversation, facts: TemplateFacts, render
     adds = conversation.tools or conversation.instructions
     default = _default_system(conversation, render, ()) if adds else ""
     messages: Messages = conversation.flat(default=default)
-    if {each["role"] for each in messages} == {"system"} and not _shows_lone_system(render):
-        messages = _alternating(messages)
+    # Some templates write a system message only in the turn of a user, and people send prompts that
+    # have nothing else. If the template refuses it, `_render` finds out.
+    if {each["role"] for each in messages} == {"system"}:
+        with suppress(Exception):
+            if _WORD not in render([{"role": "system", "content": _WORD}], ()):
+                messages = _alternating(messages)
     return _render(messages, (), render)
-
-
-def _shows_lone_system(render: Render) -> bool:
-    """Return whether a template writes a system message that no other message follows.
-
-    Some write it only in the turn of a user, and people send prompts that have nothing else.
-    """
-    with suppress(Exception):  # the template refuses it, as `_render` finds out
-        return _WORD in render([{"role": "system", "content": _WORD}], ())
-    return True
 
 
 def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
@@ -207,7 +201,6 @@ def _alternating(messages: Messages, *, keeps_first: bool = False) -> list[Mappi
 
 
 def _is_start(messages: Messages) -> bool:
-    """Return whether messages have no turn yet."""
     return not messages or messages[-1]["role"] == "system"
 
 
@@ -232,7 +225,6 @@ def _default_system(conversation: Conversation, render: Render, tools: Messages)
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    """Return a tool in the form of OpenAI's API, which templates expect."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {**vars(tool), "parameters": parameters}}
 

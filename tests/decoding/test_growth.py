@@ -53,7 +53,9 @@ def count_work(monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     count(FakeCodec, "decode_continuation", "tokens decoded", lambda _, __, new: len(new))
     count(FakeCodec, "encode_continuation", "characters encoded", lambda _, __, new: len(new))
     count(Lookup, "after", "tokens indexed", lambda each, m, _: len(m.tree.ids) - each._read)
-    count(Transcript, "_starts", "characters searched", lambda t, _, before: len(t.text) - before)
+    count(
+        Transcript, "_first", "characters searched", lambda t, _, before, *__: len(t.text) - before
+    )
     count(TokenTree, "path", "nodes on paths", lambda tree, node: node.length - tree.root.length)
     return after
 
