@@ -37,13 +37,12 @@ from adafuse_llm.encoding import (
     check_draws,
     text_tokens,
 )
-from adafuse_llm.errors import CacheMemoryError, InvalidInputError, RequestCancelledError
+from adafuse_llm.errors import InvalidInputError, RequestCancelledError
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.request import Checked, Request, converted
 from adafuse_llm.results import MemberInfo, RoundObserver
 from adafuse_llm.run import Deliver, Run
-from adafuse_llm.runtime.budget import Needs
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.strategies.base import (
@@ -366,7 +365,10 @@ class AdaFuseEngine(Engine):
             stopping = config.model_copy(update={"stop": (*config.stop, *turns)})
             context = StrategyContext(members, stopping, drafts)
             play = self.strategy.begin(context)
-        needs = self._reserve(members, config, spare)
+        least = FREE_TOKENS if config.max_new_tokens in (None, NO_LIMIT) else None
+        needs, limit = self.scheduler.cache_needs(members, checked.limit, spare, least)
+        for member in members:
+            member.limit = limit
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
@@ -387,33 +389,15 @@ class AdaFuseEngine(Engine):
         (members,) = self._encoder.members(checked, active, top, to_score=True)
         pool = pool_texts(members, texts, ends=checked.request.ends)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
+        needs, _ = self.scheduler.cache_needs(members, 1, room)
         return Job(
             members,
-            self.scheduler.cache_needs(members, 1, room),
+            needs,
             score_texts(members, pool),
             cancelled=_refuse_cancelled,
             cancel=checked.request.cancel,
             timeout=checked.request.timeout,
         )
-
-    def _reserve(self, members: Sequence[Member], config: AdaFuseConfig, spare: int) -> Needs:
-        """Return the memory that a response needs. Without a number of the user, lower the limit.
-
-        Raises:
-            CacheMemoryError: the memory does not suffice.
-        """
-        limit = members[0].limit
-        while True:
-            try:
-                needs = self.scheduler.cache_needs(members, limit, spare)
-            except CacheMemoryError:
-                if config.max_new_tokens not in (None, NO_LIMIT) or limit <= FREE_TOKENS:
-                    raise
-                limit = max(limit // 2, FREE_TOKENS)
-                continue
-            for member in members:
-                member.limit = limit
-            return needs
 
     def _find(self, strategy: Strategy | str) -> Strategy:
         chosen = self.config.member_weights(self.members)

@@ -132,7 +132,16 @@ class Request:
             conversation = check_conversation(self.messages, self.tools, self.tool_choice)
         elif self.tools or self.tool_choice != "auto":
             raise InvalidInputError("tools and tool_choice need messages; got none")
-        _check_waiting(self.cancel, self.timeout)
+        if self.cancel is not None and not callable(getattr(self.cancel, "is_set", None)):
+            raise InvalidOptionError(
+                f"cancel must be a threading.Event, or None; got {short_repr(self.cancel)}"
+            )
+        if self.timeout is not None and not (
+            isinstance(self.timeout, (int, float)) and 0 < self.timeout <= threading.TIMEOUT_MAX
+        ):
+            raise InvalidOptionError(
+                f"timeout must be a positive number of seconds, or None; got {self.timeout!r}"
+            )
         config = config.override(self.options)
         if (self.prompt is None) == (conversation is None):
             raise InvalidInputError("pass either a prompt or messages")
@@ -191,19 +200,6 @@ def requests_of(prompts: Any, messages: Any, given: Mapping[str, Any]) -> list[R
                 "messages; got one conversation. Pass messages=[conversation]."
             )
     return [Request.of(given, **{name: each}) for each in batch]
-
-
-def _check_waiting(cancel: threading.Event | None, timeout: float | None) -> None:
-    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
-        raise InvalidOptionError(
-            f"cancel must be a threading.Event, or None; got {short_repr(cancel)}"
-        )
-    if timeout is not None and not (
-        isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
-    ):
-        raise InvalidOptionError(
-            f"timeout must be a positive number of seconds, or None; got {timeout!r}"
-        )
 
 
 def _check_texts(texts: Sequence[str]) -> None:

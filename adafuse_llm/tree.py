@@ -189,9 +189,9 @@ class TokenTree:
             root = root.children[token]
             yield root
 
-    def nodes(self) -> Iterator[Node]:
-        """Iterate over all nodes: first the root, and each parent before its children."""
-        pending = [self.root]
+    def nodes(self, start: Node | None = None) -> Iterator[Node]:
+        """Iterate over the nodes from `start` (default: the root), parents before children."""
+        pending = [start or self.root]
         while pending:
             node = pending.pop()
             yield node

@@ -83,7 +83,15 @@ class FakeBackend(Backend):
         return self.codec.grammar_tokenizer()
 
     def evaluate(self, queries: Sequence[Query]) -> list[QueryResult]:
-        return [self._evaluate_one(query) for query in queries]
+        results = []
+        for query in queries:
+            self.passes += len(query.evaluate)
+            parents = [node.parent for node in query.score if node.parent is not None]
+            # all of them first, because each can add tokens to the vocabulary
+            known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
+            after = known.__getitem__
+            results.append(_answered(query, after, self.codec.texts, self.end_ids))
+        return results
 
     def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
         import numpy as np
@@ -99,13 +107,6 @@ class FakeBackend(Backend):
 
     def free_bytes(self) -> int:
         return self.free
-
-    def _evaluate_one(self, query: Query) -> QueryResult:
-        self.passes += len(query.evaluate)
-        parents = [node.parent for node in query.score if node.parent is not None]
-        # all of them first, because each can add tokens to the vocabulary
-        known = {node: self._after(query.tree, node) for node in (*query.evaluate, *parents)}
-        return _answered(query, known.__getitem__, self.codec.texts, self.end_ids)
 
     def _after(self, tree: TokenTree, node: Node) -> dict[int, float]:
         """Return the log-probabilities after a node by token id, in descending order."""

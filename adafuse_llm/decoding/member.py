@@ -323,9 +323,8 @@ class Member:
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
         if self._draws is not None:
             self._draws.commit(node, self.opening.shown(text), self.shown)
-        self.permits.prepare_commit(node, self.opening.to_member(text))
+        self.permits.commit(node, self.opening.to_member(text))
         self.opening = self.opening.after(text)
         self.tree.commit(node)
-        self.permits.forget_dropped()
         self._texts.clear()
         self._encoded.clear()

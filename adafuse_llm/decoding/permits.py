@@ -109,8 +109,8 @@ class Permits:
             return False
         return True
 
-    def prepare_commit(self, node: Node, text: str) -> None:
-        """Prepare for the commit of the path to `node`.
+    def commit(self, node: Node, text: str) -> None:
+        """Commit the path to `node`, and forget all nodes that are not below it.
 
         Args:
             node: the new root.
@@ -128,12 +128,9 @@ class Permits:
         if state is None:
             raise self._stuck(f"its tokens cannot write {text!r:.80}")
         self._states[node] = state
-
-    def forget_dropped(self) -> None:
-        """Forget the nodes that are no longer in the tree."""
-        alive = set(self._tree.nodes()) if self._form is not None else ()
-        self._states = {node: state for node, state in self._states.items() if node in alive}
-        self._allowed = {node: mask for node, mask in self._allowed.items() if node in alive}
+        kept = set(self._tree.nodes(node))
+        self._states = {node: state for node, state in self._states.items() if node in kept}
+        self._allowed = {node: mask for node, mask in self._allowed.items() if node in kept}
 
     def _stuck(self, problem: str) -> MemberError:
         hint = "Leave it out with use=[...], or change the grammar"

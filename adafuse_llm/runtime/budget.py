@@ -29,14 +29,21 @@ class CacheBudget:
         limit: int,
         spare: int,
         running: Iterable[Needs] = (),
-    ) -> Needs:
+        least: int | None = None,
+    ) -> tuple[Needs, int]:
         """Return the maximum number of cache bytes that a request needs on each device.
+
+        Where memory is short, the limit is halved down to `least`, if that is given.
 
         Args:
             members: the members that decode.
             limit: maximum number of new tokens.
             spare: maximum number of tokens that a tree holds in addition to the committed ones.
             running: the needs of the requests that run.
+            least: lowest limit. None: the limit stays.
+
+        Returns:
+            The bytes by device, and the limit.
 
         Raises:
             CacheMemoryError: the request needs more than the limit of a device.
@@ -63,13 +70,15 @@ class CacheBudget:
             needs[place] += needed
         for place, needed in needs.items():
             if needed > self._limits[place]:
+                if least is not None and limit > least:
+                    return self.needs(members, max(limit // 2, least), spare, running, least)
                 raise CacheMemoryError(
                     f"the request needs {needed:,} bytes of key/value cache on {place!r}; "
                     f"{self._limits[place]:,} are allowed. Shorten the prompt, lower "
                     f"max_new_tokens ({limit}), or allow more: "
                     "RuntimeConfig(cache_bytes=...), or GGUFMember(context=...)."
                 )
-        return needs
+        return needs, limit
 
     def fits(self, requests: Iterable[Needs]) -> bool:
         """Return whether these requests can run at the same time."""

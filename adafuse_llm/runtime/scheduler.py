@@ -161,9 +161,11 @@ class Scheduler:
         """Number of jobs that wait until they can start."""
         return max(0, len(self._coordinator.unfinished) - self.running)  # one may end in between
 
-    def cache_needs(self, members: Sequence[Member], limit: int, spare: int) -> Needs:
-        """Return what a job of these members needs (`CacheBudget.needs`)."""
-        return self._budget.needs(members, limit, spare, self._coordinator.needs)
+    def cache_needs(
+        self, members: Sequence[Member], limit: int, spare: int, least: int | None = None
+    ) -> tuple[Needs, int]:
+        """Return what a job of these members needs, and its limit (`CacheBudget.needs`)."""
+        return self._budget.needs(members, limit, spare, self._coordinator.needs, least)
 
     @property
     def cache_use(self) -> dict[str, tuple[int, int]]:

@@ -10,7 +10,7 @@ at the end of the prompt, some leave it to the member, and others know no reason
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,9 +117,9 @@ def start_replies(
             )
         return {name: ReplyStart(values) for name, values in variables.items()}, prefix
     beginnings = _beginnings(codecs, conversation, variables)
-    if not (free and _all_reason(beginnings)):
+    if not (free and all(each.reasons for each in beginnings)):
         beginnings = [each.without_reasoning(conversation) for each in beginnings]
-    is_open = free and _all_reason(beginnings)
+    is_open = free and all(each.reasons for each in beginnings)
     prefix = next((each.prefix for each in beginnings if each.prefix), "") if is_open else ""
     starts = {}
     for each in beginnings:
@@ -138,7 +138,7 @@ def mixed_reasoning(codecs: Mapping[str, TextCodec], variables: Variables) -> st
     beginnings = _beginnings(codecs, QUESTION, variables)
     reasoning = [each.name for each in beginnings if each.without_reasoning(QUESTION).reasons]
     others = [name for name in codecs if name not in reasoning]
-    if not reasoning or _all_reason(beginnings):
+    if not reasoning or all(each.reasons for each in beginnings):
         return None
     return (
         f"only some members reason before they answer: {', '.join(map(repr, reasoning))}, but not "
@@ -154,7 +154,3 @@ def _beginnings(
     return [
         _Beginning.of(name, codec, conversation, variables[name]) for name, codec in codecs.items()
     ]
-
-
-def _all_reason(beginnings: Sequence[_Beginning]) -> bool:
-    return all(each.reasons for each in beginnings)

@@ -53,7 +53,12 @@ class Transcript:
             self.text, self.stopped = self.text[:turn].rstrip(), "stop"
         elif cut is not None:
             self.text, self.stopped = self.text[:cut], "stop_sequence"
-        visible = len(self.text) if self.stopped else len(self.text) - self._held_back()
+        visible = len(self.text)
+        if not self.stopped:  # a stop sequence or a turn could cut the end off
+            visible -= begun_size(self.text, self._stops)
+            if self._turns:
+                turn = begun_size(self.text, self._turns)
+                visible = min(visible, len(self.text[: len(self.text) - turn].rstrip()))
         return self._release(visible)
 
     def flush(self) -> str:
@@ -79,16 +84,6 @@ class Transcript:
         if can_end is None:
             return min(starts, default=None)
         return next((start for start in sorted(starts) if can_end(self.text[:start])), None)
-
-    def _held_back(self) -> int:
-        """Return the length of the longest end of the text that a stop sequence or a turn could cut
-        off.
-        """
-        stop = begun_size(self.text, self._stops)
-        if not self._turns:
-            return stop
-        turn = begun_size(self.text, self._turns)
-        return max(stop, len(self.text) - len(self.text[: len(self.text) - turn].rstrip()))
 
 
 def begun_size(text: str, beginnings: Sequence[str]) -> int:

@@ -165,10 +165,11 @@ class NeverFrees(FakeBackend):
 
 def changing(change: Callable[[Next], dict[str, Any]]) -> type[FakeBackend]:
     class Changing(FakeBackend):
-        def _evaluate_one(self, query):
-            result = super()._evaluate_one(query)
-            wrong = tuple(replace(right, **change(right)) for right in result.next)
-            return replace(result, next=wrong)
+        def evaluate(self, queries):
+            return [
+                replace(each, next=tuple(replace(right, **change(right)) for right in each.next))
+                for each in super().evaluate(queries)
+            ]
 
     return Changing
 

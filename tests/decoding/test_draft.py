@@ -229,6 +229,7 @@ def test_a_draft_that_fails_does_not_fail_the_request(monkeypatch: pytest.Monkey
             raise RuntimeError("nobody asked for this")
         return {WORDS[len(response)]: 0.9, " x": 0.1}
 
+    WildDrafts.choices.seed(0)
     monkeypatch.setattr("adafuse_llm.engine.Drafts", WildDrafts)
     assert decode([Bulk("a", delicate)], max_new_tokens=30).text == "".join(WORDS[:30])
     assert len(failures) == 1  # then the member drafts no more
