@@ -275,10 +275,11 @@ def test_the_default_limit_counts_what_running_requests_may_hold():
 def test_only_a_limit_that_nobody_set_becomes_smaller_where_memory_is_short():
     member = FakeBackend("dots", counting, bytes_per_token=1)
     with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=600)) as engine:
-        form: DecodeOptions = {**FEW, "max_new_tokens": -1}
-        assert engine.generate("x", **form).usage.completion_tokens["dots"] > 256
+        whole: DecodeOptions = {**FEW, "max_new_tokens": -1}
+        fixed: DecodeOptions = {**FEW, "max_new_tokens": 2048}
+        assert engine.generate("x", **whole).usage.completion_tokens["dots"] > 256
         with pytest.raises(CacheMemoryError):
-            engine.generate("x", **{**form, "max_new_tokens": 2048})
+            engine.generate("x", **fixed)
 
 
 def test_a_request_needs_no_more_than_the_context_window_and_its_branches():
