@@ -14,7 +14,7 @@ differences on all subsets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -170,20 +170,37 @@ def subset_bounds(wins: int, losses: int, ties: int) -> tuple[float, float]:
     """
     if not wins and not losses:
         return -unseen(ties), unseen(ties)
-    axes = [_sizes(count) for count in (wins, losses, ties)]
-    won, lost, tied = np.ix_(*(sizes for sizes, _ in axes))
-    first, second, third = np.ix_(*(probabilities for _, probabilities in axes))
-    size = won + lost + tied
-    found = np.round((won - lost) / np.maximum(size, 1), 13).ravel()
-    weights = (first * second * third * (size > 0)).ravel()
-    order = np.argsort(found)
-    below = np.cumsum(weights[order])
     tail = 0.025 - 0.5 ** (wins + losses + ties)
     if tail <= 0:
         return -1.0, 1.0
-    low = found[order[np.searchsorted(below, tail)]]
-    high = found[order[np.searchsorted(below, below[-1] - tail, side="right")]]
-    return float(low), float(high)
+    (won, of_won), (lost, of_lost), (tied, of_tied) = map(_sizes, (wins, losses, ties))
+    gained, size = np.subtract.outer(won, lost), np.add.outer(won, lost)
+    weights = np.outer(of_won, of_lost)
+    fewer = np.append(0.0, np.cumsum(of_tied))  # probability of each number of ties, and of fewer
+    empty = 0.0 if won[0] or lost[0] or tied[0] else 0.5 ** (wins + losses + ties)
+
+    def at_most(difference: float) -> float:
+        """Return the probability of the subsets, but the empty one, with no larger difference."""
+        if not difference:
+            return float(weights[gained <= 0].sum()) - empty
+        ties_at_equality = gained / difference - size
+        if difference > 0:
+            places = np.ceil(ties_at_equality).astype(int) - tied[0]
+            share_of_ties = fewer[-1] - fewer[np.clip(places, 0, len(tied))]
+        else:
+            places = np.floor(ties_at_equality).astype(int) - tied[0] + 1
+            share_of_ties = fewer[np.clip(places, 0, len(tied))]
+        return float((weights * share_of_ties).sum()) - empty
+
+    def first(reaches: Callable[[float], bool]) -> float:
+        low, high = -1.0, 1.0
+        while high - low > 1e-14:
+            middle = (low + high) / 2
+            low, high = (low, middle) if reaches(at_most(middle)) else (middle, high)
+        return round(high, 13)
+
+    most = at_most(1.0) - tail
+    return first(lambda below: below >= tail), first(lambda below: below > most)
 
 
 def _sizes(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
