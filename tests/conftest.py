@@ -18,7 +18,7 @@ import pytest
 
 from adafuse_llm.backends.llamacpp.library import find_library
 from adafuse_llm.errors import MissingDependencyError
-from adafuse_llm.text import grammar, isolation
+from adafuse_llm.text import grammar, trial
 from benchmarks.real import members
 from tests.support import sizes
 
@@ -130,7 +130,7 @@ def browser() -> Iterator[Any]:
 def untried() -> Iterator[None]:
     """Try no grammar in a process of its own, which takes time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolation, "try_grammar", lambda _: None)
+        patch.setattr(trial, "try_grammar", lambda _: None)
         patch.setattr(grammar, "try_grammar", lambda _: None)
         yield
 

@@ -7,5 +7,5 @@ stops         stop sequences, and the text of a response so far
 conversation  messages, tools and calls, and the forms in which members read them
 templates     each member's chat template
 reply_start   where a reply begins: in reasoning, or at the answer
-grammar       texts of a given form; matchers, schema and isolation are parts of it
+grammar       texts of a given form; matchers, schema and trial are parts of it
 """

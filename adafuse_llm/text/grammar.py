@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.text.isolation import try_grammar
 from adafuse_llm.text.matchers import (
     byte_tokenizer,
     compiled,
@@ -29,6 +28,7 @@ from adafuse_llm.text.matchers import (
     next_tokens,
 )
 from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
+from adafuse_llm.text.trial import try_grammar
 from adafuse_llm.text.words import REPLACEMENT
 
 NO_LEAD = ""

@@ -31,8 +31,8 @@ from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.context import Context, Entry
 from adafuse_llm.backends.llamacpp.library import Model, Settings, find_library, load_library
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+from adafuse_llm.child import OUT_OF_TIME, limit_process, run_limited
 from adafuse_llm.errors import LoadError, UnsupportedModelError
-from adafuse_llm.text.isolation import MARK, interpreter, limit_process
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,7 @@ quantized weights and caches depend on the size of the pass."""
 HASHED_BYTES: Final = 2**26
 """Largest size of files that are known by their bytes, and not by their path, size and time."""
 
-BOOTSTRAP: Final = (
-    "import json, sys; sys.path[:], task = json.loads(sys.argv[1]); "
-    "from adafuse_llm.backends.llamacpp.trial import try_here; try_here(**task)"
-)
-"""What a child process runs."""
-
-OUT_OF_TIME, OUT_OF_MEMORY, WINDOWS_CRASH = -getattr(signal, "SIGXCPU", 24), 91, 0xC0000000
+OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
 """Exit codes of a child process. The last is the smallest one of crashes on Windows."""
 
 
@@ -108,23 +102,20 @@ def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
         OSError: no child process can be started.
     """
     seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
-    task = {"path": str(facts.files[0]), "weights": facts.weight_bytes, "seconds": seconds}
-    start = json.dumps([[*map(str, sys.path)], task | {"settings": asdict(settings)}])
     try:
-        child = subprocess.run(  # noqa: S603  # this interpreter, and our own code
-            [interpreter(), "-I", "-c", BOOTSTRAP, start],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=5 * seconds,  # it waits for disks and other processes
-            env={**os.environ, "GGML_NO_BACKTRACE": "1", MARK: "1"},
-            check=False,
+        child = run_limited(
+            try_here,
+            5 * seconds,  # it waits for disks and other processes
+            path=str(facts.files[0]),
+            weights=facts.weight_bytes,
+            seconds=seconds,
+            settings=asdict(settings),
         )
     except subprocess.TimeoutExpired:
         return "loading it takes too much time"
-    code, cause = child.returncode, child.stderr.strip().partition("\n")[0]
+    code, cause = child.code, child.cause
     if code in (OUT_OF_TIME, OUT_OF_MEMORY):
-        last = child.stdout.strip().rpartition("\n")[2]
+        last = child.output.strip().rpartition("\n")[2]
         return f"{last} takes too much {'memory' if code == OUT_OF_MEMORY else 'CPU time'}"
     if 0 < code < WINDOWS_CRASH:
         raise OSError(f"exit code {code}: {cause}")

@@ -81,6 +81,7 @@ def test_a_file_with_other_bytes_is_refused_or_loaded(tmp_path: Path) -> None:
         for _ in range(1 + number % 3):
             damaged[rng.choice([rng.randrange(8, 900), rng.randrange(start, start + 3000)])] ^= 0x55
         ends.append(bytes(damaged))
+    ends.append(content[:-1] + bytes([content[-1] ^ 1]))  # a byte of a weight
     results = []
     for each in ends:
         path.write_bytes(each)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, LoadError
-from adafuse_llm.backends.llamacpp import LlamaCppBackend, trial
+from adafuse_llm import AdaFuseEngine, LoadError, child
+from adafuse_llm.backends.llamacpp import LlamaCppBackend
 from adafuse_llm.backends.llamacpp.library import load_library
 from tests.support.gguf_files import embedded_gguf
 
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.gguf
 CRASHING = """
 import ctypes, os, signal
 from adafuse_llm.backends.llamacpp import context
-run = context.Context.run
+original = context.Context.run
 def crash(self, entries):
     if {condition}:
         {end}
-    return run(self, entries)
+    return original(self, entries)
 context.Context.run = crash
 """
 """What a child process runs before its trial."""
@@ -50,9 +50,9 @@ def sabotage(monkeypatch: pytest.MonkeyPatch) -> Sabotage:
     """Let child processes end in the first pass."""
 
     def call(end: str = SEGFAULT, condition: str = "True") -> None:
-        start, _, last = trial.BOOTSTRAP.rpartition("try_here(")
+        start, _, last = child.BOOTSTRAP.rpartition("run(")
         code = CRASHING.format(condition=condition, end=end)
-        monkeypatch.setattr(trial, "BOOTSTRAP", f"{start}exec({code!r}); try_here({last}")
+        monkeypatch.setattr(child, "BOOTSTRAP", f"{start}exec({code!r}); run({last}")
 
     return call
 
@@ -77,7 +77,7 @@ def test_a_verdict_is_kept_for_each_machine_settings_and_file(
 def test_a_crash_with_reordered_weights_leads_to_safe_settings_and_a_warning(
     sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sabotage(condition="task['settings']['reorder']")
+    sabotage(condition="arguments['settings']['reorder']")
     library = load_library()
     load, used = library.llama_model_load_from_file, []
 
@@ -113,5 +113,5 @@ def test_a_file_is_tried_whatever_the_working_folder_and_other_libraries_do(
     (tmp_path / "json.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "more"])
-    monkeypatch.setattr(trial, "BOOTSTRAP", f"print('Hello'); {trial.BOOTSTRAP}")
+    monkeypatch.setattr(child, "BOOTSTRAP", f"print('Hello')\n{child.BOOTSTRAP}")
     assert member() and len([*cache.iterdir()]) == 1

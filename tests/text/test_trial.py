@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, QueueFullError, Tool
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, QueueFullError, Tool, child
 from adafuse_llm.adapters.reply_form import ReplyForm, enforced
-from adafuse_llm.text import isolation
+from adafuse_llm.text import trial
 from adafuse_llm.text.grammar import Grammar
-from adafuse_llm.text.isolation import MAX_BYTES, MAX_CPU_SECONDS, try_grammar
+from adafuse_llm.text.trial import MAX_BYTES, MAX_CPU_SECONDS, try_grammar
 from tests.support.hostile import RULES, SCHEMAS, chain, lark_chain, lark_json
 from tests.support.models import Recipe, backend
 
@@ -37,7 +37,7 @@ def untried() -> None:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let slow trials, which are less urgent than all else, wait as long as the machine is busy."""
-    monkeypatch.setattr(isolation, "MAX_WAIT_SECONDS", 500.0)
+    monkeypatch.setattr(trial, "MAX_WAIT_SECONDS", 500.0)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ def test_what_takes_too_much_is_refused_and_costs_this_process_nothing(
 
 
 def test_a_trial_does_not_wait_for_a_long_one() -> None:
-    with isolation._places:
+    with trial._places:
         try_grammar('start: "short"')
 
 
 def test_on_a_busy_machine_a_grammar_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "MAX_WAIT_SECONDS", 0.01)  # less than a process takes to start
+    monkeypatch.setattr(trial, "MAX_WAIT_SECONDS", 0.01)  # less than a process takes to start
     with pytest.raises(QueueFullError, match="busy"):
         try_grammar('start: "busy"')
     with pytest.raises(QueueFullError, match="busy"):
         Grammar.of(AdaFuseConfig(regex="busy"))
-    monkeypatch.setattr(isolation, "_places", threading.BoundedSemaphore(1))
-    with isolation._places, pytest.raises(QueueFullError, match="busy"):
+    monkeypatch.setattr(trial, "_places", threading.BoundedSemaphore(1))
+    with trial._places, pytest.raises(QueueFullError, match="busy"):
         try_grammar('start: "busy"')
 
 
@@ -109,12 +109,12 @@ def test_a_harmless_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_another_process_grammars_are_tried_here_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(isolation, "_has_started", threading.Event())
+    monkeypatch.setattr(trial, "_has_started", threading.Event())
     monkeypatch.setattr(spawn, "get_executable", lambda: "/bin/false")
     try_grammar('start: "x"')
     try_grammar('start: "y"')
     assert caplog.text.count("without a trial") == 1
-    isolation._has_started.set()
+    trial._has_started.set()
     with pytest.raises(QueueFullError, match="did not start"):
         try_grammar('start: "z"')
 
@@ -124,9 +124,9 @@ def test_an_application_that_is_its_own_interpreter_starts_no_trial(
     is_frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
-    monkeypatch.setattr(isolation, "_has_started", threading.Event())
+    monkeypatch.setattr(trial, "_has_started", threading.Event())
     if is_frozen:
         monkeypatch.setattr(sys, "frozen", True, raising=False)
     else:
-        monkeypatch.setenv(isolation.MARK, "1")
+        monkeypatch.setenv(child.MARK, "1")
     try_grammar(f'start: "f{is_frozen}"')

@@ -1,0 +1,113 @@
+"""Run a function of this package in a child process with limits.
+
+Native code can crash, hang or fill the memory, and so can a chat template or a grammar of a
+stranger. What the child survives is harmless here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Final
+
+MARK: Final = "ADAFUSE_TRIAL"
+"""Environment variable of child processes. A process that has it starts none, in case the
+interpreter is an application that runs itself again."""
+
+BOOTSTRAP: Final = """
+import importlib, json, sys, types
+folder, sys.path[:], module, task, arguments = json.load(sys.stdin)
+package = sys.modules["adafuse_llm"] = types.ModuleType("adafuse_llm")
+package.__path__ = [folder]  # without the imports of the package, which take longer than most tasks
+run = getattr(importlib.import_module(module), task)
+print("ready", flush=True)
+run(**arguments)
+"""
+"""What a child process runs."""
+
+READY: Final = "ready\n"
+"""What a child process writes before its task begins."""
+
+OUT_OF_TIME: Final = -getattr(signal, "SIGXCPU", 24)
+"""Exit code of a child process that has used up its CPU time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child process ended.
+
+    Attributes:
+        code: its exit code. The negative number of a signal, if one ended it.
+        output: what its task wrote on the standard output.
+        cause: the first line of its errors.
+    """
+
+    code: int
+    output: str
+    cause: str
+
+
+def run_limited(task: Callable[..., None], seconds: float, /, **arguments: object) -> Ended:
+    """Run a function of a module of this package in a child process.
+
+    The task sets its limits of CPU time and memory itself (`limit_process`).
+
+    Args:
+        task: the function.
+        seconds: maximum seconds that the child takes, on a busy machine, too.
+        arguments: arguments of the function, as JSON data.
+
+    Raises:
+        OSError: the child does not start. So it is in an application that is its own interpreter.
+        subprocess.TimeoutExpired: it takes too long. It is ended.
+    """
+    if MARK in os.environ or getattr(sys, "frozen", False):
+        raise OSError("this application is no Python interpreter")
+    start = [str(Path(__file__).parent), [*map(str, sys.path)], task.__module__, task.__name__]
+    child = subprocess.run(  # noqa: S603  # this interpreter, and our own code
+        [os.fsdecode(spawn.get_executable() or ""), "-I", "-S", "-c", BOOTSTRAP],
+        input=json.dumps([*start, arguments]).encode(),
+        capture_output=True,
+        timeout=seconds,
+        # the GNU C library may reserve 64 MiB for a thread, which counts as memory
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "GGML_NO_BACKTRACE": "1", MARK: "1"},
+        start_new_session=True,  # Ctrl-C is meant for this process
+        check=False,
+    )
+    _, ready, output = child.stdout.decode(errors="replace").partition(READY)
+    cause = child.stderr.decode(errors="replace").strip().partition("\n")[0]
+    if not ready:
+        raise OSError(f"exit code {child.returncode}: {cause}")
+    return Ended(child.returncode, output, cause)
+
+
+def limit_process(seconds: float, memory: int) -> None:
+    """Limit the CPU time and the bytes of memory that this process takes from now on.
+
+    The system ends it if it uses more. Windows has no such limits, and macOS none of memory.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    wanted = {
+        resource.RLIMIT_CPU: math.ceil(time.process_time() + seconds),
+        resource.RLIMIT_CORE: 0,
+    }
+    with suppress(OSError):  # macOS
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        wanted[resource.RLIMIT_AS] = pages * resource.getpagesize() + memory
+    for kind, value in wanted.items():
+        hard = resource.getrlimit(kind)[1]
+        with suppress(OSError, ValueError):
+            resource.setrlimit(kind, (value if hard < 0 else min(value, hard), hard))

@@ -1,0 +1,129 @@
+"""Try each new grammar in a child process, before it is compiled here.
+
+A hostile grammar can crash llguidance, keep it busy, or fill the memory. The child knows no member:
+its tokens are the 256 bytes. Limits of llguidance bound what a member's vocabulary adds.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Final
+
+from adafuse_llm.child import limit_process, run_limited
+from adafuse_llm.errors import GrammarError, QueueFullError
+from adafuse_llm.text.matchers import byte_tokenizer, compiled, next_bytes
+
+logger = logging.getLogger(__name__)
+
+MAX_CPU_SECONDS: Final = 2
+"""Maximum CPU time of a trial in seconds. Trials of common schemas take 0.01 to 0.05."""
+
+MAX_BYTES: Final = 128 * 2**20
+"""Maximum memory of a trial."""
+
+STACK_BYTES: Final = 2**20
+"""Stack of a trial. llguidance reads grammars recursively, so deep ones crash it. Threads of this
+process have 2 MiB or more, so what a trial survives is harmless here."""
+
+NICENESS: Final = 10
+"""How much less urgent a trial is than this process."""
+
+MAX_WAIT_SECONDS: Final = 30.0
+"""Maximum seconds that a trial waits for its place, and that it takes if the machine is busy."""
+
+MAX_TRIALS: Final = 8
+"""Maximum number of trials at the same time."""
+
+MAX_VERDICTS: Final = 1_000
+"""Maximum number of harmless grammars that are remembered, so that they are not tried again."""
+
+_places = threading.BoundedSemaphore(MAX_TRIALS)
+_has_started = threading.Event()
+_harmless: OrderedDict[bytes, None] = OrderedDict()
+
+
+def try_grammar(lark: str) -> None:
+    """Try a grammar in a child process. A harmless grammar can still have errors.
+
+    If no child can be started, a warning is logged.
+
+    Raises:
+        GrammarError: the grammar is harmful.
+        QueueFullError: the machine is too busy.
+    """
+    key = hashlib.sha256(lark.encode()).digest()
+    if key in _harmless:
+        return
+    busy = QueueFullError(
+        f"the grammar could not be tried within {MAX_WAIT_SECONDS:g} seconds, because the machine "
+        "is busy. Simplify the grammar, or try again later."
+    )
+    if not _places.acquire(timeout=MAX_WAIT_SECONDS):
+        raise busy
+    try:
+        child = run_limited(compile_here, MAX_WAIT_SECONDS, lark=lark)
+        _has_started.set()
+    except subprocess.TimeoutExpired:
+        raise busy from None
+    except OSError as error:
+        if _has_started.is_set():
+            raise QueueFullError(
+                f"the process that tries the grammar did not start ({error}). Try again later."
+            ) from error
+        _warn(str(error))
+    else:
+        if child.code:
+            raise GrammarError(
+                f"the process that tried the grammar ended with exit code {child.code}: the "
+                f"grammar takes more than {MAX_CPU_SECONDS} seconds of computing or "
+                f"{MAX_BYTES // 2**20} MiB of memory, or it crashes the library llguidance. "
+                "Simplify it."
+            )
+    finally:
+        _places.release()
+    _harmless[key] = None
+    if len(_harmless) > MAX_VERDICTS:
+        _harmless.popitem(last=False)
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    logger.warning(
+        "grammars are compiled without a trial in another process, because none can be started "
+        "(%s). Do not accept grammars or schemas from strangers",
+        reason,
+    )
+
+
+def compile_here(lark: str) -> None:
+    """Compile a grammar within the limits of a trial, as the child process does.
+
+    Raises:
+        SystemExit: the grammar takes too much memory.
+    """
+    byte_tokenizer()
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    limit_process(MAX_CPU_SECONDS, MAX_BYTES)
+    survived: list[bool] = []
+
+    def work() -> None:
+        matcher = compiled(byte_tokenizer(), lark)
+        if not matcher.is_error():  # else, whoever compiles the grammar finds the same error
+            with suppress(GrammarError):
+                next_bytes(matcher)
+        survived.append(True)
+
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    sys.exit(not survived)
