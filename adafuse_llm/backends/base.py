@@ -206,19 +206,6 @@ class Backend(ABC):
         """Return the free memory of the device, in bytes."""
         return sys.maxsize
 
-    def draft_limit(self, length: int) -> int:  # noqa: ARG002
-        """Return the maximum length of a drafted sequence, prompt included.
-
-        A draft is a node that the engine evaluates before the algorithm needs it. By default, a
-        pass over several tokens costs little more than a pass over one, and the result for a node
-        does not depend on the other nodes of the pass.
-
-        Args:
-            length: number of committed tokens. A backend that runs one pass per token returns
-                `length`, which disables drafts.
-        """
-        return sys.maxsize
-
     def has_word_ends(self) -> bool:
         """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it.
 

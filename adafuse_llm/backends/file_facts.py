@@ -21,14 +21,33 @@ from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 WINDOW_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Configuration entries for the context window, in order of precedence."""
 
+ORIGINAL = "original_max_position_embeddings"
+"""Configuration entry for the number of tokens that a model was first trained with."""
+
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 """Files of a model that contain chat templates, besides ``tokenizer_config.json``."""
 
 
 def context_window(config: Mapping[str, Any]) -> int | None:
-    """Return the context window in a text configuration, in tokens, prompt included; or None."""
-    values = map(config.get, WINDOW_ENTRIES)
-    return next((value for value in values if isinstance(value, int) and value > 0), None)
+    """Return the context window in a text configuration, in tokens, prompt included; or None.
+
+    In a longer sequence than ``original_max_position_embeddings``, a model with "longrope"
+    positions (Phi-3) uses other rotary frequencies for all tokens, so its window ends there. Layers
+    of different types may have different positions (Gemma 3).
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    layers = [each for each in rope.values() if isinstance(each, Mapping)] or [rope]
+    edges = [
+        each.get(ORIGINAL) or config.get(ORIGINAL)
+        for each in layers
+        if each.get("rope_type", each.get("type")) == "longrope"
+    ]
+    windows: list[Any] = [next(filter(_is_size, map(config.get, WINDOW_ENTRIES)), None), *edges]
+    return min(filter(_is_size, windows), default=None)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def _gguf_facts(

@@ -26,6 +26,7 @@ Leviathan et al., arXiv 2211.17192).
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
@@ -356,6 +357,5 @@ class Drafts(Drafting):
 
 
 def _limit(member: Member) -> int:
-    """Return the maximum length of a sequence with drafts, in tokens."""
-    limit = member.backend.draft_limit(member.tree.root.length)
-    return limit if member.window is None else min(limit, member.window)
+    """Return the maximum length of a sequence, in tokens."""
+    return sys.maxsize if member.window is None else member.window

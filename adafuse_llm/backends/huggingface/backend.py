@@ -97,6 +97,8 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
             self.token_cost = 1.0 if is_quantized else 0.2  # six tokens take 2.1 to 2.3 times
         self._passes = choose(name, self._decoder, form)
         self.form = self._passes.form
+        if self.form == "path":
+            self.token_cost = 1.0  # each token is a pass
         self._pieces = self._passes.pieces
         row_bytes = max(1, sum(self._passes.token_bytes.values()))
         limit = max(0, prefix_cache_bytes) // row_bytes if self.form == "tree" else 0
@@ -115,7 +117,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         A buffer grows by doubling, so it has room for up to twice the rows that the request needs.
         In the path form, a member keeps several states.
         """
-        states = 2 if tokens <= self._passes.edge else PATH_STATES
+        states = 2 if self.form == "tree" else PATH_STATES
         return tokens * sum(self._passes.token_bytes.values()) * states
 
     def free_bytes(self) -> int:
@@ -126,9 +128,6 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         sizes = self._passes.token_bytes or {self._decoder.device: 1}
         total = sum(sizes.values())
         return min(_free_bytes(device) * total // size for device, size in sizes.items())
-
-    def draft_limit(self, length: int) -> int:
-        return max(length, self._passes.edge)
 
     def clear_prefix_cache(self) -> None:
         """Drop the rows of all requests so far. Call this after a change of the model's weights.
@@ -142,7 +141,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
     def _advance(self, queries: Sequence[Query]) -> list[RequestState]:
         states = [self._state_of(query.tree) for query in queries]
         pairs = zip(states, queries, strict=True)
-        self._passes.advance(states, [self._passes.missing(*pair) for pair in pairs])
+        self._passes.advance(states, [state.missing(query) for state, query in pairs])
         return states
 
     def _run_parts(self, parts: Sequence[tuple[RequestState, int]]) -> None:
@@ -164,9 +163,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         return super()._attempt(trees, work)
 
     def _new_state(self, tree: TokenTree) -> RequestState:
-        found = None
-        if len(tree.ids) <= self._passes.edge:
-            found = self._kept.longest(tree.ids, self._sources())
+        found = self._kept.longest(tree.ids, self._sources())
         rows = found and found[0].first(found[1])
         return RequestState(tree, self._passes.new_form(tree, rows), rows.count if rows else 0)
 

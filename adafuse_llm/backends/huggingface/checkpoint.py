@@ -59,28 +59,6 @@ def ignored_settings(model: Any) -> dict[str, Any]:
     return found
 
 
-def rope_edge(config: Any) -> int | None:
-    """Return the length beyond which all rows of a sequence change; None if there is none.
-
-    In a longer sequence, a model with "longrope" positions (Phi-3) uses other rotary frequencies
-    for all tokens. Layers of different types may have different positions (Gemma 3). The
-    frequencies of "dynamic" positions change only beyond the context window, which no sequence
-    exceeds.
-
-    Args:
-        config: the model's text configuration.
-    """
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
-    edges = [
-        layer.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
-        for layer in layers
-        if layer.get("rope_type", layer.get("type")) == "longrope"
-    ]
-    return min(filter(None, edges), default=None)
-
-
 def eos_ids(sources: Iterable[Any]) -> set[int]:
     """Return the end-of-sequence ids of configurations and tokenizers."""
     ids: set[int] = set()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from adafuse_llm.backends.huggingface.checkpoint import rope_edge
 from adafuse_llm.backends.huggingface.few_rows import FewRows
 from adafuse_llm.backends.logits.rows import check_tokens, to_device
 
@@ -23,7 +22,6 @@ class Decoder:
         model: the model.
         vocabulary: number of the model's logits.
         device: device of the inputs.
-        rope_edge: as `checkpoint.rope_edge` returns it.
         cache_name: name of the model's cache among its arguments and in its output; None if the
             model has no cache.
     """
@@ -31,7 +29,6 @@ class Decoder:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.rope_edge = rope_edge(model.config.get_text_config(decoder=True))
         self.device = torch.device(model.get_input_embeddings().weight.device)
         if self.device.type == "meta":  # offloaded weights: accelerate moves the inputs
             self.device = torch.device("cpu")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from adafuse_llm.backends.base import Query
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.packing import PackedCache, use_packed_attention
 from adafuse_llm.backends.huggingface.path_form import PathForm
@@ -49,14 +47,11 @@ class RequestState(RequestLogits):
 class Passes:
     """The forward passes of a member, in one form.
 
-    A sequence beyond `edge` changes the rows of all its tokens, so it needs the path form.
-
     Args:
         decoder: the model.
         form: ``"tree"`` or ``"path"``.
 
     Attributes:
-        edge: number of tokens of the longest sequence in the tree form.
         pieces: number of tokens in a piece of a prompt, while a request writes its response and
             while none does.
         token_bytes: bytes that a token takes on each device; empty before `measure`.
@@ -67,7 +62,6 @@ class Passes:
 
     def __init__(self, decoder: Decoder, form: str) -> None:
         self.form = form
-        self.edge = (decoder.rope_edge or sys.maxsize) if form == "tree" else 0
         is_fast = decoder.device.type != "cpu"
         self.pieces = (PREFILL_TOKENS, PREFILL_TOKENS) if is_fast else PIECE_TOKENS
         self.token_bytes: Mapping[torch.device, int] = {}
@@ -76,20 +70,11 @@ class Passes:
 
     def new_form(self, tree: TokenTree, rows: Rows | None = None) -> TreeForm | PathForm:
         """Return the form of a new request, which in the tree form may have some rows already."""
-        is_short = len(tree.ids) <= self.edge
-        return TreeForm(tree, rows) if is_short else PathForm(self._decoder, tree)
+        return TreeForm(tree, rows) if self.form == "tree" else PathForm(self._decoder, tree)
 
     def measure(self, state: RequestState) -> None:
         """Measure the bytes that a token takes in the state of a request."""
         self.token_bytes = bytes_per_token(state.form.tensors())
-
-    def missing(self, state: RequestState, query: Query) -> list[Node]:
-        """Return the nodes that must be evaluated for a query, parents before children."""
-        nodes = state.missing(query)
-        if isinstance(state.form, TreeForm) and any(node.length > self.edge for node in nodes):
-            state.form, state.rows = PathForm(self._decoder, state.tree), {}
-            nodes = state.missing(query)
-        return nodes
 
     def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
         """Evaluate the missing nodes of each request."""

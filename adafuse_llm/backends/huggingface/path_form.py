@@ -33,7 +33,6 @@ class PathForm:
         self._trunk: Any = None  # state after the first `_committed` tokens of tree.ids
         self._committed = 0
         self._tips: dict[Node, Any] = {}  # state after a node
-        self._edge = decoder.rope_edge or 0
         self._passes: list[int] = []
 
     def extend(self, nodes: Sequence[Node]) -> tuple[torch.Tensor, list[int]]:
@@ -74,7 +73,7 @@ class PathForm:
     def _advance_trunk(self) -> torch.Tensor:
         """Run the remaining committed tokens, and return the logits after the root, [1, v]."""
         pending = self._tree.ids[self._committed :]
-        if not self._committed or self._committed <= self._edge < len(self._tree.ids):
+        if not self._committed:
             logits, self._trunk = self._run(self._tree.ids, None)
         else:
             for token in pending:
@@ -96,13 +95,7 @@ class PathForm:
         return self._step(node, shared=True)[1]
 
     def _step(self, node: Node, *, shared: bool) -> tuple[torch.Tensor, Any]:
-        """Return the logits and the state after `node`.
-
-        The pass continues from the state of the parent. If the rotary frequencies of all tokens
-        change at this node, the pass runs over the whole sequence instead.
-        """
-        if node.length == self._edge + 1:
-            return self._run([*self._tree.ids, *self._tree.tokens(node)], None)
+        """Return the logits and the state after `node`."""
         assert node.parent is not None
         return self._run([node.token], self._state_after(node.parent, shared=shared))
 

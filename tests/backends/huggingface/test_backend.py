@@ -9,7 +9,7 @@ import transformers
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, UnsupportedModelError
 from adafuse_llm.backends import Query
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, passes
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend
 from adafuse_llm.backends.huggingface.rows import TreeForm, bytes_per_token
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree import Node, TokenTree
@@ -79,22 +79,12 @@ def with_longrope(arch: str) -> Any:
 
 
 @pytest.mark.parametrize(("arch", "form"), [("phi3", "path"), ("gemma3", "tree")])
-def test_longrope_positions_change_over_for_all_tokens_at_once(arch, form, monkeypatch):
-    """Also in a prompt; and nodes beyond the change leave those before it as they are."""
-    monkeypatch.setattr(passes, "PIECE_TOKENS", (8, 8))
+def test_the_window_ends_where_longrope_positions_change(arch: str, form: str) -> None:
     ours = member(with_longrope(arch), form=form)
-    assert ours.form == form
-    for length in (20, 30):
-        tree = TokenTree([(5 * i + 1) % 60 for i in range(length)])
-        for step in range(8):
-            check(ours, tree, tree.root)
-            tree.commit(tree.grow([(7 * step + 2) % 60]))
+    assert (ours.form, ours.context_window) == (form, 24)
     tree = TokenTree([(5 * i + 1) % 60 for i in range(20)])
-    for step in range(6):
-        tips = [tree.grow([(token + step + i) % 60 for i in range(7)]) for token in (3, 40)]
-        check(ours, tree, tree.root, *(node for tip in tips for node in tree.path(tip)))
-        check(ours, tree, tree.grow([9], tips[0]), tree.grow([9, 8], tips[1]))
-        tree.commit(tree.path(tips[1])[0])
+    tips = [tree.grow([token, 7, 8, 9]) for token in (3, 40)]
+    check(ours, tree, tree.root, *(node for tip in tips for node in tree.path(tip)))
 
 
 @pytest.mark.parametrize("is_error", [True, False])
