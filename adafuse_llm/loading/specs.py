@@ -60,26 +60,17 @@ class _Member(Options):
                     "server"
                 )
             label = "" if source is None else f"member {short_repr(source)}: "
-            for name in settings:
-                if name not in cls.model_fields:
-                    raise InvalidOptionError(f"{label}{cls._not_here(name)}")
+            other = next((name for name in settings if name not in cls.model_fields), None)
+            if other is not None:
+                raise InvalidOptionError(
+                    f"{label}{cls.kind} have no setting {short_repr(other)}."
+                    f"{nearest(other, cls.model_fields)} Their settings are: "
+                    f"{', '.join(cls.model_fields)}."
+                )
             try:
                 super().__init__(**settings)
             except InvalidOptionError as error:
                 raise InvalidOptionError(f"{label}{error}") from None
-
-    @classmethod
-    def _not_here(cls, name: str) -> str:
-        """Return what is wrong with a setting that this kind of member does not have."""
-        own = ", ".join(cls.model_fields)
-        owners = [each.kind for each in KINDS if name in each.model_fields]
-        if owners:
-            return (
-                f"{name} is a setting of {' and '.join(owners)}, and this is one of the {cls.kind}."
-                f" Their settings are: {own}."
-            )
-        close = nearest(name, SETTINGS)
-        return f"a member has no setting {short_repr(name)}.{close} The settings are: {own}."
 
     @property
     def label(self) -> str:
@@ -149,7 +140,7 @@ class GGUFMember(_Files):
         InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
     """
 
-    kind: ClassVar[str] = "GGUF members (path='NAME.gguf', or file='NAME.gguf' for a folder)"
+    kind: ClassVar[str] = "GGUF members"
 
     file: str | None = Field(default=None, min_length=1, max_length=4096)
     """GGUF file in the folder or hub repository, as a name or a pattern such as `*Q4_K_M.gguf`.
@@ -178,7 +169,7 @@ class ServerMember(_Member):
         InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
     """
 
-    kind: ClassVar[str] = "members on servers (url='http://HOST:PORT')"
+    kind: ClassVar[str] = "members on servers"
     needs: ClassVar[str] = "url"
 
     url: str = Field(kw_only=False)
@@ -224,8 +215,7 @@ class ServerMember(_Member):
 MemberSpec: TypeAlias = TransformersMember | GGUFMember | ServerMember
 """A description of a member to load, with its settings."""
 
-KINDS = get_args(MemberSpec)
-SETTINGS = tuple(dict.fromkeys(name for kind in KINDS for name in kind.model_fields))
+SETTINGS = tuple(dict.fromkeys(name for kind in get_args(MemberSpec) for name in kind.model_fields))
 """The settings of members of all kinds."""
 
 
