@@ -16,6 +16,7 @@ os.environ["TERM"] = "dumb"  # rich keeps the codes of a style in the first colo
 
 import pytest
 
+from adafuse_llm.adapters.model import warn_once
 from adafuse_llm.backends.llamacpp.library import find_library
 from adafuse_llm.errors import MissingDependencyError
 from adafuse_llm.text import grammar, trial
@@ -133,6 +134,12 @@ def untried() -> Iterator[None]:
         patch.setattr(trial, "try_grammar", lambda _: None)
         patch.setattr(grammar, "try_grammar", lambda _: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings_yet() -> None:
+    """Let each test see the warnings that a process logs once."""
+    warn_once.cache_clear()
 
 
 @pytest.fixture

@@ -120,10 +120,7 @@ class Ensemble:
     @property
     def _open(self) -> Engine | None:
         """The given engine, or the loaded one unless it is closed."""
-        if self.given is not None:
-            return self.given
-        engine = _LOADED.get(self._key)
-        return None if engine is None or engine.closed else engine
+        return _open_engine(self._key) if self.given is None else self.given
 
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window of some members, in tokens. This loads nothing.
@@ -169,17 +166,18 @@ class Ensemble:
         """
         if self.given is not None:
             return self.given
-        with _LOCK:
-            if self._open is None:
-                _LOADED[self._key] = AdaFuseEngine.from_pretrained(
-                    self._specs,
-                    runtime=self.runtime,
-                    dtype=self.dtype,
-                    device_map=self.device_map,
-                    trust_remote_code=self.trust_remote_code,
-                    revision=self.revision,
-                )
-            engine = _LOADED[self._key]
+        key = self._key
+        if (engine := _open_engine(key)) is None:
+            with _LOCKS.setdefault(key, threading.Lock()):
+                if (engine := _open_engine(key)) is None:  # nobody has loaded it meanwhile
+                    engine = _LOADED[key] = AdaFuseEngine.from_pretrained(
+                        self._specs,
+                        runtime=self.runtime,
+                        dtype=self.dtype,
+                        device_map=self.device_map,
+                        trust_remote_code=self.trust_remote_code,
+                        revision=self.revision,
+                    )
         return engine if self.strategy == AUTO else engine.with_strategy(self.strategy)
 
     def unload(self) -> None:
@@ -187,10 +185,8 @@ class Ensemble:
 
         This affects all ensembles that share the members. An engine passed as `given` stays open.
         """
-        if self.given is None:
-            with _LOCK:
-                if (engine := _LOADED.pop(self._key, None)) is not None:
-                    engine.close()
+        if self.given is None and (engine := _LOADED.pop(self._key, None)) is not None:
+            engine.close()
 
     @property
     def _specs(self) -> tuple[MemberSpec, ...]:
@@ -256,10 +252,15 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
 _LOADED: dict[str, AdaFuseEngine] = {}
 """The loaded engines of this process, by the key of the ensemble."""
 
-_LOCK = threading.Lock()
-"""Held while members load, one ensemble after the other, and while they are released."""
+_LOCKS: dict[str, threading.Lock] = {}
+"""Locks by the key of the ensemble. Each is held while its members load."""
 
 _ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
+
+
+def _open_engine(key: str) -> AdaFuseEngine | None:
+    engine = _LOADED.get(key)
+    return None if engine is None or engine.closed else engine
 
 
 def _to_plain(value: Any) -> Any:

@@ -3,12 +3,16 @@
 import copy
 import json
 import pickle
+import threading
+import time
 
 import pytest
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, InvalidOptionError, TransformersMember
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
+from adafuse_llm.adapters.model import EnsembleFields
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.embedded import member_paths
 from tests.support.gguf_files import embedded_gguf
 from tests.support.waiting import background
 
@@ -35,6 +39,44 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
     assert not other.is_loaded
     assert other.engine() is not found[0]
     other.unload()
+
+
+def test_a_loaded_ensemble_does_not_wait_while_another_one_loads(monkeypatch):
+    ready, loading, release = Ensemble.of("embedded"), threading.Event(), threading.Event()
+    engine = ready.engine()
+    load = AdaFuseEngine.from_pretrained
+
+    def slow(*args, **kwargs):
+        loading.set()
+        release.wait(30)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", slow)
+    other = Ensemble.of([str(member_paths()[0])])
+    call = background(other.engine)
+    assert loading.wait(30)
+    began = time.monotonic()
+    assert ready.engine() is engine
+    assert ready.can_enforce()
+    assert ready.context_window(["wren"])
+    assert not other.is_loaded
+    other.unload()
+    assert time.monotonic() - began < 0.2
+    release.set()
+    assert call.result()
+    for each in (ready, other):
+        each.unload()
+
+
+def test_a_warning_is_logged_once_in_a_process(caplog):
+    models = [EnsembleFields(members="embedded") for _ in range(2)]
+    for each in (*models, models[0].model_copy()):
+        each._warn_once("the form is not enforced")
+    models[0]._warn_once("another one")
+    assert [each.getMessage() for each in caplog.records] == [
+        "the form is not enforced",
+        "another one",
+    ]
 
 
 def test_the_window_of_gguf_members_is_known_before_they_are_loaded():

@@ -116,8 +116,8 @@ def test_prompts_of_the_frameworks_equal_the_template(
         )
         for each in messages
     ]
-    decode, _ = llm._chat(asked, {"tools": TOOLS})
-    assert engine.encode_prompt(messages=decode._requests[0].messages) == expected
+    request = llm._chat(asked, {"tools": TOOLS})._prepare().request
+    assert engine.encode_prompt(messages=request.messages) == expected
 
 
 @pytest.mark.parametrize(("name", "tools"), [("smollm", []), ("qwen", []), ("qwen", TOOLS)])

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.load.serializable import Serializable
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
+from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
 from typing_extensions import Self, Unpack
 
-from adafuse_llm import AdaFuseConfig, Engine, RuntimeConfig
-from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.options import ALIASES, ModelKeywords, OptionFields, check_option_names
+from adafuse_llm import AdaFuseConfig, Engine
+from adafuse_llm.adapters.ensembles import check_engine
+from adafuse_llm.adapters.model import LOADING, EnsembleFields
+from adafuse_llm.adapters.options import ALIASES, ModelKeywords, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.strategies.registry import AUTO
 from langchain_adafuse._calls import Call, RoundDetail
 
 if TYPE_CHECKING:
@@ -36,9 +35,6 @@ else:  # checked when the ensemble is created
     Members = Any
 
 OPTIONS = tuple(AdaFuseConfig.model_fields)
-LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "strategy")
-DESCRIPTION = frozenset({"members", "engine", "runtime", *LOADING})
-"""Fields that describe the ensemble."""
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
@@ -74,7 +70,7 @@ class ModelFields(ModelKeywords, total=False):
     profile: ModelProfile | None
 
 
-class EnsembleModel(OptionFields, Serializable):
+class EnsembleModel(EnsembleFields, Serializable):
     """The base class of `AdaFuseLLM` and `ChatAdaFuse`. Creating a model loads nothing.
 
     If a decoding option is None, the engine's value applies (see `AdaFuseConfig`). `model` is
@@ -84,25 +80,8 @@ class EnsembleModel(OptionFields, Serializable):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    members: Members = None
-    """Folders, GGUF files, hub ids, addresses of servers, or mappings of the settings of
-    members; or ``"embedded"`` for the small models that ship with adafuse-llm. Models with the same
-    members share their weights."""
     engine: Engine | None = None
     """An existing engine to use instead of `members`, such as a `RemoteEngine`."""
-    dtype: Any = "auto"
-    """Dtype of the weights, such as ``"bfloat16"``."""
-    device_map: str | None = None
-    """Devices for the weights, such as ``"auto"`` or ``"cuda:0"``."""
-    revision: str | None = None
-    """Revision of hub models."""
-    trust_remote_code: bool = False
-    """Whether to run code from model repositories."""
-    runtime: RuntimeConfig | None = None
-    """Settings of the engine's scheduler and caches."""
-    strategy: str = AUTO
-    """Name of the strategy that chooses the next piece of text, such as ``"single"``. Models that
-    differ only in it share their weights. With `engine`, the engine has the strategy."""
 
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
     """Time limit of a call in seconds, excluding loading. A longer call raises
@@ -114,7 +93,7 @@ class EnsembleModel(OptionFields, Serializable):
     ``"none"``. Callbacks receive full records, except with ``"none"``."""
 
     _per_call: ClassVar[tuple[str, ...]] = ("timeout", "round_detail")
-    _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
+    _names_of_fields = NAMES
 
     def __init__(self, **fields: Unpack[ModelFields]) -> None:
         given: dict[str, Any] = {**fields}
@@ -153,34 +132,19 @@ class EnsembleModel(OptionFields, Serializable):
         _ = self._names  # checks the options
         return self
 
-    @classmethod
-    def from_embedded(cls, **fields: Unpack[ModelFields]) -> Self:
-        """Create a model from the three small members that ship with adafuse-llm."""
-        given: dict[str, Any] = {**fields}
-        return cls(members="embedded", **given)
+    if TYPE_CHECKING:
 
-    @classmethod
-    def from_config(cls, path: str | os.PathLike[str], **fields: Unpack[ModelFields]) -> Self:
-        """Create a model from a configuration file, such as one written by ``adafuse tune``.
+        @classmethod  # with the names of the keywords
+        def from_embedded(cls, **fields: Unpack[ModelFields]) -> Self: ...  # type: ignore[override]
 
-        Other fields override the file (see `adafuse_llm.loading.config_file`).
-
-        Raises:
-            InvalidInputError: the file cannot be read, or has unknown or invalid content.
-        """
-        return cls(**{"members": "embedded", **fields_from_config(path), **fields})
+        @classmethod
+        def from_config(  # type: ignore[override]
+            cls, path: str | os.PathLike[str], **fields: Unpack[ModelFields]
+        ) -> Self: ...
 
     def warmup(self) -> Self:
-        """Load the members now instead of on the first call; return the model."""
         self._loaded()
         return self
-
-    def unload(self) -> None:
-        """Release the members, also for other models. The next call loads them again.
-
-        An engine passed as `engine` stays open.
-        """
-        self._ensemble.unload()
 
     @property
     def model_name(self) -> str:
@@ -193,23 +157,14 @@ class EnsembleModel(OptionFields, Serializable):
 
     # Names and copies -------------------------------------------------------------------------
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(NAMES.get(name, name), value)
-        if name in DESCRIPTION:
-            self.__dict__.pop("_ensemble", None)
-
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy the model with other fields. If they describe other members, these load anew."""
         copied = super().model_copy(update=update, deep=deep)
-        if not DESCRIPTION.isdisjoint(update or ()):
+        if not {"members", "engine", *LOADING}.isdisjoint(update or ()):
             copied.__dict__.pop("_ensemble", None)
         return copied
 
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
-
-        def __getattr__(self, name: str) -> Any:
-            """Return the value of a field under another name."""
-            return getattr(self, NAMES[name]) if name in NAMES else super().__getattr__(name)
 
         def configurable_fields(self, **kwargs: Any) -> Any:
             fields = {NAMES.get(name, name): each for name, each in kwargs.items()}
@@ -310,19 +265,9 @@ class EnsembleModel(OptionFields, Serializable):
 
     # A call -----------------------------------------------------------------------------------
 
-    @cached_property
-    def _ensemble(self) -> Ensemble:
-        return Ensemble.of(
-            self.members or (),
-            self.engine,
-            runtime=self.runtime or RuntimeConfig(),
-            **{name: getattr(self, name) for name in LOADING},
-        )
-
     @property
-    def _options(self) -> dict[str, Any]:
-        options = {name: getattr(self, name) for name in OPTIONS}
-        return {name: value for name, value in options.items() if value is not None}
+    def _given_engine(self) -> Engine | None:
+        return self.engine
 
     @property
     def _config(self) -> AdaFuseConfig:
@@ -364,12 +309,6 @@ class EnsembleModel(OptionFields, Serializable):
             for name in cls._per_call
         }
         return create_model("CallOptions", __base__=Options, **fields)
-
-    def _warn_once(self, message: str) -> None:
-        """Log a warning, unless this model or a copy for a call already logged the same one."""
-        if message not in self._warnings:
-            self._warnings.add(message)
-            logging.getLogger(type(self).__module__).warning(message)
 
     def _loaded(self) -> Engine:
         return self._ensemble.engine()

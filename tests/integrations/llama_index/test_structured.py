@@ -98,7 +98,7 @@ async def test_a_reply_that_is_no_object_of_the_class_is_an_error(llm, free, way
     cases: list[tuple[Any, str, Any, str]] = [
         (free, "wrong", Ship, "kind"),
         (free, "unknown", Ship, "json"),
-        (llm, "endless", Names, "max_tokens"),  # the engine completes the JSON
+        (llm, "endless", Names, "max_tokens"),
         (llm, "odd", Even, "it is odd"),
     ]
     for asked, name, kind, message in cases:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import uuid
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import LogProb
 from llama_index.core.instrumentation.events import BaseEvent
@@ -28,6 +29,8 @@ from adafuse_llm.run import check_one_response, with_alternatives
 from adafuse_llm.summary import Summary, record
 
 dispatcher = get_dispatcher(__name__)
+
+R = TypeVar("R")
 
 PACKING = (
     "If a query engine packed this prompt, set Settings.prompt_helper = llm.prompt_helper() before "
@@ -53,47 +56,66 @@ class Chunk:
     reply_prefix: str = ""
 
 
-class Decode:
+@dataclass(frozen=True)
+class Prepared(Generic[R]):
+    """A request that is ready, and what turns the chunks of its response into LlamaIndex's."""
+
+    engine: Engine
+    request: Request
+    convert: Callable[[Chunk], R]
+
+
+class Decode(Generic[R]):
     """The decode of one request, in a span of its own.
+
+    `prepare` loads members, encodes nothing, and compiles grammars, which can take long. So
+    asynchronous calls run it in a thread.
 
     llama-index-core closes the span of an LLM call before a stream is read. The decode's span is
     its child, and stays open until the decode ends, fails or is left.
     """
 
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine = engine
-        self._requests = [request]
-        self._config = engine.config.override(request.options)
+    def __init__(self, prepare: Callable[[], Prepared[R]]) -> None:
+        self._prepare = prepare
         self._done: dict[int, Generation] = {}
         self._span = f"AdaFuse.decode-{uuid.uuid4()}"
         self._context = copy_context()  # the one of the call, for all events of a stream
 
-    def result(self) -> Chunk:
+    def result(self) -> R:
         """Return the whole response."""
+        self._begin(self._prepare())
         for _ in self._events():
             pass
         return self._whole()
 
-    async def aresult(self) -> Chunk:
+    async def aresult(self) -> R:
         """Return the whole response without blocking the event loop."""
+        self._begin(await asyncio.to_thread(self._prepare))
         async for _ in self._aevents():
             pass
         return self._whole()
 
-    def chunks(self) -> Generator[Chunk, None, None]:
-        """Return the chunks of the response, one per committed span and at least one.
+    def stream(self) -> Generator[R, None, None]:
+        """Return the parts of the response, one per committed span and at least one.
 
         An invalid request raises an error before any computation.
         """
+        self._begin(self._prepare())
         events = self._events(streams=True)
         next(events)
-        return (self._chunk(event) for event in events if event)
+        return (self._part(event) for event in events if event)
 
-    async def achunks(self) -> AsyncGenerator[Chunk, None]:
-        """Return the chunks of the response without blocking the event loop."""
+    async def astream(self) -> AsyncGenerator[R, None]:
+        """Return the parts of the response without blocking the event loop."""
+        self._begin(await asyncio.to_thread(self._prepare))
         events = self._aevents(streams=True)
         await anext(events)
-        return (self._chunk(event) async for event in events if event)
+        return (self._part(event) async for event in events if event)
+
+    def _begin(self, prepared: Prepared[R]) -> None:
+        self._engine, self._requests = prepared.engine, [prepared.request]
+        self._convert = prepared.convert
+        self._config = self._engine.config.override(prepared.request.options)
 
     def _events(self, *, streams: bool = False) -> Generator[StreamEvent | None, None, None]:
         """Yield None as soon as the request is accepted, then the events of its responses."""
@@ -159,15 +181,15 @@ class Decode:
     def _emit(self, kind: type[BaseEvent], **fields: Any) -> None:
         self._context.run(lambda: dispatcher.event(kind(**fields)))
 
-    def _chunk(self, event: StreamEvent) -> Chunk:
+    def _part(self, event: StreamEvent) -> R:
         rounds = () if event.round is None else (event.round,)
         raw = AdaFuseRaw.of(rounds, event.generation)
-        return Chunk(event.text, raw, self._logprobs(raw), event.reply_prefix)
+        return self._convert(Chunk(event.text, raw, self._logprobs(raw), event.reply_prefix))
 
-    def _whole(self) -> Chunk:
-        generation = self._generation()
-        raw = AdaFuseRaw.of(generation.rounds, generation)
-        return Chunk(generation.text, raw, self._logprobs(raw), generation.reply_prefix)
+    def _whole(self) -> R:
+        whole = self._generation()
+        raw = AdaFuseRaw.of(whole.rounds, whole)
+        return self._convert(Chunk(whole.text, raw, self._logprobs(raw), whole.reply_prefix))
 
     def _generation(self) -> Generation:
         """Return the first response, with the others as its alternatives."""

@@ -19,6 +19,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.output_parsers import PydanticOutputParser
+from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
@@ -125,6 +126,19 @@ class Continuation:
         return CompletionResponse(
             text=self._text, delta=chunk.delta, raw=chunk.raw, logprobs=chunk.logprobs
         )
+
+
+class Partial:
+    """A converter from the responses of a stream to objects with what is known so far."""
+
+    def __init__(self, output_cls: type[BaseModel]) -> None:
+        self._output_cls = output_cls
+        self._last: Any = None
+
+    def take(self, response: ChatResponse) -> Any:
+        last = self._last and [self._last]
+        self._last = process_streaming_objects(response, self._output_cls, last)
+        return self._last
 
 
 def parsed(output_cls: type[Model], response: ChatResponse) -> Model:

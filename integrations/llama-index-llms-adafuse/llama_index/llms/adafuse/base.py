@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -38,15 +37,15 @@ from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
-from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
-from llama_index.llms.adafuse._decode import Decode
+from llama_index.llms.adafuse._decode import Decode, Prepared
 from llama_index.llms.adafuse._messages import add_prompts, to_turns
 from llama_index.llms.adafuse._replies import (
     WARNINGS_KEY,
     Continuation,
     Model,
+    Partial,
     Reply,
     parsed,
     reason_of,
@@ -63,11 +62,11 @@ from adafuse_llm import (
     MalformedReplyError,
     MemberSpec,
     Request,
-    RuntimeConfig,
 )
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
-from adafuse_llm.adapters.options import ALIASES, ModelKeywords, OptionFields, check_option_names
+from adafuse_llm.adapters.ensembles import Ensemble, check_engine
+from adafuse_llm.adapters.model import LOADING, EnsembleFields
+from adafuse_llm.adapters.options import ALIASES, ModelKeywords, check_option_names
 from adafuse_llm.adapters.reply import CUT
 from adafuse_llm.adapters.reply_form import (
     FORM_KEYWORDS,
@@ -92,8 +91,6 @@ dispatcher = get_dispatcher(__name__)
 T = TypeVar("T")
 Members = Iterable[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
 
-_LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
-
 OBSERVATION = "\nObservation:"
 """The text that ends a ReAct agent's step. A model that writes more invents a tool's result."""
 
@@ -117,7 +114,7 @@ class LLMOptions(ModelKeywords, total=False):
     rate_limiter: BaseRateLimiter | None
 
 
-class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
+class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
     The members are loaded on first use. LLMs with the same members share one engine. An LLM is
@@ -153,19 +150,12 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     model_config = ConfigDict(validate_assignment=True)
 
     members: tuple[Any, ...] | Literal["embedded"] | None = None
-    dtype: Any = "auto"
-    device_map: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
-    strategy: str = AUTO
     context_window: int | None = Field(default=None, ge=1)
     is_chat_model: bool | None = None
     enforce: Enforce = "auto"
     complete_as_chat: bool | None = None
 
     _passed_engine: Engine | None = PrivateAttr(default=None)
-    _warnings: set[str] = PrivateAttr(default_factory=set)
 
     def __init__(
         self,
@@ -184,7 +174,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
                 "pass either members=[...] (folders, GGUF files or hub ids) or engine=...; "
                 "AdaFuseLLM.from_embedded() uses the small models that ship with adafuse-llm"
             )
-        if engine is not None and (loading := [key for key in _LOADING if key in base]):
+        if engine is not None and (loading := [key for key in LOADING if key in base]):
             raise InvalidInputError(
                 f"engine= cannot be combined with {', '.join(loading)}, because the engine is "
                 "already loaded; pass these options when you create the engine"
@@ -200,23 +190,15 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         )
         self._passed_engine = engine
 
-    @classmethod
-    def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
-        """Create an LLM from the three small members that ship with adafuse-llm."""
-        return cls(members="embedded", **kwargs)
+    if TYPE_CHECKING:
 
-    @classmethod
-    def from_config(cls, path: str | PathLike[str], **kwargs: Unpack[LLMOptions]) -> Self:
-        """Create an LLM from a configuration file, such as one written by ``adafuse tune``.
+        @classmethod  # with the names of the keywords
+        def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self: ...  # type: ignore[override]
 
-        Args:
-            path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
-            **kwargs: arguments of the constructor, which override the file.
-
-        Raises:
-            InvalidInputError: the file cannot be read, or has unknown or invalid content.
-        """
-        return cls(**{"members": "embedded", **fields_from_config(path), **kwargs})
+        @classmethod
+        def from_config(  # type: ignore[override]
+            cls, path: str | PathLike[str], **kwargs: Unpack[LLMOptions]
+        ) -> Self: ...
 
     @classmethod
     def class_name(cls) -> str:
@@ -231,18 +213,6 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         """
         return self._ensemble.engine()
 
-    def warmup(self) -> Self:
-        """Load the members now instead of on the first call; return the LLM."""
-        self._ensemble.engine()
-        return self
-
-    def unload(self) -> None:
-        """Release the members, also for other LLMs. The next call loads them again.
-
-        An engine passed as `engine` stays open.
-        """
-        self._ensemble.unload()
-
     @property
     def metadata(self) -> LLMMetadata:
         """Context window, output limit and abilities, from the members' files.
@@ -251,7 +221,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         tell. ``is_chat_model`` is true if at least one active member has a chat template, and
         ``is_function_calling_model`` if well-formed tool calls can be enforced, too.
         """
-        options = self._options({})
+        options = self._call_options({})
         limit = self._config(options).max_new_tokens
         names = self._active_members(options)
         is_chat = self.is_chat_model
@@ -276,32 +246,25 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        decode, reply = self._completion(prompt, formatted, kwargs)
-        return reply.take_completion(decode.result())
+        return self._completion(prompt, formatted, kwargs).result()
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        decode, reply = self._completion(prompt, formatted, kwargs)
-        return (reply.take_completion(chunk) for chunk in decode.chunks())
+        return self._completion(prompt, formatted, kwargs).stream()
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        await self._aload()
-        decode, reply = self._completion(prompt, formatted, kwargs)
-        return reply.take_completion(await decode.aresult())
+        return await self._completion(prompt, formatted, kwargs).aresult()
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        await self._aload()
-        decode, reply = self._completion(prompt, formatted, kwargs)
-        chunks = await decode.achunks()
-        return (reply.take_completion(chunk) async for chunk in chunks)
+        return await self._completion(prompt, formatted, kwargs).astream()
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -315,26 +278,21 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         Raises:
             InvalidInputError: the messages, the tools or an option cannot be used.
         """
-        decode, reply = self._chat(messages, kwargs)
-        return reply.take(decode.result())
+        return self._chat(messages, kwargs).result()
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        decode, reply = self._chat(messages, kwargs)
-        return (reply.take(chunk) for chunk in decode.chunks())
+        return self._chat(messages, kwargs).stream()
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        decode, reply = await self._achat(messages, kwargs)
-        return reply.take(await decode.aresult())
+        return await self._chat(messages, kwargs).aresult()
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        decode, reply = await self._achat(messages, kwargs)
-        chunks = await decode.achunks()
-        return (reply.take(chunk) async for chunk in chunks)
+        return await self._chat(messages, kwargs).astream()
 
     # Token counts -----------------------------------------------------------------------------
 
@@ -346,7 +304,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         number is meaningful. Reading the property loads the members.
         """
         engine = self.engine
-        return longest_tokenizer(engine, self._active_members(self._options({})))
+        return longest_tokenizer(engine, self._active_members(self._call_options({})))
 
     def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
         """Return a prompt helper that packs prompts by the members' own token counts.
@@ -420,12 +378,10 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
         """Yield partial objects during decoding, then the complete and valid object."""
-        messages = prompt.format_messages(llm=self, **prompt_args)
-        partial: Any = None
+        messages, partial = prompt.format_messages(llm=self, **prompt_args), Partial(output_cls)
         for chunk in self.stream_chat(messages, **_object(output_cls, llm_kwargs)):
             if not reason_of(chunk):
-                partial = process_streaming_objects(chunk, output_cls, partial and [partial])
-                yield partial
+                yield partial.take(chunk)
         yield parsed(output_cls, chunk)
 
     async def _structured_astream_call(
@@ -435,18 +391,14 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Any, None]:
-        messages = prompt.format_messages(llm=self, **prompt_args)
+        messages, partial = prompt.format_messages(llm=self, **prompt_args), Partial(output_cls)
 
         async def objects() -> AsyncGenerator[Any, None]:
-            partial: Any = None
             chunks = await self.astream_chat(messages, **_object(output_cls, llm_kwargs))
             async with aclosing(chunks) as stream:
                 async for chunk in stream:
                     if not reason_of(chunk):
-                        partial = process_streaming_objects(
-                            chunk, output_cls, partial and [partial]
-                        )
-                        yield partial
+                        yield partial.take(chunk)
             yield parsed(output_cls, chunk)
 
         return objects()
@@ -513,15 +465,17 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
 
     def _completion(
         self, prompt: str, formatted: bool, overrides: Mapping[str, Any]
-    ) -> tuple[Decode, Reply | Continuation]:
-        """Return the decode of a completion, and the converter of its chunks."""
-        request = self._prompt(prompt, formatted, overrides)
-        reply = Continuation() if request.messages is None else Reply(ReplyForm())
-        return Decode(self.engine, request), reply
+    ) -> Decode[CompletionResponse]:
+        def prepare() -> Prepared[CompletionResponse]:
+            request = self._prompt(prompt, formatted, overrides)
+            reply = Continuation() if request.messages is None else Reply(ReplyForm())
+            return Prepared(self.engine, request, reply.take_completion)
+
+        return Decode(prepare)
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> Request:
         """Return the request for a completion: the prompt as it is, as a message, or extended."""
-        options = self._options(overrides)
+        options = self._call_options(overrides)
         if not formatted:
             if self.completion_to_prompt is not None:
                 prompt = self.completion_to_prompt(prompt)
@@ -537,29 +491,21 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
 
     def _chat(
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
-    ) -> tuple[Decode, Reply]:
-        """Return the decode of a chat, and the converter of its chunks."""
-        form = form_of(check_tools(keywords.get("tools") or ()), keywords)
-        overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
-        request = self._messages(messages, overrides, form)
-        is_step = not form.calls_tools and _describes_steps(messages)
-        decode = Decode(self.engine, request)
-        return decode, Reply(form, is_step=is_step)
+    ) -> Decode[ChatResponse]:
+        def prepare() -> Prepared[ChatResponse]:
+            form = form_of(check_tools(keywords.get("tools") or ()), keywords)
+            overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
+            request = self._messages(messages, overrides, form)
+            is_step = not form.calls_tools and _describes_steps(messages)
+            return Prepared(self.engine, request, Reply(form, is_step=is_step).take)
 
-    async def _achat(
-        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
-    ) -> tuple[Decode, Reply]:
-        """Return what `_chat` returns. Load members and compile grammars in a thread."""
-        await self._aload()
-        if keywords.get("tools") or keywords.get("response_format"):
-            return await asyncio.to_thread(self._chat, messages, keywords)
-        return self._chat(messages, keywords)
+        return Decode(prepare)
 
     def _messages(
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
     ) -> Request:
         """Return the request for a chat. With `messages_to_prompt`, it has a prompt for all."""
-        options = self._options(overrides)
+        options = self._call_options(overrides)
         if form.calls_tools or form.schema is not None:
             form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
             options = _without_constraints(options)
@@ -588,19 +534,16 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
     # Options and members ----------------------------------------------------------------------
 
     @property
-    def _ensemble(self) -> Ensemble:
-        loading = {name: getattr(self, name) for name in _LOADING}
-        return Ensemble.of(self.members or (), self._passed_engine, **loading)
+    def _given_engine(self) -> Engine | None:
+        return self._passed_engine
 
     @property
     def _model_name(self) -> str:
         return "+".join(self.use or self._ensemble.names)
 
-    def _options(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    def _call_options(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call: those of the LLM, updated with the call's overrides."""
-        fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
-        options = {name: value for name, value in fields.items() if value is not None}
-        given = check_option_names(overrides)
+        options, given = self._options, check_option_names(overrides)
         if any(given.get(name) is not None for name in CONSTRAINTS):
             options = _without_constraints(options)  # a constraint replaces all others
         return {**options, **given}
@@ -626,18 +569,6 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
             value = read(self._ensemble)
         return value
 
-    def _warn_once(self, message: str) -> None:
-        """Log a warning, unless this LLM already logged the same one."""
-        if message not in self._warnings:
-            self._warnings.add(message)
-            logger.warning(message)
-
-    async def _aload(self) -> None:
-        """Load the members without blocking the event loop."""
-        ensemble = self._ensemble
-        if not ensemble.is_loaded:
-            await asyncio.to_thread(ensemble.engine)
-
     # Copies and pickles -----------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
@@ -651,11 +582,6 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM, OptionFields):
         if name in AdaFuseConfig.model_fields and value is not None:
             value = getattr(AdaFuseConfig().override({name: value}), name)
         super().__setattr__(name, value)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self, ALIASES[name]) if name in ALIASES else super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._passed_engine is not None:
