@@ -160,7 +160,6 @@ class RemoteEngine(Engine):
         return Run(sum(size for size, _ in works), start, stop, (self._on_round, on_round))
 
     def _work(self, request: Request) -> tuple[int, Work]:
-        """Return the number of the responses to a request, and what sends the request."""
         checked, texts = request.checked(self.config), request.texts
         more: dict[str, Any] = {"rounds": True, "enforce": False, "timeout": request.timeout}
         if texts is not None:
@@ -226,7 +225,6 @@ class RemoteEngine(Engine):
                 thread.join(timeout)
 
     def _ask(self, path: str, body: object = None, **query: str) -> Any:
-        """Return the JSON that answers a request."""
         if body is not None:
             sent = self._client.build_request("POST", path, content=_json(body))
         else:
@@ -312,7 +310,6 @@ class RemoteEngine(Engine):
         raise failure
 
     def _failure(self, extension: Mapping[str, Any]) -> AdaFuseError:
-        """Return the error that the server describes."""
         error = read_error(extension["adafuse"], extension["error"]["message"])
         if isinstance(error, ServerError):
             return self._error(f"says: {error}", not_ready=isinstance(error, ServerNotReadyError))

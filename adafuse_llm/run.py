@@ -158,7 +158,6 @@ def with_alternatives(generations: Sequence[Generation]) -> Generation:
 
 
 def _result(item: tuple[int, StreamEvent | Scores]) -> tuple[int, Any] | None:
-    """Return the number and the result of a response, if the event is its last one."""
     index, event = item
     result = event if isinstance(event, Scores) else event.generation
     return None if result is None else (index, result)

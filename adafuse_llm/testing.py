@@ -124,7 +124,10 @@ class BackendTests:
 
     def test_failures(self) -> None:
         """A token that the vocabulary does not have raises an exception, and spoils nothing."""
-        self._bench().walk(self.steps // 3, fails=True)
+        bench = self._bench()
+        if bench.member.is_remote:
+            raise SkipTest("the engine sends no such token to a server, which may never answer")
+        bench.walk(self.steps // 3, fails=True)
 
     def test_release(self) -> None:
         """`release` frees what `tree.state` holds, and takes every tree, also twice."""

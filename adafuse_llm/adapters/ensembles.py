@@ -119,7 +119,6 @@ class Ensemble:
 
     @property
     def _open(self) -> Engine | None:
-        """The given engine, or the loaded one unless it is closed."""
         return _open_engine(self._key) if self.given is None else self.given
 
     def context_window(self, names: Collection[str]) -> int | None:
@@ -190,7 +189,6 @@ class Ensemble:
 
     @property
     def _specs(self) -> tuple[MemberSpec, ...]:
-        """The descriptions of all members."""
         from adafuse_llm.embedded import member_paths
 
         return self.members or as_specs(member_paths())

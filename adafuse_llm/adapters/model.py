@@ -93,7 +93,6 @@ class EnsembleFields(OptionFields):
 
     @property
     def _options(self) -> dict[str, Any]:
-        """The decoding options that the model sets."""
         options = {name: getattr(self, name) for name in AdaFuseConfig.model_fields}
         return {name: value for name, value in options.items() if value is not None}
 

@@ -275,14 +275,12 @@ class ReplyReader:
         return [*[Text(text)] * bool(text), *[part] * (not is_text)]
 
     def _without_markers(self, cut: str) -> list[Part]:
-        """Return the parts of a whole reply that has been held."""
         calls, problem = _bare_calls(self._held, self._tools)
         if cut and problem:
             return [InvalidToolCall(None, self._held, cut, is_cut=True)]
         return [*calls] or [Text(self._held)]
 
     def _show(self, part: Part, delta: ReplyDelta) -> None:
-        """Remember a part, and add what callers get of it."""
         if isinstance(part, Text):
             part = Text(part.text.lstrip() if self._at_start else part.text)
             if not part.text:
@@ -308,7 +306,6 @@ class ReplyReader:
             delta.calls.append(part)
 
     def _warnings(self, cut: str) -> list[str]:
-        """Return what is wrong with the whole reply and its calls."""
         warnings = []
         if not (self._text.strip() or self._calls):
             warnings.append(": ".join(["the reply is empty", *filter(None, [cut])]))

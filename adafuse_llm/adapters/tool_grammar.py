@@ -98,7 +98,6 @@ def tool_grammar(
 
 
 def _literal(text: str) -> str:
-    """Return a text as a literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -130,7 +130,6 @@ class PrefixCache(Generic[T]):
         return waiting
 
     def _cached(self, running: Iterable[CachedTokens[T]]) -> list[tuple[T, Ids]]:
-        """Return the kept and the running sequences."""
         if not self.limit:
             return []
         others = ((value, np.array(ids[:count], dtype=np.int64)) for ids, count, value in running)

@@ -114,7 +114,6 @@ def _show_answer(question: str, display: Display, events: Iterator[StreamEvent])
 
 
 def _show_rounds(generation: Generation, alone: Mapping[str, str], display: Display) -> None:
-    """Print the answers of the members alone, and the rounds."""
     console = display.console
     if alone:
         console.print(Text("Each member alone", "bold"))

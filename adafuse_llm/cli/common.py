@@ -397,7 +397,6 @@ def _unescaped(text: str) -> str:
 
 
 def _described(error: Exception) -> tuple[str, int]:
-    """Return an error as text, and the exit code."""
     if isinstance(error, AdaFuseError):
         return str(error), UNUSABLE
     if isinstance(error, OSError) and error.strerror:  # a full disk has no file name

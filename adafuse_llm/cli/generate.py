@@ -123,7 +123,6 @@ def _print_growing(display: Display, events: Iterator[StreamEvent], *, trace: bo
 
 
 def _print_all(display: Display, generation: Generation, *, trace: bool) -> None:
-    """Print all responses of a generation, each below a heading."""
     console = display.console
     if trace or console.is_terminal:
         console.print(display.legend(), "", sep="\n")

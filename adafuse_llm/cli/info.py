@@ -99,7 +99,6 @@ def info(setup: Setup, flags: Namespace) -> int:
 def _inspect(
     model: str | dict[str, Any], setup: Setup
 ) -> tuple[list[dict[str, Any]], list[Finding]]:
-    """Load one model, describe it, and close it."""
     alone = replace(setup, file=setup.file.model_copy(update={"models": (model,)}))
     (spec,) = alone.file.members
     try:

@@ -173,7 +173,6 @@ def _answer(
 
 
 def _fields(generation: Generation, rounds: bool) -> dict[str, Any]:
-    """Return the fields of a result that describe one response."""
     fields: dict[str, Any] = {
         "pred": generation.answer.strip(),
         "finish_reason": generation.finish_reason,

@@ -278,7 +278,6 @@ def _confidence(written: str, found: Reliability | str) -> list[RenderableType]:
 
 
 def _table(metric: str, rows: Sequence[tuple[str, Trial]]) -> Table:
-    """Return a table of results with their settings."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", metric, "tokens", "setting"):
         justify: Literal["left", "right"] = "left" if column in ("", "setting") else "right"

@@ -234,6 +234,5 @@ class Results:
         return self.path.with_name(f"{self.path.name}.{ending}")
 
     def _lines(self) -> list[bytes]:
-        """Return the complete lines of the file, with their newlines."""
         content = self.path.read_bytes() if self.path.exists() else b""
         return [line + b"\n" for line in content.split(b"\n")[:-1]]

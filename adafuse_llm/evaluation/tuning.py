@@ -412,7 +412,6 @@ class _Answers:
         self._logged = len(self._done)
 
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
-        """Return the result of a setting."""
         answers = self.of(questions, options)
         counts = [answer.tokens for answer in answers if answer.tokens is not None]
         return Trial(
@@ -424,7 +423,6 @@ class _Answers:
         )
 
     def of(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Answer]:
-        """Return the answers of a setting."""
         key = json.dumps([[question.number for question in questions], options], sort_keys=True)
         if key not in self._done:
             answers = self._done[key] = list(self._decode(questions, options))
@@ -437,7 +435,6 @@ class _Answers:
     def calibrated(
         self, parts: Sequence[Sequence[Question]], options: dict[str, Any]
     ) -> Reliability | str:
-        """Return the calibration of a setting, or why there is none."""
         given = [answer for part in parts for answer in self.of(part, options)]
         names = options["use"]
         strategy = (self._single if len(names) == 1 else self._engine).strategy.name

@@ -157,7 +157,6 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
 
 
 def _parsed(values: Mapping[Any, Any], folder: Path) -> ConfigFile:
-    """Return the contents of a file in a folder."""
     options = {str(name): value for name, value in values.items()}
     for name in options:
         for section, kind in SECTIONS.items():

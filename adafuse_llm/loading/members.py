@@ -66,13 +66,11 @@ def load_members(
 
 
 def _complete(spec: MemberSpec, defaults: Mapping[str, Any]) -> MemberSpec:
-    """Return the description of a member with values for the settings that are None."""
     missing = [name for name in defaults if getattr(spec, name, ...) is None]
     return spec.model_copy(update={name: defaults[name] for name in missing})
 
 
 def _loader(spec: MemberSpec) -> Callable[[], Backend]:
-    """Check the files of a member, and return what loads it."""
     if isinstance(spec, ServerMember):
         return partial(load_server, spec)
     if isinstance(spec, GGUFMember):

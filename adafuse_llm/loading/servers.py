@@ -127,7 +127,6 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
 
 
 def _kind(server: Connection) -> str | None:
-    """Return what a server is; None if it is not known."""
     for path, entry, kind in KINDS:
         if entry in (server.find(path) or {}):
             return kind

@@ -74,7 +74,6 @@ class _Member(Options):
 
     @property
     def label(self) -> str:
-        """The text that names the member in errors."""
         path = getattr(self, "path", "")
         name = self.name or path
         return f"member {name!r}" if name == path else f"member {name!r} ({path})"

@@ -212,7 +212,6 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
 
 
 def _legend(generation: Generation, members: Sequence[Shown]) -> list[dict[str, str]]:
-    """Return the legend of the spans that belong to no single member."""
     found = {shared(decided) for decided in generation.rounds}
     return [
         {"text": str(each), "stroke": stroke}

@@ -154,7 +154,6 @@ async def _complete(
 
 
 def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) -> None:
-    """Check that the members can follow the grammar of a request."""
     engine, options = service.resolve(asked.body.model, asked.body.adafuse.strategy, asked.options)
     engine.check_grammar(**service.check_limits(engine, options))
 
@@ -232,7 +231,6 @@ def _with_variables(
 
 
 async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) -> Response:
-    """Return the whole response to a request."""
     async with opened as (run, writer):
         done: dict[int, Any] = {
             index: result
@@ -309,7 +307,6 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
 
 async def _failed(paths: Sequence[str], request: Request, error: Exception) -> Response:
-    """Return the response for an error; also for an address or a method that does not exist."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_CLOSED)
     if not isinstance(error, HTTPException):

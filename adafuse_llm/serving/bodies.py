@@ -395,7 +395,6 @@ def converse(
 def _form_of(
     asked: ServedRequest, body: Conversational, response_format: Mapping[str, Any] | None
 ) -> ReplyForm:
-    """Return the form of the reply, and note whether it has to be enforced."""
     functions = functions_of(body.tools, asked.ignored)
     with naming("tools"):
         tools = check_tools(functions)

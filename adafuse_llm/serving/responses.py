@@ -155,7 +155,6 @@ def _known(item: dict[str, Any], place: str, ignored: Ignored) -> dict[str, Any]
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:
-    """Return the text of a reasoning item: its content, or its summary."""
     for parts in (item.get("content"), item.get("summary")):
         given = parts if isinstance(parts, list) else []
         texts = [part.get("text") for part in given if isinstance(part, Mapping)]
@@ -268,7 +267,6 @@ class ResponseWriter:
         )
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        """Return the usage, each number that of the member with the most tokens."""
         usage, thought = openai_usage(generation.usage), generation.reasoning
         output, reasoning = usage["completion_tokens"], 0
         if thought:
@@ -317,7 +315,6 @@ class ResponseWriter:
         yield self._end("completed")
 
     def _begin_text(self, kind: str) -> Iterator[bytes]:
-        """Begin a message, or reasoning."""
         item: dict[str, Any] = {"type": kind, "content": []}
         if kind == "message":
             item |= {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}

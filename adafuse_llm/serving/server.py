@@ -144,7 +144,6 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections."""
         await super().startup(sockets)
         self.loader.start()
 

@@ -63,7 +63,6 @@ class _Beginning:
         return cls(name, codec, variables, prefix, reasons)
 
     def without_reasoning(self, conversation: Conversation) -> _Beginning:
-        """Return the beginning with reasoning switched off, if the template can do so."""
         off = {name: False for name in _switches(self.codec) if name not in self.variables}
         if not off or not self.reasons:
             return self

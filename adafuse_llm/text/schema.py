@@ -124,7 +124,6 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
-    """Return a schema, or a list of schemas, as it is to be compiled."""
     if isinstance(schema, list):
         return [_prepared(each, (*path, str(n)), parts) for n, each in enumerate(schema)]
     if not isinstance(schema, dict):

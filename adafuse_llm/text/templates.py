@@ -82,7 +82,6 @@ class TemplateFacts:
 
 
 def _variables(template: str) -> frozenset[str]:
-    """Return the variables that a template reads; none if it cannot be parsed."""
     import jinja2
     from jinja2.meta import find_undeclared_variables
 
@@ -143,7 +142,6 @@ def render_conversation(conversation: Conversation, facts: TemplateFacts, render
 
 
 def _render_tools(conversation: Conversation, facts: TemplateFacts, render: Render) -> str:
-    """Render a conversation with tools, calls and results in the form of the template."""
     tools = [_tool(tool) for tool in conversation.tools]
     explains = conversation.tools and not facts.has_common_calls
     how = f"{HOW_TO_CALL}{ONLY_THIS_FORM}" if explains else ""

@@ -122,7 +122,6 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
 
 
 def _is_whole(name: str) -> bool:
-    """Return whether a file is a model or the first part of one, by its name."""
     lower = name.lower()
     is_model = "mmproj" not in lower and not lower.endswith(f"imatrix{SUFFIX}")
     return is_model and name == part_names(name)[0]

@@ -191,7 +191,6 @@ def _cache_elements(header: _Header, architecture: str) -> int:
 
 
 def _file_type(number: int | None) -> str:
-    """Return the name of a type of files."""
     try:
         from gguf.constants import LlamaFileType
 
@@ -266,7 +265,6 @@ class _Reader:
         return text.decode("utf-8", errors="replace")
 
     def value(self) -> Any:
-        """Read a value after its type."""
         kind = self.number(UINT32)
         if kind == STRING:
             return self.string()

@@ -202,18 +202,15 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         return states
 
     def _planned(self) -> set[LlamaState]:
-        """Return the states whose tokens are in the batch."""
         return {state for state, _, _ in self._batch}
 
     def _plan(self, state: LlamaState, nodes: Sequence[Node]) -> None:
-        """Add the evaluation of nodes to the batch."""
         self._make_room(len(nodes), state)
         below = state.uncached([node for node in nodes if node is not state.tree.root])
         check_tokens([node.token for node in below], self.vocabulary_size)
         self._batch += [(state, *each) for each in state.plan(below, set(nodes))]
 
     def _run(self) -> None:
-        """Run the tokens of the batch, and empty it."""
         states, limit = self._planned(), self._context.batch_tokens
         batch, self._batch = self._batch, []
         for start in range(0, len(batch), limit):
@@ -319,7 +316,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
 
 
 def _ids_of(end_tokens: Sequence[str], text: LlamaText, label: str) -> set[int]:
-    """Return the ids of tokens by their spellings."""
     vocabulary = text.tokenizer.get_vocab() if end_tokens else {}
     if unknown := [token for token in end_tokens if token not in vocabulary]:
         raise InvalidOptionError(

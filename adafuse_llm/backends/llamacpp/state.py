@@ -138,7 +138,6 @@ class LlamaState(RequestLogits):
                 step = step.parent
 
     def _source(self, node: Node) -> int:
-        """Return a sequence that contains a cached node."""
         if node is self._root:
             return self.trunk
         return next(s for tip, s in self.tips.items() if node in _upwards(tip))

@@ -142,7 +142,6 @@ def _verdict(facts: GGUFFacts, settings: Settings) -> Path:
 
 
 def _identity(path: Path) -> str:
-    """Return what changes with the content of a file."""
     status = path.stat()
     if status.st_size <= HASHED_BYTES:
         return hashlib.sha256(path.read_bytes()).hexdigest()

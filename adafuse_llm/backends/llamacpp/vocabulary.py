@@ -235,7 +235,6 @@ class LlamaTokenizer:
         }
 
     def _named(self, key: str) -> int | None:
-        """Return the token that the header names."""
         token = self._entries.get(f"tokenizer.ggml.{key}")
         return token if isinstance(token, int) and 0 <= token < len(self) else None
 
@@ -280,7 +279,6 @@ class LlamaTokenizer:
     def _tokenize(
         self, text: str, *, parse_special: bool = False, add_special: bool = False
     ) -> tuple[int, ...]:
-        """Call llama.cpp's function from text to tokens."""
         data = text.encode()
         room = len(data) + 1
         while True:

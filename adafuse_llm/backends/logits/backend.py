@@ -152,7 +152,6 @@ class LogitsBackend(Backend, Generic[S]):
         return found
 
     def _state_of(self, tree: TokenTree) -> S:
-        """Return the current state of a request, and create it for a new request."""
         if tree.state is None:
             tree.state = self._new_state(tree)
             self._running.add(tree.state)
@@ -176,7 +175,6 @@ class LogitsBackend(Backend, Generic[S]):
         return [results[i] for i in range(len(queries))]
 
     def _answer(self, queries: Sequence[Query], states: Sequence[S]) -> list[QueryResult]:
-        """Return the results of queries whose nodes are evaluated."""
         results = read(queries, states, self._tokens)
         for query, result in zip(queries, results, strict=True):
             if result.has_nan:

@@ -260,7 +260,6 @@ def _spread(tokens: Sequence[int]) -> Sequence[int]:
 
 
 def _prompt_of(tree: TokenTree, node: Node | None, prompts: Prompts) -> Prompt:
-    """Return the prompt that ends at a node, and add it if it is not there."""
     assert node is not None, "the root has no log-probability"
     ids = (*tree.ids, *tree.tokens(node))
     return prompts.setdefault(ids, Prompt(ids))

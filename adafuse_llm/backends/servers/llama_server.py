@@ -164,7 +164,6 @@ def _listing(prompts: Sequence[Prompt], top: int, drawn: int) -> dict[str, Any]:
 
 
 def _biased(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str, Any]:
-    """Return a request for the likeliest tokens after biases."""
     return _request(prompts, biases, len(biases) + 1, after_biases=True)
 
 

@@ -115,7 +115,6 @@ def _groups(prompts: Sequence[Prompt]) -> Iterator[tuple[list[Prompt], list[int]
 
 
 def _giving(model: str, prompts: Sequence[Prompt], tokens: Sequence[int]) -> dict[str, Any]:
-    """Return a request for given tokens."""
     return {**_body(model, prompts), "logprobs": 1, "logprob_token_ids": tokens}
 
 

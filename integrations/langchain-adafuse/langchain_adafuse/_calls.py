@@ -200,7 +200,6 @@ class Call(Generic[C]):
         return [reply.generation() for reply in self._replies]
 
     def _prepared(self) -> tuple[Engine, list[Request]]:
-        """Load the members, and return requests with the options of the call."""
         model, options = self.model, self.model._options
         engine = model._loaded()
         if self.form is not None:  # compiling a new grammar takes time

@@ -271,7 +271,6 @@ class EnsembleModel(EnsembleFields, Serializable):
 
     @property
     def _config(self) -> AdaFuseConfig:
-        """The decoding options of a call, with the values of a given engine."""
         config = AdaFuseConfig() if self.engine is None else self.engine.config
         return config.override(self._options)
 

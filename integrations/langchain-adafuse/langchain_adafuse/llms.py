@@ -73,7 +73,6 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):  # type: ignore[misc]  # prompts are `
     def _for_run(
         self, stop: list[str] | None, keywords: dict[str, Any]
     ) -> tuple[Self, dict[str, Any]]:
-        """Return the model with the options in the keywords, and the other keywords."""
         run = {name: keywords.pop(name) for name in RUN_KEYWORDS if name in keywords}
         return self._for_call(stop, keywords), run
 

@@ -192,7 +192,6 @@ class Decode(Generic[R]):
         return self._convert(Chunk(whole.text, raw, self._logprobs(raw), whole.reply_prefix))
 
     def _generation(self) -> Generation:
-        """Return the first response, with the others as its alternatives."""
         return with_alternatives([self._done[number] for number in sorted(self._done)])
 
     def _logprobs(self, raw: AdaFuseRaw) -> list[list[LogProb]] | None:

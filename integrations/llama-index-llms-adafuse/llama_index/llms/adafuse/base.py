@@ -474,7 +474,6 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
         return Decode(prepare)
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> Request:
-        """Return the request for a completion: the prompt as it is, as a message, or extended."""
         options = self._call_options(overrides)
         if not formatted:
             if self.completion_to_prompt is not None:
@@ -542,7 +541,6 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
         return "+".join(self.use or self._ensemble.names)
 
     def _call_options(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call: those of the LLM, updated with the call's overrides."""
         options, given = self._options, check_option_names(overrides)
         if any(given.get(name) is not None for name in CONSTRAINTS):
             options = _without_constraints(options)  # a constraint replaces all others
@@ -606,13 +604,11 @@ def _without_constraints(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _object(output_cls: type[BaseModel], llm_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the keywords of a chat whose reply is to be an object."""
     form = {"type": "json_schema", "json_schema": {"schema": output_cls.model_json_schema()}}
     return {"n": 1, **(llm_kwargs or {}), "response_format": form}
 
 
 def _describes_steps(messages: Sequence[ChatMessage]) -> bool:
-    """Return whether a system message describes the steps of a ReAct agent."""
     roles = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
     systems = [message.content or "" for message in messages if message.role in roles]
     return any(all(text in system for text in STEP) for system in systems)
