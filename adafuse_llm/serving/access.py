@@ -24,7 +24,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adafuse_llm.errors import InvalidOptionError
@@ -68,6 +67,12 @@ def outcome_of(status: int) -> str:
     return OUTCOMES.get(status, "failed" if status >= 500 else "refused")
 
 
+def route_path(scope: Scope) -> str:
+    """Return the path of a request below the prefix at which the server is mounted, if any."""
+    path, prefix = str(scope["path"]), scope.get("root_path", "")
+    return path.removeprefix(prefix) if f"{path}/".startswith(f"{prefix}/") else path
+
+
 def middlewares(
     config: ServingConfig,
     api_keys: Sequence[str] = (),
@@ -108,8 +113,7 @@ class AccessLog:
     """Gives every request an id, logs one line when it ends, and answers unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-    Paths with the prefix are those without it, too. The prefix alone leads to the page, whose
-    addresses are relative to a path that ends in a slash.
+    Paths may have the prefix, as where a proxy or another application shows the server.
     """
 
     def __init__(
@@ -124,11 +128,8 @@ class AccessLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        app = self.app
-        if self._prefix and scope["path"] == self._prefix:
-            app = RedirectResponse(f"{self._prefix}/")
-        elif scope["path"].startswith(f"{self._prefix}/"):
-            scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
+        if self._prefix and not scope.get("root_path"):
+            scope = {**scope, "root_path": self._prefix}
         given = Headers(scope=scope).get("x-request-id", "")
         call = Call(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
         CALL.set(call)
@@ -144,7 +145,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await app(scope, receive, answer)
+            await self.app(scope, receive, answer)
         except Exception as error:
             logger.exception("request %s failed", call.id)
             if status:  # the server closes the connection, so that the client sees a failure
@@ -157,7 +158,7 @@ class AccessLog:
         finally:
             outcome = call.outcome or (outcome_of(status) if is_complete else "cancelled")
             seconds = time.perf_counter() - call.started
-            path, client = scope["path"], scope.get("client")
+            path, client = route_path(scope), scope.get("client")
             is_quiet = path in PROBES or (path == "/metrics" and outcome == "ok")
             logger.log(
                 logging.DEBUG if is_quiet else logging.INFO,
@@ -179,7 +180,7 @@ class HostCheck(TrustedHostMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Probes may use any name."""
-        if scope.get("path") in PROBES:
+        if scope["type"] == "http" and route_path(scope) in PROBES:
             await self.app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
@@ -197,7 +198,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Probes and the page need no key."""
-        if scope["type"] != "http" or scope["path"] in PROBES | {"/"}:
+        if scope["type"] != "http" or route_path(scope) in PROBES | {"", "/"}:
             await self.app(scope, receive, send)
             return
         header = Headers(scope=scope).get("authorization", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -14,7 +15,6 @@ from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError
@@ -102,13 +102,6 @@ def run(
     return code
 
 
-class _Connection(H11Protocol):
-    """Answers requests for another protocol, such as HTTP/2, without two warnings in the log."""
-
-    def _unsupported_upgrade_warning(self) -> None:
-        pass
-
-
 class _Server(uvicorn.Server):
     """A server that drains its service on a signal. A signal or a failure stops it.
 
@@ -121,11 +114,15 @@ class _Server(uvicorn.Server):
     failure: BaseException | None = None
 
     def __init__(self, app: ASGIApp, service: Service, config: ServerConfig) -> None:
+        # uvicorn warns of requests for another protocol, such as HTTP/2, which it answers well
+        quiet = ("Unsupported upgrade", "No supported WebSocket")
+        uvicorn_logger = logging.getLogger("uvicorn.error")
+        uvicorn_logger.addFilter(lambda record: not record.getMessage().startswith(quiet))
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",  # by default, uvicorn takes uvloop where another package has it
-                http=_Connection,
+                http="h11",
                 ws="none",
                 log_config=None,
                 access_log=False,

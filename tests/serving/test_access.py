@@ -13,10 +13,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
-from adafuse_llm import InvalidOptionError
-from adafuse_llm.serving import ServingConfig
+from adafuse_llm import AdaFuseEngine, InvalidOptionError
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.access import CALL, AccessLog, middlewares, outcome_of, read_body
 
 pytestmark = pytest.mark.quick
@@ -239,7 +240,24 @@ async def test_probes_and_the_page_need_no_key_and_proxies_may_add_a_prefix(pref
         for path in (f"{prefix}/echo", f"{prefix}x/health"):
             assert (await http.get(path)).status_code == 401
         if prefix:
-            assert (await http.get(prefix)).headers["location"] == f"{prefix}/"
+            assert (await http.get(prefix)).headers["location"].endswith(f"{prefix}/")
+
+
+async def test_a_server_that_another_application_mounts_counts_and_checks_its_own_paths() -> None:
+    with AdaFuseEngine([FakeBackend("oak", lambda _: {"a": 1.0})]) as engine:
+        inner = create_app(engine, api_keys=["key-1"])
+        app = Starlette(routes=[Mount("/llm", inner)])
+        transport = httpx.ASGITransport(app)
+        key = {"Authorization": "Bearer key-1"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for path in ("/llm/", "/llm/health"):
+                assert (await http.get(path)).status_code == 200
+            body = {"prompt": "x", "max_tokens": 2}
+            assert (await http.post("/llm/v1/completions", json=body)).status_code == 401
+            answer = await http.post("/llm/v1/completions", json=body, headers=key)
+            assert answer.json()["choices"][0]["text"] == "aa"
+            metrics = (await http.get("/llm/metrics", headers=key)).text
+    assert re.search(r'adafuse_requests_total{[^}]*outcome="ok"[^}]*} 1', metrics)
 
 
 def test_a_prefix_is_a_path() -> None:
