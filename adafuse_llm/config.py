@@ -6,7 +6,7 @@ import json
 import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -225,7 +225,7 @@ class AdaFuseConfig(Options):
     max_word_letters: int = Field(default=4, ge=1, le=256)
     """Maximum number of letters of scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer,
     Burmese) in a word. A word of one token may have more. At most 256."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | Literal[-1] | None = None
     """Maximum number of tokens of the response in any member's tokens. A span that would exceed
     it is cut at a token. -1: what the context windows leave. Default: 256, and 2,048 if the
     response has a given form or may call tools. -1 and the default become smaller where memory
@@ -350,13 +350,6 @@ class AdaFuseConfig(Options):
         if isinstance(value, bool):
             raise ValueError("the value must be a number")
         return value
-
-    @field_validator("max_new_tokens")
-    @classmethod
-    def _some_tokens(cls, tokens: int | None) -> int | None:
-        if tokens is not None and tokens < 1 and tokens != NO_LIMIT:
-            raise ValueError("it must be at least 1, or -1 for what the context windows leave")
-        return tokens
 
     @field_validator("top_k", mode="before")
     @classmethod

@@ -46,10 +46,10 @@ from adafuse_llm.run import Deliver, Run
 from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.strategies.base import (
+    ALWAYS_USED,
     Strategy,
     StrategyContext,
     refuse_unused_options,
-    used_options,
 )
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.grammar import NO_LEAD, Grammar
@@ -269,7 +269,7 @@ class AdaFuseEngine(Engine):
         """
         view = copy.copy(self)
         view.strategy = self._find(strategy)
-        used = self.config.model_dump(include=used_options(view.strategy))
+        used = self.config.model_dump(include={*ALWAYS_USED, *view.strategy.options})
         view.config = AdaFuseConfig(**used)
         return view
 

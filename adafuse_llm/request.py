@@ -55,18 +55,13 @@ class Checked(NamedTuple):
     Attributes:
         conversation: the checked conversation; None for a prompt.
         config: the options of the engine with those of the request.
+        limit: maximum number of new tokens, if memory allows it.
     """
 
     request: Request
     conversation: Conversation | None
     config: AdaFuseConfig
-
-    @property
-    def limit(self) -> int:
-        """Maximum number of new tokens, if memory allows it."""
-        reply = self.conversation
-        has_form = reply is not None and bool(reply.tools or reply.instructions)
-        return self.config.most_tokens(has_form=has_form)
+    limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +144,8 @@ class Request:
             _check_prompt(self.prompt, can_be_empty=to_encode or self.texts is not None)
         elif config.continue_final_message:
             conversation = conversation.continued()
-        return Checked(self, conversation, config)
+        has_form = conversation is not None and (conversation.tools or conversation.instructions)
+        return Checked(self, conversation, config, config.most_tokens(has_form=bool(has_form)))
 
 
 def converted(requests: Sequence[Request], convert: Callable[[Request], T]) -> list[T]:

@@ -14,7 +14,7 @@ from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel
 
@@ -108,14 +108,15 @@ def configuration() -> str:
 
 def members() -> str:
     """Return the settings of members: those of all kinds, then those of each kind."""
-    from adafuse_llm.loading.specs import KINDS
+    from adafuse_llm.loading.specs import MemberSpec
 
-    shared = set.intersection(*(set(kind.model_fields) for kind in KINDS))
-    others = set(KINDS[0].model_fields) - shared
-    tables = [f"All of them have these settings:\n\n{_options(KINDS[0], without=others)}"]
+    kinds = get_args(MemberSpec)
+    shared = set.intersection(*(set(kind.model_fields) for kind in kinds))
+    others = set(kinds[0].model_fields) - shared
+    tables = [f"All of them have these settings:\n\n{_options(kinds[0], without=others)}"]
     tables += [
         f"## {kind.__name__}\n\n{_summary(kind)}\n\n{_options(kind, without=shared)}"
-        for kind in KINDS
+        for kind in kinds
     ]
     return "\n\n".join(tables)
 
@@ -131,6 +132,7 @@ def _options(model: type[BaseModel], without: Container[str] = ()) -> str:
         if name in without:
             continue
         kind = re.sub(r"(typing|collections\.abc)\.|<class '(\w+)'>", r"\2", str(kinds[name]))
+        kind = re.sub(r"Union\[(.*), NoneType\]", r"\1 | None", kind).replace("int, L", "int | L")
         bounds = ", ".join(_bounds(field.metadata))
         kind = f"`{kind}`{f' ({bounds})' if bounds else ''}".replace("|", "\\|")
         default = (

@@ -126,18 +126,13 @@ ALWAYS_USED = frozenset(
 them."""
 
 
-def used_options(strategy: Strategy) -> set[str]:
-    """Return the names of the options that affect a response of the strategy."""
-    return {*ALWAYS_USED, *strategy.options}
-
-
 def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
     """Check that the strategy uses every option that differs from its default.
 
     Raises:
         InvalidOptionError: the strategy ignores an option that differs from its default.
     """
-    used = used_options(strategy)
+    used = ALWAYS_USED | strategy.options
     for name, field in AdaFuseConfig.model_fields.items():
         given = getattr(config, name)
         if name not in used and given != field.default:
