@@ -575,6 +575,7 @@ class ReferenceCandidate:
     """`written` is what members commit, `text` what of it belongs to the response.
 
     `logprob` is its log-probability under the rule, and `sums` are the members' log-likelihoods.
+    `fills`: whether it fills the window of its first proposer.
     """
 
     written: str
@@ -587,6 +588,7 @@ class ReferenceCandidate:
     score: float | None = None
     logprob: float | None = None
     sums: dict[str, float] = field(default_factory=dict)
+    fills: bool = False
 
 
 @dataclass(frozen=True)
@@ -707,6 +709,9 @@ def pool(
             if member.name not in candidate.tokens:
                 candidate.proposers.append(member.name)
                 candidate.tokens[member.name] = list(proposal.tokens)
+                if len(candidate.proposers) == 1:
+                    size = len(ids[member.name]) + len(proposal.tokens)
+                    candidate.fills = member.is_full(size)
     for candidate in found.values():
         for member in members:
             if member.name in candidate.tokens:
@@ -936,6 +941,7 @@ class WordMixture:
         text = candidate.written
         return not (
             candidate.ends
+            or candidate.fills
             or text[-1:].isspace()
             or any(unspaced(letter) for letter in text)
             or len(candidate.tokens[candidate.proposers[0]]) >= options.max_word_tokens

@@ -37,8 +37,9 @@ class Mixture(Strategy):
     response. With their ends, different words exclude each other, so their probabilities can be
     compared however many tokens a member needs for them (Pimentel and Meister, arXiv 2406.14561).
     Nothing is divided by a number of tokens, which is what equation 4 of the AdaFuse paper does. No
-    end is counted for a word that ends in whitespace or in a script without spaces, or that has
-    `max_word_tokens` tokens, and for the end of the response itself.
+    end is counted for a word that ends in whitespace or in a script without spaces, that has
+    `max_word_tokens` tokens, or that fills the context window, and for the end of the response
+    itself.
 
     The weights w_k are those of the option `weights`, divided by their sum. Without this option,
     they are proportional to the members' numbers of parameters, because a larger model usually
@@ -169,10 +170,11 @@ class _Rounds:
     def _has_end(self, candidate: PoolCandidate) -> bool:
         """Return whether whitespace, or the end of the response, must follow a candidate.
 
-        It need not follow a word that has ended at the limit of tokens.
+        It need not follow a word that a limit of tokens or the context window has cut.
         """
-        tokens = len(candidate.path(candidate.proposers[0]))
-        is_cut = tokens >= self._config.max_word_tokens
+        writer = candidate.proposers[0]
+        tokens = len(candidate.path(writer))
+        is_cut = tokens >= self._config.max_word_tokens or writer.is_full(candidate.nodes[writer])
         return not (candidate.ends or is_cut) and has_end(candidate.text)
 
 

@@ -135,6 +135,24 @@ def check(recipes: Sequence[Recipe], **options: Any) -> list[int]:
     return counts
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_word_that_the_window_cuts_counts_without_an_end(temperature: float) -> None:
+    """The grammar permits no end there, so the word would have a probability of 0."""
+    prompt = PROMPTS[0]
+    size = len(backend(PAIR[0]).codec.encode_prompt(prompt))
+    recipes = [replace(each, window=size + 5, space_bias=-9.0) for each in PAIR[:1]]
+    options: dict[str, Any] = {"regex": "[a-z]{60}", "max_word_tokens": 99}
+    options |= {"temperature": temperature, "seed": 3, "max_new_tokens": 40}
+    rule = WordMixture()
+    expected = decode(list(map(reference, recipes)), prompt, Options(**options), rule=rule)
+    with AdaFuseEngine(list(map(backend, recipes)), strategy=Mixture()) as engine:
+        found = engine.generate(prompt, **options)
+    assert_same(found, expected, TOLERANCE)
+    assert found.finish_reason == "length"
+    assert found.logprob is not None
+    assert math.isfinite(found.logprob)
+
+
 class Endless(FakeBackend):
     """A backend that ignores `Query.word_ends`."""
 
