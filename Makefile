@@ -66,7 +66,7 @@ test-all: $(SETUP) ## what is slower: cookbooks, all cases of sweeps, all tests 
 test-cookbooks: $(SETUP) # run the cookbooks, and compare their outputs with the stored ones
 	$(BIN)/python -m pytest -q -m cookbook tests/docs/test_cookbooks.py $(WORKERS) 2
 
-test-real: $(SETUP) ## the tests of real models, which it fetches first; 50 minutes on two cores
+test-real: $(SETUP) ## the tests of real models, which it fetches first; 15 minutes on two cores
 	-@$(BIN)/python -m benchmarks.real.members
 	$(BIN)/python -m pytest -q --all -m "real and not vllm" tests/real $(WORKERS) 2
 

@@ -114,7 +114,7 @@ def test_long_prompts_equal_the_reference(
     references: dict[str, CachedMember],
 ) -> None:
     prompt = FACTS * copies + "\n\nQuestion: When does the ferry leave?\nAnswer: The ferry leaves"
-    for names in (("gemma",), NAMES):
+    for names in (("gemma",), NAMES)[: 2 if copies == 30 else 1]:
         actual = check(
             [real_backends[name] for name in names],
             [references[name] for name in names],

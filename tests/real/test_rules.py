@@ -1,4 +1,4 @@
-"""Real members keep the rules of backends."""
+"""A real member keeps the rules of backends."""
 
 from typing import Any
 
@@ -10,19 +10,16 @@ from tests.real.reference import check_rules, reference_of
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.parametrize("name", ["smollm", "gemma"])
 def test_a_real_member_keeps_the_rules_of_backends(
-    name: str,
-    real_backends: dict[str, HuggingFaceBackend],
-    real_models: dict[str, tuple[Any, Any]],
+    real_backends: dict[str, HuggingFaceBackend], real_models: dict[str, tuple[Any, Any]]
 ) -> None:
-    """The smallest member, and the one with a sliding window and the largest vocabulary."""
-    member = real_backends[name]
-    reference = reference_of(member, *real_models[name])
+    """The one with a sliding window and the largest vocabulary."""
+    member = real_backends["gemma"]
+    reference = reference_of(member, *real_models["gemma"])
 
     def logits(ids: Any) -> Any:
         row = reference.logits(ids)
         reference.forget_rows()
         return row
 
-    assert "test_draws" in check_rules(lambda: member, logits, 2e-3)
+    assert "test_draws" in check_rules(lambda: member, logits, 2e-3, 5)

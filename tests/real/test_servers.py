@@ -87,11 +87,11 @@ def test_a_request_survives_a_kill_of_the_server(smollm: Path) -> None:
     with llama_server(smollm) as address:
         far = member(address)
         engine = AdaFuseEngine([far])
-        expected = engine.generate(PROMPT, max_new_tokens=24).text
+        expected = engine.generate(PROMPT, max_new_tokens=200).text
         port = int(address.rpartition(":")[2])
     found: list[str] = []
     thread = threading.Thread(
-        target=lambda: found.append(engine.generate(PROMPT, max_new_tokens=24).text)
+        target=lambda: found.append(engine.generate(PROMPT, max_new_tokens=200).text)
     )
     with llama_server(smollm, port=port):
         thread.start()
