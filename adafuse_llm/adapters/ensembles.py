@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from adafuse_llm import __version__
 from adafuse_llm.adapters.options import USE_SERVER
 from adafuse_llm.backends.file_facts import file_has_template, file_window
-from adafuse_llm.config import GRAMMARS, RuntimeConfig
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.interface import Engine
@@ -75,6 +75,7 @@ class Ensemble:
         if given is not None:
             return cls(given=given)
         find_strategy(strategy)
+        loading["runtime"] = loading.get("runtime") or RuntimeConfig()
         if members == "embedded":
             return cls(**loading)
         specs = as_specs(members, loading.get("revision"))
@@ -120,6 +121,12 @@ class Ensemble:
     @property
     def _open(self) -> Engine | None:
         return _open_engine(self._key) if self.given is None else self.given
+
+    @property
+    def config(self) -> AdaFuseConfig:
+        """The options of the engine if it exists, and otherwise the defaults."""
+        engine = self._open
+        return AdaFuseConfig() if engine is None else engine.config
 
     def context_window(self, names: Collection[str]) -> int | None:
         """Return the smallest context window of some members, in tokens. This loads nothing.

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
+from pydantic import ConfigDict, ValidationError
 from typing_extensions import Self
 
-from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
-from adafuse_llm.adapters.options import ALIASES, OptionFields
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
+from adafuse_llm.adapters.options import ALIASES, OptionFields, check_option_names
+from adafuse_llm.config import AdaFuseConfig, RuntimeConfig, explain
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.interface import Engine
 from adafuse_llm.strategies.registry import AUTO
+
+P = ParamSpec("P")
+M = TypeVar("M")
 
 LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime", "strategy")
 """Fields that say how members are loaded."""
@@ -28,7 +33,14 @@ class EnsembleFields(OptionFields):
 
     The members load on first use. Models with the same members share their weights. If a decoding
     option is None, the engine's value applies (see `AdaFuseConfig`).
+
+    Raises:
+        InvalidInputError: both or neither of `members` and `engine` are given, or one of them
+            cannot be used.
+        InvalidOptionError: a keyword is unknown, or its value cannot be used.
     """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     members: Any = None
     """Folders, GGUF files, hub ids, addresses of servers, or mappings of the settings of
@@ -50,27 +62,58 @@ class EnsembleFields(OptionFields):
     _names_of_fields: ClassVar[Mapping[str, str]] = ALIASES
     """Other names of fields."""
 
-    @classmethod
-    def from_embedded(cls, **fields: Any) -> Self:
-        """Create a model from the three small members that ship with adafuse-llm."""
-        return cls(**{"members": "embedded", **fields})
+    _shared: ClassVar[tuple[str, ...]]
+    """Attributes that deep copies share."""
+
+    def __init__(self, **fields: Any) -> None:
+        engine, members = fields.get("engine"), fields.get("members")
+        check_engine(engine)
+        kinds = type(self).model_fields
+        checked = self._checked(fields, extra=(*kinds, "engine"))
+        if (engine is None) == (members is None):
+            raise InvalidInputError(
+                "pass either members=[...] (GGUF files, folders or hub ids to load) or engine=...; "
+                f"use= only selects among loaded members. {type(self).__name__}.from_embedded() "
+                "uses the small models that ship with adafuse-llm"
+            )
+        names = [name for name in LOADING if checked.get(name) not in (None, kinds[name].default)]
+        if engine is not None and (useless := [name for name in names if name != "strategy"]):
+            raise InvalidInputError(
+                f"engine= cannot be combined with {', '.join(useless)}, because the engine is "
+                "already loaded; pass these options when you create the engine"
+            )
+        if isinstance(members, Iterator):
+            checked["members"] = list(members)
+        try:
+            super().__init__(**checked)
+        except ValidationError as error:
+            raise InvalidOptionError(explain(error, tuple(kinds))) from None
 
     @classmethod
-    def from_config(cls, path: str | PathLike[str], **fields: Any) -> Self:
+    def from_embedded(cls: Callable[P, M], *args: P.args, **fields: P.kwargs) -> M:
+        """Create a model from the three small members that ship with adafuse-llm."""
+        given: dict[str, Any] = {"members": "embedded", **fields}
+        return cls(*args, **given)
+
+    @classmethod
+    def from_config(
+        cls: Callable[P, M], path: str | PathLike[str], *args: P.args, **fields: P.kwargs
+    ) -> M:
         """Create a model from a configuration file, such as one written by ``adafuse tune``.
 
         Args:
             path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
-            **fields: other fields, which override the file.
+            *args: arguments of the constructor.
+            **fields: keywords of the constructor, which override the file.
 
         Raises:
             InvalidInputError: the file cannot be read, or has unknown or invalid content.
         """
-        return cls(**{"members": "embedded", **fields_from_config(path), **fields})
+        return cls(*args, **{"members": "embedded", **fields_from_config(path), **fields})
 
     def warmup(self) -> Self:
         """Load the members now instead of on the first call; return the model."""
-        self._ensemble.engine()
+        self._loaded()
         return self
 
     def unload(self) -> None:
@@ -88,18 +131,52 @@ class EnsembleFields(OptionFields):
     @cached_property
     def _ensemble(self) -> Ensemble:
         loading = {name: getattr(self, name) for name in LOADING}
-        loading["runtime"] = self.runtime or RuntimeConfig()
-        return Ensemble.of(self.members or (), self._given_engine, **loading)
+        return Ensemble.of(self.members, self._given_engine, **loading)
+
+    @property
+    def _config(self) -> AdaFuseConfig:
+        return self._ensemble.config.override(self._options)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The active members. Reading them checks members and options, and loads nothing."""
+        return tuple(self._config.member_weights(self._ensemble.names))
 
     @property
     def _options(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in AdaFuseConfig.model_fields}
         return {name: value for name, value in options.items() if value is not None}
 
+    def _loaded(self) -> Engine:
+        return self._ensemble.engine()
+
+    @classmethod
+    def _checked(cls, given: Mapping[str, Any], extra: tuple[str, ...]) -> dict[str, Any]:
+        """Return keywords under the names of fields, with checked options of decoding."""
+        checked = check_option_names(given, extra=extra)
+        given = {name: checked[name] for name in AdaFuseConfig.model_fields if name in checked}
+        config = AdaFuseConfig(**given)
+        return checked | {name: getattr(config, name) for name in given if given[name] is not None}
+
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(self._names_of_fields.get(name, name), value)
-        if name in ("members", "engine", *LOADING):
-            self.__dict__.pop("_ensemble", None)
+        name = self._names_of_fields.get(name, name)
+        if name in AdaFuseConfig.model_fields and value is not None:
+            value = getattr(AdaFuseConfig().override({name: value}), name)
+        super().__setattr__(name, value)
+        self.__dict__.pop("_ensemble", None)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy the model with other fields. If they describe other members, these load anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        if not {"members", "engine", *LOADING}.isdisjoint(update or ()):
+            copied.__dict__.pop("_ensemble", None)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        for name in self._shared:
+            memo[id(getattr(self, name))] = getattr(self, name)
+        return super().__deepcopy__(memo)
 
     if not TYPE_CHECKING:
 

@@ -111,7 +111,7 @@ class Reply(ABC, Generic[C]):
         optional: dict[str, Any] = {"seed": whole.seed, CUT_KEY: cut_off(whole) or None}
         optional |= {"logprob": whole.logprob, "confidence": whole.confidence}
         if call.config.counted_logprobs is not None:
-            member = call.config.reported_member(call.model._ensemble.names)
+            member = call.model._config.reported_member(call.model._ensemble.names)
             optional["logprobs"] = openai_logprobs(whole.rounds, member)
         if call.model.round_detail != "none":
             optional["adafuse_summary"] = Summary.of(self.rounds).model_dump(mode="json")
@@ -150,6 +150,7 @@ class Call(Generic[C]):
     ) -> None:
         self.model = model
         self.config = model._config
+        self.config.check_n()
         self.model_name = model.model_name
         self.requests = requests
         self.form = form

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.load.serializable import Serializable
-from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import Field, create_model
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, Engine
-from adafuse_llm.adapters.ensembles import check_engine
-from adafuse_llm.adapters.model import LOADING, EnsembleFields
-from adafuse_llm.adapters.options import ALIASES, ModelKeywords, check_option_names
-from adafuse_llm.config import CONSTRAINTS, Options, explain
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.adapters.model import EnsembleFields
+from adafuse_llm.adapters.options import ALIASES, ModelKeywords
+from adafuse_llm.config import CONSTRAINTS, Options
+from adafuse_llm.errors import InvalidOptionError
 from langchain_adafuse._calls import Call, RoundDetail
 
 if TYPE_CHECKING:
@@ -34,12 +33,8 @@ if TYPE_CHECKING:
 else:  # checked when the ensemble is created
     Members = Any
 
-OPTIONS = tuple(AdaFuseConfig.model_fields)
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
-
-NAMES = {**ALIASES, "model": "use"}
-"""Other names of fields."""
 
 IGNORED = ("api_key", "max_retries", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
@@ -71,14 +66,11 @@ class ModelFields(ModelKeywords, total=False):
 
 
 class EnsembleModel(EnsembleFields, Serializable):
-    """The base class of `AdaFuseLLM` and `ChatAdaFuse`. Creating a model loads nothing.
+    """The base class of `AdaFuseLLM` and `ChatAdaFuse`.
 
-    If a decoding option is None, the engine's value applies (see `AdaFuseConfig`). `model` is
-    another name of `use`; it can be a text in which ``+`` joins the names of members. Every call
-    can override the decoding options, `timeout` and `round_detail`.
+    `model` is another name of `use`; it can be a text in which ``+`` joins the names of members.
+    Every call can override the decoding options, `timeout` and `round_detail`.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     engine: Engine | None = None
     """An existing engine to use instead of `members`, such as a `RemoteEngine`."""
@@ -92,59 +84,18 @@ class EnsembleModel(EnsembleFields, Serializable):
     backed and decided, agreement, margins), ``"full"`` to add a record of each round, or
     ``"none"``. Callbacks receive full records, except with ``"none"``."""
 
+    _names_of_fields: ClassVar[Mapping[str, str]] = {**ALIASES, "model": "use"}
+    _shared = ("engine",)
     _per_call: ClassVar[tuple[str, ...]] = ("timeout", "round_detail")
-    _names_of_fields = NAMES
 
     def __init__(self, **fields: Unpack[ModelFields]) -> None:
         given: dict[str, Any] = {**fields}
-        try:
-            super().__init__(**given)
-        except ValidationError as error:
-            cause = error.errors()[0].get("ctx", {}).get("error")
-            if isinstance(cause, InvalidInputError):
-                raise cause from None
-            raise InvalidOptionError(explain(error, tuple(type(self).model_fields))) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keywords(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        checked = _checked(given, extra=cls.model_fields)
-        check_engine(checked.get("engine"))
-        members = checked.get("members")
-        if isinstance(members, Iterator):
-            checked["members"] = list(members)
-        elif members is None and checked.get("engine") is None:
+        if given.get("members") is None and given.get("engine") is None:
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
-            checked["members"] = [path.strip() for path in paths if path.strip()] or None
-        return checked
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        if (self.engine is None) == (self.members is None):
-            raise InvalidInputError(
-                "pass either members=[...] (GGUF files, folders or hub ids to load) or engine=...; "
-                "model= and use= only select among loaded members. "
-                f"{type(self).__name__}.from_embedded() "
-                "uses the small models that ship with adafuse-llm"
-            )
+            given["members"] = [path.strip() for path in paths if path.strip()] or None
+        super().__init__(**given)
+        self._config.check_n()
         _ = self._names  # checks the options
-        return self
-
-    if TYPE_CHECKING:
-
-        @classmethod  # with the names of the keywords
-        def from_embedded(cls, **fields: Unpack[ModelFields]) -> Self: ...  # type: ignore[override]
-
-        @classmethod
-        def from_config(  # type: ignore[override]
-            cls, path: str | os.PathLike[str], **fields: Unpack[ModelFields]
-        ) -> Self: ...
-
-    def warmup(self) -> Self:
-        self._loaded()
-        return self
 
     @property
     def model_name(self) -> str:
@@ -157,17 +108,10 @@ class EnsembleModel(EnsembleFields, Serializable):
 
     # Names and copies -------------------------------------------------------------------------
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy the model with other fields. If they describe other members, these load anew."""
-        copied = super().model_copy(update=update, deep=deep)
-        if not {"members", "engine", *LOADING}.isdisjoint(update or ()):
-            copied.__dict__.pop("_ensemble", None)
-        return copied
-
     if not TYPE_CHECKING:  # type checkers read LangChain's methods
 
         def configurable_fields(self, **kwargs: Any) -> Any:
-            fields = {NAMES.get(name, name): each for name, each in kwargs.items()}
+            fields = {self._names_of_fields.get(name, name): each for name, each in kwargs.items()}
             return super().configurable_fields(**fields)
 
         def bind(self, **kwargs: Any) -> Any:
@@ -175,17 +119,11 @@ class EnsembleModel(EnsembleFields, Serializable):
 
             LangChain's binding would lose options that are bound before `bind_tools`.
             """
-            known = {*OPTIONS, *NAMES, *self._per_call}
+            known = {*AdaFuseConfig.model_fields, *self._names_of_fields, *self._per_call}
             options = {name: each for name, each in kwargs.items() if name in known}
             others = {name: each for name, each in kwargs.items() if name not in known}
             model = self._for_call(None, options)
             return super(EnsembleModel, model).bind(**others) if others else model
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Copy the model. If the model has an `engine`, the copy uses the same one."""
-        memo = {} if memo is None else memo
-        memo[id(self.engine)] = self.engine
-        return super().__deepcopy__(memo)
 
     # Serialization ----------------------------------------------------------------------------
 
@@ -269,18 +207,6 @@ class EnsembleModel(EnsembleFields, Serializable):
     def _given_engine(self) -> Engine | None:
         return self.engine
 
-    @property
-    def _config(self) -> AdaFuseConfig:
-        config = AdaFuseConfig() if self.engine is None else self.engine.config
-        return config.override(self._options)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        """The active members. Reading them checks the options."""
-        config = self._config
-        config.check_n()
-        return tuple(config.member_weights(self._ensemble.names))
-
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
         """Return a copy of the model with the overrides of a call, if it has any.
 
@@ -292,7 +218,7 @@ class EnsembleModel(EnsembleFields, Serializable):
             given["stop"] = stop
         if not given:
             return self
-        update = _checked(given, extra=self._per_call)
+        update = self._checked(given, extra=self._per_call)
         if any(name in update for name in CONSTRAINTS):  # the call's value replaces all four
             update = {**dict.fromkeys(CONSTRAINTS), **update}
         own = {name: update[name] for name in self._per_call if name in update}
@@ -309,29 +235,18 @@ class EnsembleModel(EnsembleFields, Serializable):
         }
         return create_model("CallOptions", __base__=Options, **fields)
 
-    def _loaded(self) -> Engine:
-        return self._ensemble.engine()
-
     def _first_tokens(self, **given: Any) -> list[int]:
         """Return the tokens of a prompt or messages in the first active member's vocabulary."""
         first = self._names[0]
         return self._loaded().encode_prompt(use=first, weights=None, **given)[first]
 
-
-def _checked(given: Mapping[str, Any], extra: Iterable[str]) -> dict[str, Any]:
-    """Return keywords under the names of fields, with checked options of decoding.
-
-    Raises:
-        InvalidOptionError: a keyword is unknown, or an option cannot be used.
-    """
-    given = {name: value for name, value in given.items() if name not in IGNORED}
-    if (model := given.pop("model", None)) is not None:
-        use = model.split("+") if isinstance(model, str) else model
-        if given.setdefault("use", use) not in (use, model):
-            raise InvalidOptionError(
-                f"use={given['use']!r} and model={model!r} are the same option; pass only one"
-            )
-    checked = check_option_names(given, extra=extra)
-    options = {name: checked[name] for name in OPTIONS if checked.get(name) is not None}
-    config = AdaFuseConfig(**options)
-    return checked | {name: getattr(config, name) for name in options}
+    @classmethod
+    def _checked(cls, given: Mapping[str, Any], extra: tuple[str, ...]) -> dict[str, Any]:
+        given = {name: value for name, value in given.items() if name not in IGNORED}
+        if (model := given.pop("model", None)) is not None:
+            use = model.split("+") if isinstance(model, str) else model
+            if given.setdefault("use", use) not in (use, model):
+                raise InvalidOptionError(
+                    f"use={given['use']!r} and model={model!r} are the same option; pass only one"
+                )
+        return super()._checked(given, extra)

@@ -51,6 +51,10 @@ def test_members_and_texts_that_are_missing_are_asked_for(kind, obliging, monkey
         kind(members=iter([]))
     with pytest.raises(InvalidInputError, match="text"):
         kind(engine=obliging).invoke("")
+    with pytest.raises(InvalidInputError, match="engine= cannot be combined with dtype"):
+        kind(engine=obliging, dtype="bfloat16")
+    with pytest.raises(InvalidOptionError, match="'temperature'"):
+        kind(engine=obliging).temperature = "hot"
 
 
 @pytest.mark.parametrize(

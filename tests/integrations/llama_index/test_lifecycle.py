@@ -34,7 +34,9 @@ def test_making_copying_and_pickling_load_nothing(monkeypatch):
         assert again.to_dict() == llm.to_dict()
         assert again.to_dict()["class_name"] == "AdaFuseLLM"
         assert (again.max_words, again.to_payload()["model_name"]) == (2, "such-model+one")
-    shipped = AdaFuseLLM.from_embedded()
+    shipped = AdaFuseLLM.from_embedded(completion_to_prompt=lambda prompt: f"Q: {prompt}")
+    assert shipped.model_copy(update={"strategy": "single"})._ensemble.strategy == "single"
+    assert pickle.loads(pickle.dumps(shipped)).completion_to_prompt("Hi") == "Hi"
     assert AdaFuseLLM.from_dict(shipped.to_dict()).to_payload()["model_name"] == "wren+heron+finch"
 
 

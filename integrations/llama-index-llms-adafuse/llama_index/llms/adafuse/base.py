@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_prompt
@@ -53,30 +51,16 @@ from llama_index.llms.adafuse._replies import (
 )
 from llama_index.llms.adafuse._tokens import longest_tokenizer, make_prompt_helper
 from llama_index_instrumentation import get_dispatcher
-from typing_extensions import Self, Unpack, override
+from typing_extensions import Unpack, override
 
-from adafuse_llm import (
-    AdaFuseConfig,
-    Engine,
-    InvalidInputError,
-    MalformedReplyError,
-    MemberSpec,
-    Request,
-)
+from adafuse_llm import Engine, MalformedReplyError, MemberSpec, Request
 from adafuse_llm.adapters.conversation import to_conversation
-from adafuse_llm.adapters.ensembles import Ensemble, check_engine
-from adafuse_llm.adapters.model import LOADING, EnsembleFields
-from adafuse_llm.adapters.options import ALIASES, ModelKeywords, check_option_names
+from adafuse_llm.adapters.ensembles import Ensemble
+from adafuse_llm.adapters.model import EnsembleFields
+from adafuse_llm.adapters.options import ModelKeywords, check_option_names
 from adafuse_llm.adapters.reply import CUT
-from adafuse_llm.adapters.reply_form import (
-    FORM_KEYWORDS,
-    Enforce,
-    ReplyForm,
-    enforced,
-    form_of,
-)
+from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, Enforce, ReplyForm, enforced, form_of
 from adafuse_llm.config import CONSTRAINTS, FREE_TOKENS, NO_LIMIT
-from adafuse_llm.strategies.registry import AUTO
 from adafuse_llm.text.conversation import check_tools
 
 if TYPE_CHECKING:
@@ -85,7 +69,6 @@ if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
     from llama_index.core.types import BaseOutputParser
 
-logger = logging.getLogger(__name__)
 dispatcher = get_dispatcher(__name__)
 
 T = TypeVar("T")
@@ -149,12 +132,12 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
 
     model_config = ConfigDict(validate_assignment=True)
 
-    members: tuple[Any, ...] | Literal["embedded"] | None = None
     context_window: int | None = Field(default=None, ge=1)
     is_chat_model: bool | None = None
     enforce: Enforce = "auto"
     complete_as_chat: bool | None = None
 
+    _shared = ("_passed_engine", "callback_manager", "rate_limiter")
     _passed_engine: Engine | None = PrivateAttr(default=None)
 
     def __init__(
@@ -164,41 +147,12 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
         engine: Engine | None = None,
         **kwargs: Unpack[LLMOptions],
     ) -> None:
-        fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
-        given = check_option_names(kwargs, extra=sorted(fields))
-        base = {key: given.pop(key) for key in fields & {*given}}
-        options = {name: getattr(AdaFuseConfig(**given), name) for name in given}
-        check_engine(engine)
-        if (members is None) == (engine is None):
-            raise InvalidInputError(
-                "pass either members=[...] (folders, GGUF files or hub ids) or engine=...; "
-                "AdaFuseLLM.from_embedded() uses the small models that ship with adafuse-llm"
-            )
-        if engine is not None and (loading := [key for key in LOADING if key in base]):
-            raise InvalidInputError(
-                f"engine= cannot be combined with {', '.join(loading)}, because the engine is "
-                "already loaded; pass these options when you create the engine"
-            )
-        if members is not None:
-            members = Ensemble.of(members, strategy=base.get("strategy", AUTO)).members
-        if isinstance(base.get("query_wrapper_prompt"), str):
-            base["query_wrapper_prompt"] = PromptTemplate(base["query_wrapper_prompt"])
-        super().__init__(
-            members="embedded" if members == () else members,
-            **{key: value for key, value in base.items() if value is not None},
-            **options,
-        )
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        if isinstance(template := given.get("query_wrapper_prompt"), str):
+            given["query_wrapper_prompt"] = PromptTemplate(template)
+        super().__init__(members=members, engine=engine, **given)
         self._passed_engine = engine
-
-    if TYPE_CHECKING:
-
-        @classmethod  # with the names of the keywords
-        def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self: ...  # type: ignore[override]
-
-        @classmethod
-        def from_config(  # type: ignore[override]
-            cls, path: str | PathLike[str], **kwargs: Unpack[LLMOptions]
-        ) -> Self: ...
+        _ = self._names  # checks the options
 
     @classmethod
     def class_name(cls) -> str:
@@ -221,9 +175,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
         tell. ``is_chat_model`` is true if at least one active member has a chat template, and
         ``is_function_calling_model`` if well-formed tool calls can be enforced, too.
         """
-        options = self._call_options({})
-        limit = self._config(options).max_new_tokens
-        names = self._active_members(options)
+        limit, names = self._config.max_new_tokens, self._names
         is_chat = self.is_chat_model
         if is_chat is None:
             is_chat = self._reads_messages(names)
@@ -304,7 +256,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
         number is meaningful. Reading the property loads the members.
         """
         engine = self.engine
-        return longest_tokenizer(engine, self._active_members(self._call_options({})))
+        return longest_tokenizer(engine, self._names)
 
     def prompt_helper(self, output_cls: type[BaseModel] | None = None) -> PromptHelper:
         """Return a prompt helper that packs prompts by the members' own token counts.
@@ -481,7 +433,9 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             as_chat = self.complete_as_chat
             if as_chat is None:
                 is_own = self.completion_to_prompt not in (None, default_completion_to_prompt)
-                as_chat = not is_own and self._reads_messages(self._active_members(options))
+                config = self._ensemble.config.override(options)
+                names = tuple(config.member_weights(self._ensemble.names))
+                as_chat = not is_own and self._reads_messages(names)
             if as_chat:
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
                 return self._messages([message], overrides, ReplyForm())
@@ -516,7 +470,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             )
         messages = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if not form.calls_tools and _describes_steps(messages):
-            options["stop"] = (*self._config(options).stop, OBSERVATION)
+            options["stop"] = (*self._ensemble.config.override(options).stop, OBSERVATION)
         conversation = to_conversation(
             to_turns(messages, self._warn_once),
             tools=form.tools,
@@ -546,15 +500,6 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             options = _without_constraints(options)  # a constraint replaces all others
         return {**options, **given}
 
-    def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
-        """Return the engine's options, overridden by `options`. This loads nothing."""
-        config = self.engine.config if self._ensemble.is_loaded else AdaFuseConfig()
-        return config.override(options)
-
-    def _active_members(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the members that decode with these options. This loads nothing."""
-        return tuple(self._config(options).member_weights(self._ensemble.names))
-
     def _reads_messages(self, names: tuple[str, ...]) -> bool:
         """Return whether a member has a chat template. Load the members if needed to know it."""
         return bool(self._known(lambda ensemble: ensemble.is_chat_model(names)))
@@ -569,29 +514,18 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
 
     # Copies and pickles -----------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        memo = {} if memo is None else memo
-        for shared in (self._passed_engine, self.callback_manager, self.rate_limiter):
-            memo[id(shared)] = shared
-        return super().__deepcopy__(memo)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        name = ALIASES.get(name, name)
-        if name in AdaFuseConfig.model_fields and value is not None:
-            value = getattr(AdaFuseConfig().override({name: value}), name)
-        super().__setattr__(name, value)
-
     def __getstate__(self) -> dict[str, Any]:
         if self._passed_engine is not None:
             raise TypeError(
                 "an LLM with a passed engine cannot be pickled, because pickles contain no "
                 "weights; create the LLM with members=[...], which the other process can load"
             )
+        self.__dict__.pop("_ensemble", None)
         return super().__getstate__()
 
     @field_serializer("members")
     def _serialize_members(self, members: Members) -> Any:
-        return self._ensemble.identity["members"] if isinstance(members, tuple) else members
+        return members if members in (None, "embedded") else self._ensemble.identity["members"]
 
     @field_serializer("dtype")
     def _serialize_dtype(self, dtype: Any) -> str:
