@@ -116,7 +116,7 @@ def test_prompts_of_the_frameworks_equal_the_template(
         )
         for each in messages
     ]
-    request = llm._chat(asked, {"tools": TOOLS})._prepare().request
+    _, request, _ = llm._chat(asked, {"tools": TOOLS})._prepare()
     assert engine.encode_prompt(messages=request.messages) == expected
 
 

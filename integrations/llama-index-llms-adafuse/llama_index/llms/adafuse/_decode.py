@@ -52,24 +52,18 @@ class Chunk:
 
     delta: str
     raw: AdaFuseRaw
-    logprobs: list[list[LogProb]] | None = None
-    reply_prefix: str = ""
+    logprobs: list[list[LogProb]] | None
+    reply_prefix: str
 
 
-@dataclass(frozen=True)
-class Prepared(Generic[R]):
-    """A request that is ready, and what turns the chunks of its response into LlamaIndex's."""
-
-    engine: Engine
-    request: Request
-    convert: Callable[[Chunk], R]
+Prepared = tuple[Engine, Request, Callable[[Chunk], R]]
+"""An engine, a request, and what turns the chunks of the response into LlamaIndex's."""
 
 
 class Decode(Generic[R]):
     """The decode of one request, in a span of its own.
 
-    `prepare` loads members, encodes nothing, and compiles grammars, which can take long. So
-    asynchronous calls run it in a thread.
+    `prepare` loads members and compiles grammars, so event loops call it in a thread.
 
     llama-index-core closes the span of an LLM call before a stream is read. The decode's span is
     its child, and stays open until the decode ends, fails or is left.
@@ -83,14 +77,12 @@ class Decode(Generic[R]):
 
     def result(self) -> R:
         """Return the whole response."""
-        self._begin(self._prepare())
         for _ in self._events():
             pass
         return self._whole()
 
     async def aresult(self) -> R:
         """Return the whole response without blocking the event loop."""
-        self._begin(await asyncio.to_thread(self._prepare))
         async for _ in self._aevents():
             pass
         return self._whole()
@@ -100,26 +92,19 @@ class Decode(Generic[R]):
 
         An invalid request raises an error before any computation.
         """
-        self._begin(self._prepare())
         events = self._events(streams=True)
         next(events)
         return (self._part(event) for event in events if event)
 
     async def astream(self) -> AsyncGenerator[R, None]:
         """Return the parts of the response without blocking the event loop."""
-        self._begin(await asyncio.to_thread(self._prepare))
         events = self._aevents(streams=True)
         await anext(events)
         return (self._part(event) async for event in events if event)
 
-    def _begin(self, prepared: Prepared[R]) -> None:
-        self._engine, self._requests = prepared.engine, [prepared.request]
-        self._convert = prepared.convert
-        self._config = self._engine.config.override(prepared.request.options)
-
     def _events(self, *, streams: bool = False) -> Generator[StreamEvent | None, None, None]:
         """Yield None as soon as the request is accepted, then the events of its responses."""
-        with self._in_span(), closing(self._engine.open(self._requests)) as run:
+        with self._in_span(self._prepare()), closing(self._engine.open(self._requests)) as run:
             if streams:
                 check_one_response(run)
             yield None
@@ -128,7 +113,8 @@ class Decode(Generic[R]):
                 yield event
 
     async def _aevents(self, *, streams: bool = False) -> AsyncGenerator[StreamEvent | None, None]:
-        with self._in_span(), closing(await self._engine.aopen(self._requests)) as run:
+        prepared = await asyncio.to_thread(self._prepare)
+        with self._in_span(prepared), closing(await self._engine.aopen(self._requests)) as run:
             if streams:
                 check_one_response(run)
             yield None
@@ -144,8 +130,11 @@ class Decode(Generic[R]):
             self._emit(AdaFuseRoundEvent, **record(event.round))
 
     @contextmanager
-    def _in_span(self) -> Iterator[None]:
+    def _in_span(self, prepared: Prepared[R]) -> Iterator[None]:
         """Open a span as a child of the active one, and close it. Say what to do about prompts."""
+        self._engine, request, self._convert = prepared
+        self._requests = [request]
+        self._config = self._engine.config.override(request.options)
         bound_args = inspect.signature(Engine.open).bind(self._engine, self._requests)
         span: Any = {"id_": self._span, "bound_args": bound_args, "instance": self._engine}
         parent, tags = active_span_id.get(), dict(active_instrument_tags.get())

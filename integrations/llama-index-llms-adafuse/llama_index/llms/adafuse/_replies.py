@@ -25,7 +25,7 @@ from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import MalformedReplyError
-from adafuse_llm.adapters.reply import CUT, ToolCall, cut_off
+from adafuse_llm.adapters.reply import CUT, ReplyDelta, ToolCall, cut_off
 from adafuse_llm.adapters.reply_form import ReplyForm
 
 logger = logging.getLogger(__name__)
@@ -57,11 +57,11 @@ class Reply:
 
     The text excludes reasoning and calls. A malformed call, which only a reply without enforcement
     can have, stays in the text, unless a length limit cut it off. If `is_step`, the reply is a step
-    of a ReAct agent.
+    of a ReAct agent. Without a form, the chunks continue a prompt, and all of them are text.
     """
 
-    def __init__(self, form: ReplyForm, *, is_step: bool = False) -> None:
-        self._reader = form.reader()
+    def __init__(self, form: ReplyForm | None, *, is_step: bool = False) -> None:
+        self._reader = None if form is None else form.reader()
         self._is_step = is_step
         self._text = ""
         self._thinking = ""
@@ -70,7 +70,9 @@ class Reply:
     def take(self, chunk: Chunk) -> ChatResponse:
         """Return the response after one more chunk. It has the calls that are whole."""
         reason = chunk.raw.finish_reason
-        added = self._reader.add(chunk.delta, chunk.reply_prefix, chunk.raw)
+        added = ReplyDelta(content=chunk.delta)
+        if self._reader is not None:
+            added = self._reader.add(chunk.delta, chunk.reply_prefix, chunk.raw)
         for warning in added.warnings:
             logger.warning("%s", warning)
         for call in added.calls:
@@ -96,14 +98,8 @@ class Reply:
 
     def take_completion(self, chunk: Chunk) -> CompletionResponse:
         """Return the completion after one more chunk. Its text excludes reasoning."""
-        response = self.take(chunk)
-        return CompletionResponse(
-            text=self._text,
-            delta=response.delta,
-            raw=response.raw,
-            logprobs=response.logprobs,
-            additional_kwargs=response.additional_kwargs,
-        )
+        given = dict(self.take(chunk))
+        return CompletionResponse(text=given.pop("message").content or "", **given)
 
     def _message(self) -> ChatMessage:
         calls = self._calls
@@ -113,19 +109,6 @@ class Reply:
         # programs of core recognize calls by this entry
         extras = {"tool_calls": [_openai_call(call) for call in calls]} if calls else {}
         return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=extras)
-
-
-class Continuation:
-    """A converter from the chunks that continue a prompt to responses with their text unchanged."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    def take_completion(self, chunk: Chunk) -> CompletionResponse:
-        self._text += chunk.delta
-        return CompletionResponse(
-            text=self._text, delta=chunk.delta, raw=chunk.raw, logprobs=chunk.logprobs
-        )
 
 
 class Partial:

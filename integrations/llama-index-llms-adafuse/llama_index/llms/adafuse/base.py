@@ -41,7 +41,6 @@ from llama_index.llms.adafuse._decode import Decode, Prepared
 from llama_index.llms.adafuse._messages import add_prompts, to_turns
 from llama_index.llms.adafuse._replies import (
     WARNINGS_KEY,
-    Continuation,
     Model,
     Partial,
     Reply,
@@ -420,8 +419,8 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
     ) -> Decode[CompletionResponse]:
         def prepare() -> Prepared[CompletionResponse]:
             request = self._prompt(prompt, formatted, overrides)
-            reply = Continuation() if request.messages is None else Reply(ReplyForm())
-            return Prepared(self.engine, request, reply.take_completion)
+            reply = Reply(None if request.messages is None else ReplyForm())
+            return self.engine, request, reply.take_completion
 
         return Decode(prepare)
 
@@ -450,7 +449,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
             request = self._messages(messages, overrides, form)
             is_step = not form.calls_tools and _describes_steps(messages)
-            return Prepared(self.engine, request, Reply(form, is_step=is_step).take)
+            return self.engine, request, Reply(form, is_step=is_step).take
 
         return Decode(prepare)
 
