@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,9 @@ COMPUTED: Final = re.compile(r"(^|\.)(inv_freq|position_ids)$")
 
 MAX_NAMED: Final = 5
 """Maximum number of tensors that an error names."""
+
+_loading = threading.Lock()
+"""transformers changes torch's default dtype and initialization in all threads while it loads."""
 
 
 def check_huggingface(spec: TransformersMember) -> None:
@@ -165,23 +169,24 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
     tokenizer = load_tokenizer(spec.path, spec.label, **_source(spec)).tokenizer
     given = spec.quantization_config  # None would replace that of the checkpoint
     quantization = {} if given is None else {"quantization_config": copy.deepcopy(given)}
-    # the bar that transformers shows for each model; downloads keep theirs
-    bar = logging.set_tqdm_hook(lambda _bar, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
-    try:
-        model, loading_info = AutoModelForCausalLM.from_pretrained(
-            spec.path,
-            **_source(spec),
-            dtype=spec.dtype,
-            device_map=spec.device_map,
-            **quantization,
-            use_safetensors=None if spec.allow_pickle else True,
-            ignore_mismatched_sizes=True,  # the error of _check_weights names the tensors
-            output_loading_info=True,
-        )
-    except Exception as error:
-        raise _load_error(spec, error) from error
-    finally:
-        logging.set_tqdm_hook(bar)
+    with _loading:
+        # the bar that transformers shows for each model; downloads keep theirs
+        bar = logging.set_tqdm_hook(lambda _bar, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
+        try:
+            model, loading_info = AutoModelForCausalLM.from_pretrained(
+                spec.path,
+                **_source(spec),
+                dtype=spec.dtype,
+                device_map=spec.device_map,
+                **quantization,
+                use_safetensors=None if spec.allow_pickle else True,
+                ignore_mismatched_sizes=True,  # the error of _check_weights names the tensors
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise _load_error(spec, error) from error
+        finally:
+            logging.set_tqdm_hook(bar)
     _check_weights(loading_info, spec.label)
     options = spec.model_dump(include={"prefix_cache_bytes"}, exclude_none=True)
     return HuggingFaceBackend(model.eval(), tokenizer, str(spec.name), **options)

@@ -24,6 +24,7 @@ from adafuse_llm import (
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import huggingface
 from tests.support.models import Recipe, model, tokenizer
+from tests.support.waiting import background
 
 Change = Callable[[Path], None]
 
@@ -74,6 +75,15 @@ def test_settings_of_a_member_win_over_those_of_the_call(saved: Path) -> None:
     with load(saved) as engine:
         assert engine.backends[0].model.dtype == torch.float64  # type: ignore[attr-defined]
         assert engine.config.weights is None
+
+
+def test_engines_load_side_by_side() -> None:
+    before, paths = torch.get_default_dtype(), member_paths()
+    calls = [background(load, *paths, dtype=name) for name in ("bfloat16", "float32") * 2]
+    engines = [call.result() for call in calls]
+    assert torch.get_default_dtype() == before
+    for engine in engines:
+        engine.close()
 
 
 # Paths and the hub ----------------------------------------------------------------------------
