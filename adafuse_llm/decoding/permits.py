@@ -8,6 +8,7 @@ from typing import Any
 
 from adafuse_llm.errors import MemberError
 from adafuse_llm.text.grammar import Allowed, GrammarText, GrammarVocabulary
+from adafuse_llm.text.matchers import after
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node, TokenTree
@@ -175,7 +176,4 @@ class Permits:
         None if the grammar forbids them, or if there are none.
         """
         state = self._states[node]
-        if state is None or tokens is None:
-            return None
-        copy = state.deep_copy()
-        return copy if copy.try_consume_tokens(tokens) == len(tokens) else None
+        return None if state is None or tokens is None else after(state, tokens, self._name)

@@ -20,6 +20,7 @@ from typing import Any
 
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.text.matchers import (
+    after,
     byte_tokenizer,
     compiled,
     is_usable,
@@ -233,9 +234,7 @@ class GrammarText:
 
 def _after(state: Any, text: str) -> Any | None:
     """Return a copy of a matcher over bytes after `text`, or None if the grammar forbids it."""
-    data = list(text.encode())
-    copy = state.deep_copy()
-    return copy if copy.try_consume_tokens(data) == len(data) else None
+    return after(state, text.encode())
 
 
 class GrammarVocabulary:

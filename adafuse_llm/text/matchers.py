@@ -128,10 +128,27 @@ def next_tokens(state: Any, member: str | None = None) -> bytes:
         GrammarError: the grammar exceeds a limit of llguidance.
     """
     mask = bytes(state.compute_bitmask())
+    return b"" if _is_stuck(state, member) else mask
+
+
+def after(state: Any, tokens: Sequence[int], member: str | None = None) -> Any | None:
+    """Return a copy of a matcher after tokens, or None if the grammar forbids them.
+
+    The other arguments and the error are those of `next_tokens`.
+    """
+    copy = state.deep_copy()
+    if copy.try_consume_tokens(list(tokens)) == len(tokens):
+        return copy
+    _is_stuck(copy, member)  # a limit is not a text that the grammar forbids
+    return None
+
+
+def _is_stuck(state: Any, member: str | None) -> bool:
+    """Return whether no text begins with what a matcher has read. Raise the error of a limit."""
     if not state.is_error():
-        return mask
-    if state.get_error().startswith("NoExtensionBias"):  # no text begins with the text so far
-        return b""
+        return False
+    if state.get_error().startswith("NoExtensionBias"):
+        return True
     whose = "" if member is None else f"member {member!r}: "
     reason = " ".join(state.get_error().split()).partition(" <state>")[0]
     raise GrammarError(f"{whose}the grammar is too complex: {reason:.200}. Simplify it.")

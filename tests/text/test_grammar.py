@@ -94,6 +94,15 @@ def test_a_grammar_without_a_text_is_refused(options: dict[str, Any], message: s
         compiled(**options)
 
 
+def test_a_grammar_that_exceeds_a_limit_while_text_is_read_is_an_error() -> None:
+    many = "start: " + " | ".join(f'"x{number}"' for number in range(5_000))
+    member = backend(Recipe("llama", "bytelevel", seed=1, layers=1))
+    with pytest.raises(GrammarError, match="too complex"):
+        compiled(grammar=many).text().holds("x1")
+    with AdaFuseEngine([member]) as engine, pytest.raises(GrammarError, match="too complex"):
+        engine.generate(messages=[{"role": "user", "content": "x"}], grammar=many)
+
+
 def test_a_response_cannot_begin_with_characters_that_a_member_has_no_tokens_for() -> None:
     vocabulary = backend(Recipe("llama", "ascii", seed=34)).grammar_vocabulary()
     with pytest.raises(GrammarError, match=f"{vocabulary.name}.*中"):
