@@ -30,13 +30,12 @@ folder, sys.path[:], module, task, arguments = json.load(sys.stdin)
 package = sys.modules["adafuse_llm"] = types.ModuleType("adafuse_llm")
 package.__path__ = [folder]  # without the imports of the package, which take longer than most tasks
 run = getattr(importlib.import_module(module), task)
-print("ready", flush=True)
 run(**arguments)
 """
 """What a child process runs."""
 
 READY: Final = "ready\n"
-"""What a child process writes before its task begins."""
+"""What a child process writes when its task begins."""
 
 OUT_OF_TIME: Final = -getattr(signal, "SIGXCPU", 24)
 """Exit code of a child process that has used up its CPU time."""
@@ -60,7 +59,7 @@ class Ended:
 def run_limited(task: Callable[..., None], seconds: float, /, **arguments: object) -> Ended:
     """Run a function of a module of this package in a child process.
 
-    The task sets its limits of CPU time and memory itself (`limit_process`).
+    The task prepares what it needs, calls `begin`, and sets its limits (`limit_process`).
 
     Args:
         task: the function.
@@ -68,7 +67,7 @@ def run_limited(task: Callable[..., None], seconds: float, /, **arguments: objec
         arguments: arguments of the function, as JSON data.
 
     Raises:
-        OSError: the child does not start. So it is in an application that is its own interpreter.
+        OSError: the task does not begin. So it is in an application that is its own interpreter.
         subprocess.TimeoutExpired: it takes too long. It is ended.
     """
     if MARK in os.environ or getattr(sys, "frozen", False):
@@ -76,19 +75,27 @@ def run_limited(task: Callable[..., None], seconds: float, /, **arguments: objec
     start = [str(Path(__file__).parent), [*map(str, sys.path)], task.__module__, task.__name__]
     child = subprocess.run(  # noqa: S603  # this interpreter, and our own code
         [os.fsdecode(spawn.get_executable() or ""), "-I", "-S", "-c", BOOTSTRAP],
-        input=json.dumps([*start, arguments]).encode(),
+        input=json.dumps([*start, arguments]),
         capture_output=True,
+        text=True,
+        errors="replace",
         timeout=seconds,
         # the GNU C library may reserve 64 MiB for a thread, which counts as memory
         env={**os.environ, "MALLOC_ARENA_MAX": "1", "GGML_NO_BACKTRACE": "1", MARK: "1"},
         start_new_session=True,  # Ctrl-C is meant for this process
         check=False,
     )
-    _, ready, output = child.stdout.decode(errors="replace").partition(READY)
-    cause = child.stderr.decode(errors="replace").strip().partition("\n")[0]
+    _, ready, output = child.stdout.partition(READY)
+    errors = child.stderr.strip().split("\n")
     if not ready:
-        raise OSError(f"exit code {child.returncode}: {cause}")
-    return Ended(child.returncode, output, cause)
+        raise OSError(f"exit code {child.returncode}: {errors[-1]}")
+    return Ended(child.returncode, output, errors[0])
+
+
+def begin() -> None:
+    """Tell the parent process that the task begins: how this process ends is its doing from now."""
+    sys.stdout.write(READY)
+    sys.stdout.flush()
 
 
 def limit_process(seconds: float, memory: int) -> None:

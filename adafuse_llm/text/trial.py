@@ -17,7 +17,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Final
 
-from adafuse_llm.child import limit_process, run_limited
+from adafuse_llm.child import begin, limit_process, run_limited
 from adafuse_llm.errors import GrammarError, QueueFullError
 from adafuse_llm.text.matchers import byte_tokenizer, compiled, next_bytes
 
@@ -110,6 +110,7 @@ def compile_here(lark: str) -> None:
         SystemExit: the grammar takes too much memory.
     """
     byte_tokenizer()
+    begin()
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     limit_process(MAX_CPU_SECONDS, MAX_BYTES)

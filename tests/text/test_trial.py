@@ -3,8 +3,8 @@
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from functools import partial
-from multiprocessing import spawn
 from typing import Any
 
 import psutil
@@ -106,11 +106,16 @@ def test_a_harmless_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> No
     try_grammar('start: "once"')
 
 
-def test_without_another_process_grammars_are_tried_here_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "start", ["raise SystemExit", "import sys; sys.modules['llguidance'] = None"]
+)
+def test_without_a_trial_grammars_are_compiled_with_a_warning(
+    start: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trial, "_has_started", threading.Event())
-    monkeypatch.setattr(spawn, "get_executable", lambda: "/bin/false")
+    monkeypatch.setattr(trial, "_harmless", OrderedDict())
+    trial._warn.cache_clear()
+    monkeypatch.setattr(child, "BOOTSTRAP", f"{start}{child.BOOTSTRAP}")
     try_grammar('start: "x"')
     try_grammar('start: "y"')
     assert caplog.text.count("without a trial") == 1

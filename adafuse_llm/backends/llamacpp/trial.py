@@ -31,7 +31,7 @@ from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.context import Context, Entry
 from adafuse_llm.backends.llamacpp.library import Model, Settings, find_library, load_library
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
-from adafuse_llm.child import OUT_OF_TIME, limit_process, run_limited
+from adafuse_llm.child import OUT_OF_TIME, begin, limit_process, run_limited
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -199,6 +199,7 @@ def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) 
 
     The file has `weights` bytes of weights, and loading it may take some seconds of CPU time.
     """
+    begin()
     try:
         _say("rendering its chat template")
         _render(read_facts(path).chat_template or {})

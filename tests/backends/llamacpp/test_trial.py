@@ -113,5 +113,6 @@ def test_a_file_is_tried_whatever_the_working_folder_and_other_libraries_do(
     (tmp_path / "json.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "more"])
-    monkeypatch.setattr(child, "BOOTSTRAP", f"print('Hello')\n{child.BOOTSTRAP}")
+    noise = "import sys; sys.stdout.reconfigure(newline='\\r\\n'); print('Hello')"  # as on Windows
+    monkeypatch.setattr(child, "BOOTSTRAP", f"{noise}{child.BOOTSTRAP}")
     assert member() and len([*cache.iterdir()]) == 1
