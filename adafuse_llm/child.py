@@ -74,7 +74,7 @@ def run_limited(task: Callable[..., None], seconds: float, /, **arguments: objec
         raise OSError("this application is no Python interpreter")
     start = [str(Path(__file__).parent), [*map(str, sys.path)], task.__module__, task.__name__]
     child = subprocess.run(  # noqa: S603  # this interpreter, and our own code
-        [os.fsdecode(spawn.get_executable() or ""), "-I", "-S", "-c", BOOTSTRAP],
+        [os.fsdecode(spawn.get_executable() or ""), "-I", "-c", BOOTSTRAP],
         input=json.dumps([*start, arguments]),
         capture_output=True,
         text=True,
