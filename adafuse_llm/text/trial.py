@@ -111,6 +111,7 @@ def compile_here(lark: str) -> None:
     """
     byte_tokenizer()
     begin()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent holds in memory what stands there
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     limit_process(MAX_CPU_SECONDS, MAX_BYTES)
