@@ -103,8 +103,6 @@ def test_a_machine_without_a_cache_folder_or_processes_has_members(
     assert member()
     monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: None)
     assert member()
-    monkeypatch.setattr(sys, "frozen", True, raising=False)  # it would run itself again
-    assert member()
 
 
 def test_a_file_is_tried_whatever_the_working_folder_and_other_libraries_do(
