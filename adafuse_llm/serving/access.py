@@ -67,12 +67,6 @@ def outcome_of(status: int) -> str:
     return OUTCOMES.get(status, "failed" if status >= 500 else "refused")
 
 
-def route_path(scope: Scope) -> str:
-    """Return the path of a request below the prefix at which the server is mounted, if any."""
-    path, prefix = str(scope["path"]), scope.get("root_path", "")
-    return path.removeprefix(prefix) if f"{path}/".startswith(f"{prefix}/") else path
-
-
 def middlewares(
     config: ServingConfig,
     api_keys: Sequence[str] = (),
@@ -130,6 +124,7 @@ class AccessLog:
             return
         if self._prefix and not scope.get("root_path"):
             scope = {**scope, "root_path": self._prefix}
+        prefix = scope.get("root_path", "")  # where another application or a proxy shows the server
         given = Headers(scope=scope).get("x-request-id", "")
         call = Call(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
         CALL.set(call)
@@ -158,7 +153,7 @@ class AccessLog:
         finally:
             outcome = call.outcome or (outcome_of(status) if is_complete else "cancelled")
             seconds = time.perf_counter() - call.started
-            path, client = route_path(scope), scope.get("client")
+            path, client = scope["path"].removeprefix(prefix), scope.get("client")
             is_quiet = path in PROBES or (path == "/metrics" and outcome == "ok")
             logger.log(
                 logging.DEBUG if is_quiet else logging.INFO,
@@ -180,7 +175,7 @@ class HostCheck(TrustedHostMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Probes may use any name."""
-        if scope["type"] == "http" and route_path(scope) in PROBES:
+        if scope["type"] == "http" and _below(scope) in PROBES:
             await self.app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
@@ -198,7 +193,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Probes and the page need no key."""
-        if scope["type"] != "http" or route_path(scope) in PROBES | {"", "/"}:
+        if scope["type"] != "http" or _below(scope) in PROBES | {"", "/"}:
             await self.app(scope, receive, send)
             return
         header = Headers(scope=scope).get("authorization", "")
@@ -250,6 +245,10 @@ async def read_body(request: Request, config: ServingConfig) -> bytes:
         text = json.dumps(body.decode(errors="replace"))
         logger.info("request=%s body=%s", CALL.get().id, text)
     return bytes(body)
+
+
+def _below(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _digest(key: str) -> bytes:
