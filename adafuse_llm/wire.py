@@ -10,7 +10,9 @@ from typing import Any
 
 from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, MemberError
+from adafuse_llm.report.styles import owner, shared
 from adafuse_llm.results import Generation, Round, StreamEvent, Usage, total_logprob
+from adafuse_llm.summary import choice_probabilities
 
 EXTENSION = "adafuse"
 """Name of the field with what OpenAI's API does not have, in requests and in answers."""
@@ -34,12 +36,19 @@ def chunk(
 ) -> dict[str, Any]:
     """Return the form of a chunk of a stream.
 
-    It has the round whose text is in the chunk, and the event of which it is the last chunk. If the
-    client wants `rounds`, it also gets the text as the members wrote it.
+    It has the round whose text is in the chunk, with what a display needs to know of it, and the
+    event of which it is the last chunk. If the client wants `rounds`, it also gets the text as the
+    members wrote it.
     """
     fields: dict[str, Any] = {}
     if rounds and played is not None:
-        fields["round"] = played.model_dump(mode="json")
+        kind = shared(played)
+        fields["round"] = {
+            **played.model_dump(mode="json"),
+            "owner": owner(played, tuple(played.candidates[played.winner].nll)),
+            "shared": None if kind is None else kind.kind,
+            "probabilities": choice_probabilities(played),
+        }
     if rounds and event is not None:
         fields |= {"text": event.text, "reply_prefix": event.reply_prefix}
     if event is not None and event.generation is not None:

@@ -22,6 +22,7 @@ MARKS = "●■▲◆★▼○□△◇☆▽"
 class Shared:
     """The look of text that belongs to no single member: a mark, and words for the legend."""
 
+    kind: str
     mark: str
     name: str
 
@@ -29,9 +30,9 @@ class Shared:
         return f"{self.mark} {self.name}"
 
 
-AGREED = Shared("=", "all agree")
-FORCED = Shared("–", "forced by the grammar")  # noqa: RUF001  # a dash, so that it stays quiet
-CHOSEN = Shared("»", "chosen by score")
+AGREED = Shared("agreed", "=", "all agree")
+FORCED = Shared("forced", "–", "forced by the grammar")  # noqa: RUF001  # a dash, so that it stays quiet
+CHOSEN = Shared("chosen", "»", "chosen by score")
 
 ENDINGS: dict[FinishReason, str] = {
     "stop": "finished",
@@ -167,7 +168,11 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
     if shared(decided) is not None:
         return None
     winner = decided.candidates[decided.winner]
-    return min(winner.proposers or members, key=lambda name: winner.nll.get(name, float("inf")))
+    return min(
+        winner.proposers or members,
+        key=lambda name: winner.nll.get(name, math.inf),
+        default=None,
+    )
 
 
 def ranked(decided: Round) -> list[tuple[int, Candidate]]:

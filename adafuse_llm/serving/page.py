@@ -27,8 +27,6 @@ SCRIPTS = (
 )
 """The scripts of the page, in their order. They share one scope."""
 
-SHARED = {"agreed": styles.AGREED, "chosen": styles.CHOSEN, "forced": styles.FORCED}
-
 
 def page_route() -> Route:
     """Return the route of the page."""
@@ -77,8 +75,8 @@ def _looks() -> str:
         "endings": styles.ENDINGS,
         "meanings": styles.MEANINGS,
         "shared": {
-            kind: {"mark": each.mark, "name": each.name, "stroke": STROKES_OF_SHARED[each]}
-            for kind, each in SHARED.items()
+            each.kind: {"mark": each.mark, "name": each.name, "stroke": stroke}
+            for each, stroke in STROKES_OF_SHARED.items()
         },
     }
     return json.dumps(looks)

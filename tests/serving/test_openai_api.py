@@ -61,6 +61,25 @@ def test_a_stream_has_the_role_the_spans_the_reason_and_the_usage(client, engine
     assert len({each.id for each in chunks}) == 1
 
 
+def test_a_round_of_a_stream_says_whose_its_text_is(client, engine):
+    def rounds(**given):
+        chunks = ask(client, stream=True, extra_body={"adafuse": {"rounds": True}, **given})
+        extensions = (each.model_extra.get("adafuse", {}) for each in chunks)
+        return [each["round"] for each in extensions if "round" in each]
+
+    for each in rounds():
+        winner = each["candidates"][each["winner"]]
+        is_agreed = len(each["candidates"]) == 1 and len(winner["proposers"]) > 1
+        assert each["shared"] == ("agreed" if is_agreed else None)
+        best = min(winner["proposers"], key=winner["nll"].get)
+        assert each["owner"] == (None if is_agreed else best)
+        assert each["probabilities"] is None
+    (chosen,) = rounds(choices=["4", "5", "6"])
+    choice = engine.choose(messages=QUESTION, choices=["4", "5", "6"])
+    assert (chosen["shared"], chosen["owner"]) == ("chosen", None)
+    assert chosen["probabilities"] == pytest.approx(choice.probabilities)
+
+
 def test_a_member_alone_answers_as_its_own_model(client, engine):
     names = [model.id for model in client.models.list()]
     assert names == ["adafuse", *engine.members]

@@ -154,7 +154,7 @@ function showPiece(turn, parent, part, text, isFirst) {
   }
   if (!looksOfRounds.has(round)) looksOfRounds.set(round, lookOfRound(round));
   const look = looksOfRounds.get(round), isLink = parent.closest?.("a");  // a click follows it
-  if (look.stroke && !look.color) showLegend(sharedBy(round));
+  if (round.shared) showLegend(round.shared);
   parent.append(make("span", {
     class: "span", look, "data-mark": isFirst ? look.mark : "", "data-round": part.round, title: `Round ${part.round}: ${look.by}`,
     ...(isLink ? {} : { role: "button", tabindex: "-1" }),

@@ -78,36 +78,11 @@ function paint(element, look) {
   if (look.stroke) element.style.setProperty("--stroke", look.stroke);
 }
 
-/** Return the probability of each candidate of a round that chose among given texts, or null. */
-function probabilitiesOf(round) {
-  if (round.forced || Object.values(round.margins).some(values => values.length)) return null;
-  const every = round.candidates;
-  if (!every.length || every.some(each => each.score === null || !each.ends || each.proposers.length)) return null;
-  const least = Math.min(...every.map(each => each.score));
-  const powers = every.map(each => Math.exp(least - each.score));
-  const sum = powers.reduce((left, right) => left + right);
-  return powers.map(power => power / sum);
-}
-
-/** Return why the text of a round belongs to no single member: agreed, chosen, forced, or null. */
-function sharedBy(round) {
-  if (round.forced) return "forced";
-  if (probabilitiesOf(round)) return "chosen";
-  return round.candidates.length === 1 && round.candidates[0].proposers.length > 1 ? "agreed" : null;
-}
-
-/** Return the member that finds the committed text most likely: a proposer, if there is one. */
-function ownerOf(round) {
-  const { proposers, nll } = round.candidates[round.winner], value = name => nll[name] ?? Infinity;
-  return [...(proposers.length ? proposers : Object.keys(nll))].sort((left, right) => value(left) - value(right) || 0)[0];
-}
-
 /** Return the looks of those that a round's span belongs to: a shared kind, or members in their order. */
-function looksOf(round) {
-  const kind = sharedBy(round), { proposers } = round.candidates[round.winner], owner = ownerOf(round);
-  if (kind) return [LOOKS.shared[kind]];
-  const authors = proposers.length || owner === undefined ? proposers : [owner];
-  return authors.map(lookOf).sort(inOrder);
+function looksOf({ shared, owner, candidates, winner }) {
+  if (shared) return [LOOKS.shared[shared]];
+  const { proposers } = candidates[winner];
+  return (proposers.length || owner === null ? proposers : [owner]).map(lookOf).sort(inOrder);
 }
 
 /** Order looks as the legend does: members first. */
@@ -118,10 +93,10 @@ const named = look => `${look.mark}\u00a0${look.name}`;
 
 /** Return how the span of a round looks, and who proposed it in words. */
 function lookOfRound(round) {
-  const looks = looksOf(round), owner = ownerOf(round);
+  const looks = looksOf(round);
   if (!looks.length) return { mark: "", stroke: "solid", by: "no member" };
   return {
-    ...looks.find(look => look.name === owner) ?? looks[0],
+    ...looks.find(look => look.name === round.owner) ?? looks[0],
     mark: looks.map(look => look.mark).join(""),
     by: looks.map(named).join(", "),
   };

@@ -47,7 +47,7 @@ function meaningOf(turn, probabilities) {
 }
 
 function contentOf(turn, round) {
-  const probabilities = probabilitiesOf(round), look = lookOfRound(round);
+  const { probabilities } = round, look = lookOfRound(round);
   const who = make("p", {}, make("span", { class: "key", look }, look.by), ` · ${Math.round(1000 * round.elapsed)} ms`);
   if (round.forced) {
     return [
