@@ -100,7 +100,15 @@ class RemoteEngine(Engine):
             raise InvalidInputError("api_key must consist of printable ASCII characters")
         after_fork(self._renew)
         try:
-            models = self._models(time.monotonic() + ready_timeout)
+            end = time.monotonic() + ready_timeout
+            while True:
+                try:
+                    models = self._ask("/v1/models", **self._strategy)
+                    break
+                except ServerNotReadyError:
+                    if (rest := end - time.monotonic()) <= 0:
+                        raise
+                    time.sleep(min(READY_SECONDS, rest))
             with self._naming_server():
                 facts = models["data"][0]["adafuse"]
                 self.member_info = tuple(map(MemberInfo.model_validate, facts["member_info"]))
@@ -112,16 +120,6 @@ class RemoteEngine(Engine):
         except BaseException:
             self.close()
             raise
-
-    def _models(self, end: float) -> Any:
-        """Return the models of the server. If it is not ready, ask again until a time."""
-        while True:
-            try:
-                return self._ask("/v1/models", **self._strategy)
-            except ServerNotReadyError:
-                if (rest := end - time.monotonic()) <= 0:
-                    raise
-                time.sleep(min(READY_SECONDS, rest))
 
     @override
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:

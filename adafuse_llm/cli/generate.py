@@ -57,18 +57,20 @@ def generate(setup: Setup, flags: Namespace) -> int:
         if setup.file.n > 1:
             with stderr_console().status(f"drawing {setup.file.n} responses"):
                 generation = engine.generate(**request, cancel=cancel)
-            if flags.json:
-                _print_generation(generation)
-            else:
+            if not flags.json:
                 _print_all(display, generation, trace=flags.trace)
         elif flags.json:
-            generation = last(engine.stream(**request, cancel=cancel), _print_json)
+            generation = last(engine.stream(**request, cancel=cancel), _print_round)
         else:
             events = engine.stream(**request, cancel=cancel)
             generation = _print_growing(display, events, trace=flags.trace)
             if display.console.is_terminal:
                 seconds = time.perf_counter() - started
                 display.console.print("", display.summary(generation, seconds), sep="\n")
+        if flags.json:
+            whole = generation.model_dump(mode="json")
+            apart = {"answer": generation.answer, "reasoning": generation.reasoning}
+            print_json({"generation": whole, **apart})
     if flags.html is not None:
         title = textwrap.shorten(flags.prompt, 100, placeholder=" …") or "Ensemble response"
         flags.html.write_text(page(generation, title=title), encoding="utf-8")
@@ -141,21 +143,9 @@ def _print_all(display: Display, generation: Generation, *, trace: bool) -> None
             sys.stdout.write("\n")
 
 
-def _print_json(event: StreamEvent) -> None:
+def _print_round(event: StreamEvent) -> None:
     if event.round is not None:
         print_json({"round": event.round.model_dump(mode="json")})
-    if event.generation is not None:
-        _print_generation(event.generation)
-
-
-def _print_generation(generation: Generation) -> None:
-    print_json(
-        {
-            "generation": generation.model_dump(mode="json"),
-            "answer": generation.answer,
-            "reasoning": generation.reasoning,
-        }
-    )
 
 
 def _print_plain(part: StreamEvent | Generation) -> None:

@@ -70,9 +70,14 @@ def info(setup: Setup, flags: Namespace) -> int:
     findings: list[Finding] = []
     models = setup.file.models or [*map(str, member_paths())]
     for model in models:
-        described, found = _inspect(model, setup)
-        facts += described
-        findings += found
+        alone = replace(setup, file=setup.file.model_copy(update={"models": (model,)}))
+        (spec,) = alone.file.members
+        try:
+            with alone.load(AdaFuseConfig()) as engine:
+                facts.append(_described(spec.path, engine.backends[0]))
+                findings += _examined(engine)
+        except (LoadError, MissingDependencyError) as error:
+            findings.append(Finding("problem", spec.path, one_line(str(error))))
     if mixture := mixed_templates({fact["member"]: fact["chat_template"] for fact in facts}):
         findings.append(Finding("warning", "+".join(fact["member"] for fact in facts), mixture))
     together = not any(finding.level == "problem" for finding in findings)
@@ -94,18 +99,6 @@ def info(setup: Setup, flags: Namespace) -> int:
             verdict += f"; prompt and answer share a window of {min(windows):,} tokens"
         _print(facts, findings, f"{verdict}.")
     return 0 if together else FAILED
-
-
-def _inspect(
-    model: str | dict[str, Any], setup: Setup
-) -> tuple[list[dict[str, Any]], list[Finding]]:
-    alone = replace(setup, file=setup.file.model_copy(update={"models": (model,)}))
-    (spec,) = alone.file.members
-    try:
-        with alone.load(AdaFuseConfig()) as engine:
-            return [_described(spec.path, engine.backends[0])], [*_examined(engine)]
-    except (LoadError, MissingDependencyError) as error:
-        return [], [Finding("problem", spec.path, one_line(str(error)))]
 
 
 def _described(path: str, backend: Backend) -> dict[str, Any]:

@@ -111,12 +111,6 @@ def facts(generation: Generation) -> list[str]:
     return [*shown, ending(generation)]
 
 
-def not_asked(decided: Round, members: Sequence[str]) -> list[str]:
-    """Return the members that the strategy did not ask, while it asked others."""
-    used = asked(decided)
-    return [name for name in members if used and name not in used]
-
-
 def number_of(decided: Round, candidate: Candidate, member: str) -> str:
     """Return the number of a member for a candidate, or why there is none."""
     return number(candidate.nll.get(member)) if member in asked(decided) else "not asked"

@@ -13,7 +13,7 @@ from rich.text import Text
 from adafuse_llm.report import styles
 from adafuse_llm.report.styles import AGREED, FORCED, Shared, printable
 from adafuse_llm.results import Candidate, Generation, Round
-from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous
+from adafuse_llm.summary import Summary, asked, choice_probabilities, is_unanimous
 
 TYPES = ("", "underline", "italic", "bold", "", "")
 """Text styles by member. Neighboring members differ in style as well as in color."""
@@ -107,8 +107,9 @@ class Display:
             winner = decided.candidates[decided.winner]
             owner = self._owner(decided)
             is_cut = len(decided.text) < len(winner.text)  # by a length limit
-            names = ", ".join(map(printable, styles.not_asked(decided, self.members)))
-            left_out = f"not asked: {names}" if names else ""
+            used = asked(decided)
+            others = [printable(name) for name in self.members if used and name not in used]
+            left_out = f"not asked: {', '.join(others)}" if others else ""
             table.add_row(
                 str(decided.index),
                 self.name(owner),
