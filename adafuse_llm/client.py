@@ -169,7 +169,6 @@ class RemoteEngine(Engine):
         return size or 1, partial(self._respond, sent, request.cancel, size)
 
     def _body(self, checked: Checked, **more: Any) -> dict[str, Any]:
-        """Return the form of a request with its options, and `more` of the extension."""
         options = checked.config.model_dump(include={*checked.request.options})
         extension = {**options, **self._strategy, **more}
         if (conversation := checked.conversation) is None:
@@ -270,7 +269,6 @@ class RemoteEngine(Engine):
     async def _read(
         self, sent: httpx.Request, readers: list[ResponseReader], first: int, deliver: Deliver
     ) -> None:
-        """Deliver what the server answers until it is complete."""
         with self._naming_server():
             async with aclosing(await self._client.send(sent, stream=True)) as answer:
                 if answer.status_code != 200 or not readers:
@@ -297,7 +295,6 @@ class RemoteEngine(Engine):
             deliver(0, numbered(error, number, size))
 
     def _answer(self, status: int, content: bytes) -> Any:
-        """Return the JSON of an answer. Raise the error that it describes."""
         if status == 200:
             return json.loads(content)
         try:
@@ -356,7 +353,6 @@ def _end(process: int, loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> N
 
 
 async def _chunks(answer: httpx.Response) -> AsyncGenerator[Any, None]:
-    """Yield the data of server-sent events."""
     rest = b""
     async for part in answer.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
@@ -373,7 +369,6 @@ def _json(body: object) -> bytes:
 
 
 def _check_url(url: str) -> str:
-    """Return the address of a server without the path of the API."""
     parts = urlsplit(url) if isinstance(url, str) and url.isascii() else urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise InvalidInputError(

@@ -163,10 +163,7 @@ def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
 
 
 def _split(text: str, max_chars: int) -> Iterator[str]:
-    """Split a text at its headings, then into pieces of at most ``max_chars`` characters.
-
-    A section that is only a heading is left out.
-    """
+    """Split a text at its headings, and leave out sections that are only a heading."""
     text = re.sub(r"[^\S\n]*\n\s*\n", "\n\n", text.replace("\r\n", "\n"))
     for part in re.split(rf"^(?={HEADING})", text, flags=re.MULTILINE):
         section = part.strip("\n").rstrip()

@@ -103,7 +103,6 @@ def answers_alone(
 
 
 def _show_answer(question: str, display: Display, events: Iterator[StreamEvent]) -> Generation:
-    """Print the answer as it grows, in a terminal below the question and the members."""
     console = display.console
     if console.is_terminal:
         console.print(Text(printable(question), "bold"))

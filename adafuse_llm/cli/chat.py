@@ -56,7 +56,6 @@ def chat(setup: Setup, flags: Namespace) -> int:
 
 
 def _lines(greet: Callable[[], None]) -> Iterator[str]:
-    """Yield what the user enters, without the line breaks at the ends."""
     prompt = ""
     if sys.stdin.isatty():
         prompt = "> "

@@ -326,7 +326,6 @@ class Command:
         return Setup(merged, flags.threads, flags.trust_remote_code, flags.debug)
 
     def _typed(self, flags: argparse.Namespace) -> dict[str, Any]:
-        """Return the members, loading settings and options that flags and ``-o`` set."""
         allowed = [*LOADING, *(name for kind in self.kinds for name in kind.model_fields)]
         typed: dict[str, Any] = {}
         for name, value in (parse_option(text, allowed) for text in flags.options):

@@ -104,7 +104,6 @@ def _request(flags: Namespace) -> dict[str, Any]:
 
 
 def _print_growing(display: Display, events: Iterator[StreamEvent], *, trace: bool) -> Generation:
-    """Print one response as it grows: a table per round, colored text, or plain text in a pipe."""
     console = display.console
 
     def show_round(event: StreamEvent) -> None:

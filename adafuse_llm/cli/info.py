@@ -102,7 +102,6 @@ def info(setup: Setup, flags: Namespace) -> int:
 
 
 def _described(path: str, backend: Backend) -> dict[str, Any]:
-    """Return facts about a member that was loaded from a path."""
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
     from adafuse_llm.backends.servers.backend import ServerBackend
@@ -163,7 +162,6 @@ def _gguf(facts: GGUFFacts, end_ids: frozenset[int]) -> dict[str, Any]:
 
 
 def _examined(engine: AdaFuseEngine) -> Iterator[Finding]:
-    """Yield the problems and warnings about the only member of an engine."""
     backend = engine.backends[0]
     codec, window = backend.codec, backend.context_window
     for name, probe in PROBES.items():
@@ -190,7 +188,6 @@ def _examined(engine: AdaFuseEngine) -> Iterator[Finding]:
 
 
 def _print(facts: Sequence[dict[str, Any]], findings: Sequence[Finding], verdict: str) -> None:
-    """Print a table with a column per member and a row per fact, the findings, and a sentence."""
     console = stdout_console()
     table = Table("", header_style="bold")
     for fact in facts:

@@ -125,7 +125,6 @@ def _divide(
 
 
 def _check(config: AdaFuseConfig, lines: Sequence[Line], flags: Namespace) -> None:
-    """Raise an error if an option or a flag does not fit the lines or the other flags."""
     if config.counted_logprobs is not None and not flags.rounds:
         raise InvalidOptionError(
             "options 'logprobs' and 'top_logprobs': the rounds hold them, so also pass --rounds"
@@ -142,10 +141,7 @@ def _check(config: AdaFuseConfig, lines: Sequence[Line], flags: Namespace) -> No
 def _answer(
     engine: AdaFuseEngine, form: str, line: Line, *, chat: bool, rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
-    """Return the result of a line, or None if the run was interrupted.
-
-    `form` is the prompt of a question, with ``{question}``.
-    """
+    """Return the result of a line, or None if the run was interrupted. `form`: `prompt_form`."""
     record: dict[str, Any] = {
         "line": line.number,
         "question": line.question,

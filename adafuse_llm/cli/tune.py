@@ -157,10 +157,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
 
 
 def _questions(setup: Setup, flags: Namespace) -> list[Question]:
-    """Return the questions of the file, or those that come with the embedded members.
-
-    With --docs, each has the passages that fit it before it, as `adafuse ask` sends them.
-    """
+    """Return the questions, with --docs behind the passages that `adafuse ask` would send."""
     form = prompt_form(flags.prompts, flags.template)
     if flags.docs and (flags.prompts or flags.template):
         raise InvalidInputError(
@@ -187,11 +184,8 @@ def _questions(setup: Setup, flags: Namespace) -> list[Question]:
 
 
 def _file_options(setup: Setup, found: Tuning, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of the configuration file, with only the models that decode.
-
-    One model answers greedily, so the file then has no option of the search and no weights.
-    """
-    alone = len(options["use"]) == 1
+    """Return the contents of the configuration file, with only the models that decode."""
+    alone = len(options["use"]) == 1  # one model needs no weights and no option of the search
     dropped = {*tuning.CHOICES, "weights"} if alone else {}
     typed = {name: value for name, value in setup.file.options.items() if name not in dropped}
     written = {"strategy": "single" if alone else found.strategy, **typed, **options}
@@ -256,7 +250,6 @@ def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
 
 
 def _confidence(written: str, found: Reliability | str) -> list[RenderableType]:
-    """Return the table of accuracy against coverage, or why there is none."""
     if isinstance(found, str):
         return [Text(printable(f"No confidence: {found}."))]
     title = Text(f"Confidence of {written}", "bold")

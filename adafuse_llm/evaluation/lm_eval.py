@@ -235,7 +235,6 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [-math.inf if each is None else each for each in known]
 
     def _are_greedy(self, context: str, continuations: Sequence[str]) -> list[bool]:
-        """Return, for each continuation, whether the ensemble's response begins with it."""
         if not self.check_greedy or not context.strip():
             return [False] * len(continuations)
         room = max(map(self._tokens, continuations)) + 1

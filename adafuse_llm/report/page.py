@@ -88,7 +88,6 @@ def page(
 
 
 def _body(generation: Generation) -> str:
-    """Return the HTML of all responses: the first one, and the alternatives below headings."""
     every = responses(generation)
     titles = [heading(place, generation) if len(every) > 1 else "" for place in range(len(every))]
     return "".join(
@@ -98,7 +97,6 @@ def _body(generation: Generation) -> str:
 
 
 def _response(generation: Generation, *, title: str, place: int) -> str:
-    """Return the HTML of one response, whose index is `place`. Its alternatives are ignored."""
     names = members_of(generation)
     members = [Shown(look) for look in looks(names).values()]
     summary = Summary.of(generation.rounds)
@@ -162,7 +160,6 @@ def _identity(generation: Generation, place: int) -> str:
 
 
 def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
-    """Return the part of the text that each round committed, with facts about the round."""
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
     marks = {member.name: member.mark for member in members}

@@ -62,7 +62,6 @@ class Display:
         return Text("   ").join(self.name(owner) for owner in owners)
 
     def _owner(self, decided: Round) -> str | Shared:
-        """Return the member that owns the text of a round, or the look of shared text."""
         shared = styles.shared(decided)
         return shared or styles.owner(decided, self.members) or AGREED
 

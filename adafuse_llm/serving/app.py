@@ -94,7 +94,6 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
 
 
 async def _models(service: Service, request: Request) -> Response:
-    """Return the models: the ensemble, with the strategy that the query names, and the members."""
     engine = service.view(request.query_params.get("strategy"))
     own = service.config.served_model_name
 
@@ -128,7 +127,6 @@ async def _models(service: Service, request: Request) -> Response:
 async def _complete(
     service: Service, read: Callable[..., bodies.ServedRequest], request: Request
 ) -> Response:
-    """Answer a request for a chat completion, a completion or a response."""
     asked = await http.read_object(request, read, service.config)
     extension, limit = asked.body.adafuse, service.config.request_timeout
     if extension.timeout is not None:
@@ -212,9 +210,9 @@ def _with_variables(
     asked: bodies.ServedRequest,
     codecs: Mapping[str, TextCodec],
 ) -> dict[str, Any]:
-    """Return options with those variables of a request that a chat template of a member reads.
+    """Return options with those variables of a request that a chat template reads.
 
-    ``reasoning_effort`` is a variable; ``none`` also switches reasoning off.
+    ``reasoning_effort`` is one; ``none`` also switches reasoning off.
     """
     known = {name for each in codecs.values() for name in each.template_facts.variables}
     given = dict(asked.variables)
@@ -244,10 +242,7 @@ async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) 
 async def _parts(
     service: Service, asked: bodies.ServedRequest, opened: Opened
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a streamed response.
-
-    Until the first part, an error is raised. Then it is the last part.
-    """
+    """Yield the parts of a stream. An error before the first one is raised, a later one sent."""
     writer: Writer | None = None
     done: dict[int, Generation] = {}
     try:
@@ -278,7 +273,6 @@ async def _parts(
 
 
 async def _tokenize(service: Service, request: Request) -> Response:
-    """Return the tokens of a prompt, of a conversation, or of a text inside a prompt."""
     asked = await http.read_object(request, bodies.read_tokenize, service.config)
     body, conversation = asked.body, asked.conversation
 

@@ -67,7 +67,6 @@ def _read(name: str) -> str:
 
 
 def _looks() -> str:
-    """Return how members and shared spans look, as JSON for the page's script."""
     looks = {
         "marks": styles.MARKS,
         "strokes": STROKES,

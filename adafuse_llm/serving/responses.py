@@ -294,7 +294,6 @@ class ResponseWriter:
     # Items -------------------------------------------------------------------------------------
 
     def _add(self, part: Part, tokens: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-        """Yield the events for a part of the reply."""
         if isinstance(part, (Text, Reasoning)):
             kind = "message" if isinstance(part, Text) else "reasoning"
             if self._open.get("type") != kind:
@@ -327,7 +326,6 @@ class ResponseWriter:
         self._open["content"].append(part)
 
     def _close(self, status: str) -> Iterator[bytes]:
-        """End the message or the reasoning that is open, if any."""
         if not self._open:
             return
         (part,) = self._open["content"]
@@ -355,7 +353,6 @@ class ResponseWriter:
         return self._sent(f"response.output_item.{what}", output_index=place, item=self._open)
 
     def _at(self, kind: str, **fields: Any) -> bytes:
-        """Return an event about the item that is open."""
         place = {"item_id": self._open["id"], "output_index": len(self._output) - 1}
         return self._sent(f"response.{kind}", **place, **fields)
 
