@@ -44,16 +44,8 @@ HERE = Path(__file__).parent
 STROKES = ("solid", "dashed", "dotted", "double")
 """Line styles below spans. They distinguish members without color."""
 
-
-STROKES_OF_SHARED = {AGREED: "double", CHOSEN: "solid", FORCED: "dotted"}
-"""Line styles below spans that belong to no single member. These lines have no color."""
-
-
-@cache
-def environment() -> Environment:
-    """Return the Jinja environment of this folder's templates. It escapes all inserted values."""
-    loader = FileSystemLoader(HERE)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+TEMPLATES = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
+"""The templates of this folder. They escape all inserted values."""
 
 
 def fragment(generation: Generation) -> str:
@@ -185,7 +177,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                 "round": decided.index,
                 "mark": look.mark if look else joint.mark,
                 "color": look.color if look else "var(--quiet)",
-                "stroke": look.stroke if look else STROKES_OF_SHARED[joint],
+                "stroke": look.stroke if look else joint.stroke,
                 "decided_by": f"{look.mark} {look.name}" if look else joint.name,
                 "forced": decided.forced,
                 "chosen": probabilities is not None,

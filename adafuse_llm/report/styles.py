@@ -20,19 +20,20 @@ MARKS = "●■▲◆★▼○□△◇☆▽"
 
 @dataclass(frozen=True)
 class Shared:
-    """The look of text that belongs to no single member: a mark, and words for the legend."""
+    """The look of text that belongs to no single member: a mark, a line, words for the legend."""
 
     kind: str
     mark: str
+    stroke: str
     name: str
 
     def __str__(self) -> str:
         return f"{self.mark} {self.name}"
 
 
-AGREED = Shared("agreed", "=", "all agree")
-FORCED = Shared("forced", "–", "forced by the grammar")  # noqa: RUF001  # a dash, so that it stays quiet
-CHOSEN = Shared("chosen", "»", "chosen by score")
+AGREED = Shared("agreed", "=", "double", "all agree")
+FORCED = Shared("forced", "–", "dotted", "forced by the grammar")  # noqa: RUF001  # a dash, so that it stays quiet
+CHOSEN = Shared("chosen", "»", "solid", "chosen by score")
 
 ENDINGS: dict[FinishReason, str] = {
     "stop": "finished",
@@ -78,14 +79,6 @@ def looks(members: Sequence[str]) -> dict[str, Look]:
     return {name: Look(name, number) for number, name in enumerate(members)}
 
 
-def ending(generation: Generation) -> str:
-    """Describe how a generation ended."""
-    last = generation.rounds[-1] if generation.rounds else None
-    if generation.finish_reason == "stop" and last is not None and last.forced:
-        return "ended by the grammar"
-    return ENDINGS[generation.finish_reason]
-
-
 def responses(generation: Generation) -> tuple[Generation, ...]:
     """Return all responses of a generation: the first one and the alternatives."""
     return generation, *generation.alternatives
@@ -108,7 +101,10 @@ def facts(generation: Generation) -> list[str]:
         "seed": generation.seed,
     }
     shown = [f"{name} {value}" for name, value in known.items() if value is not None]
-    return [*shown, ending(generation)]
+    ending = ENDINGS[generation.finish_reason]
+    if generation.finish_reason == "stop" and generation.rounds and generation.rounds[-1].forced:
+        ending = "ended by the grammar"
+    return [*shown, ending]
 
 
 def number_of(decided: Round, candidate: Candidate, member: str) -> str:

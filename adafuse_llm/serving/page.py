@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from adafuse_llm.report import styles
-from adafuse_llm.report.page import STROKES, STROKES_OF_SHARED, palette
+from adafuse_llm.report.page import STROKES, palette
 
 STATIC = Path(__file__).parent / "static"
 
@@ -74,8 +74,8 @@ def _looks() -> str:
         "endings": styles.ENDINGS,
         "meanings": styles.MEANINGS,
         "shared": {
-            each.kind: {"mark": each.mark, "name": each.name, "stroke": stroke}
-            for each, stroke in STROKES_OF_SHARED.items()
+            each.kind: {"mark": each.mark, "name": each.name, "stroke": each.stroke}
+            for each in (styles.AGREED, styles.CHOSEN, styles.FORCED)
         },
     }
     return json.dumps(looks)
