@@ -27,7 +27,6 @@ from adafuse_llm.text.words import UNSPACED
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
 SUFFIXES: Final = (".md", ".markdown", ".txt", ".pdf")
-MAX_CHARS: Final = 900
 INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
 """The instruction that `question_messages` puts above the passages."""
 
@@ -55,7 +54,7 @@ class Passage:
 def read_documents(
     paths: Iterable[str | os.PathLike[str]],
     *,
-    max_chars: int = MAX_CHARS,
+    max_chars: int = 900,
     on_skip: Callable[[str], object] = logger.warning,
 ) -> list[Passage]:
     """Read text, Markdown and PDF files, and folders of such files, as passages.

@@ -13,13 +13,7 @@ from rich.text import Text
 from adafuse_llm import AdaFuseEngine, ContextWindowError, Generation, StreamEvent
 from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup, new_file
 from adafuse_llm.cli.passages import EMBEDDED, add_documents, search_in, show_sources
-from adafuse_llm.cli.terminal import (
-    cancel_on_interrupt,
-    last,
-    print_json,
-    show_stream,
-    tell,
-)
+from adafuse_llm.cli.terminal import cancel_on_interrupt, last, print_json, show_stream, tell
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import handbook_path
 from adafuse_llm.report.page import page

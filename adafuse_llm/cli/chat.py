@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -27,8 +27,6 @@ COMMANDS: Final = {
 }
 """Commands of the conversation, with what they do."""
 
-HINT = "Ctrl-C stops an answer. /help"
-
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
@@ -49,13 +47,16 @@ def chat(setup: Setup, flags: Namespace) -> int:
     with setup.load() as engine:
         display = setup.display(engine)
         talk = _Conversation(engine, display, flags.system, retriever, flags.passages)
-        for line in _lines(talk.greet):
+        if sys.stdin.isatty():
+            hint = Text("Ctrl-C stops an answer. /help", "dim")
+            display.console.print(display.legend(), hint, "", sep="\n")
+        for line in _lines():
             if not talk.take(line):
                 break
     return 0
 
 
-def _lines(greet: Callable[[], None]) -> Iterator[str]:
+def _lines() -> Iterator[str]:
     prompt = ""
     if sys.stdin.isatty():
         prompt = "> "
@@ -63,7 +64,6 @@ def _lines(greet: Callable[[], None]) -> Iterator[str]:
             import readline  # lets `input` edit lines and recall earlier ones
 
             readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one input
-        greet()
     while True:
         try:
             line = input(prompt)
@@ -97,9 +97,6 @@ class _Conversation:
         self._retriever, self._passages = retriever, passages
         self._answer: Generation | None = None
         self._sent: list[dict[str, str]] = []
-
-    def greet(self) -> None:
-        self._console.print(self._display.legend(), Text(HINT, "dim"), "", sep="\n")
 
     def take(self, line: str) -> bool:
         """Obey a command, or answer a message. Return False if the conversation ends.

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,6 @@ from adafuse_llm import (
 from adafuse_llm.cli.terminal import (
     discard_stdout,
     one_line,
-    silence_libraries,
     stderr_console,
     stdout_console,
     tell,
@@ -143,7 +143,10 @@ class Setup:
             if self.debug:
                 logging.basicConfig(level=logging.INFO)
             else:
-                silence_libraries()
+                from transformers.utils import logging as chatter
+
+                chatter.set_verbosity(chatter.CRITICAL)
+                warnings.simplefilter("ignore")
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
             elif self.is_embedded and "OMP_NUM_THREADS" not in os.environ:

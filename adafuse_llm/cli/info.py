@@ -43,8 +43,6 @@ PROBES: Final = {
 }
 """Texts that a tokenizer must preserve, because a member cannot score what it changes."""
 
-SMALL_WINDOW: Final = 512
-
 
 class Finding(NamedTuple):
     """A finding about a member, or several joined by ``+``. With a problem, it cannot work."""
@@ -174,7 +172,7 @@ def _examined(engine: AdaFuseEngine) -> Iterator[Finding]:
             )
     if not backend.end_ids:
         yield Finding("warning", backend.name, "it has no end token, so it never proposes to stop")
-    if window is not None and window < SMALL_WINDOW:
+    if window is not None and window < 512:
         text = f"its context window of {window} tokens limits the whole ensemble"
         yield Finding("warning", backend.name, text)
     if not codec.has_chat_template:

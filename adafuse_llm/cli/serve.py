@@ -19,16 +19,6 @@ logger = logging.getLogger(__name__)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine for programs that run on it."""
 
-OPEN = (
-    "warning: everyone who can reach this address can use the server. Set API keys "
-    f"(--api-key-file or {VARIABLE}), or listen at 127.0.0.1"
-)
-"""What the command prints if other machines can use the server without a key."""
-
-
-NOT_ENFORCED = "warning: tools and JSON are only described to the members, not enforced"
-"""What the command prints if responses cannot be made to fit a schema."""
-
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
@@ -62,16 +52,26 @@ def serve(setup: Setup, _flags: Namespace) -> int:
             f"adafuse serve needs {error.name}: {install_command('cli,serve')}"
         ) from error
 
-    config = _with_local_hosts(setup.file.serving)
+    config = setup.file.serving
+    if is_local := _is_loopback(config.host):
+        # else a page of another site could use the server from a browser on this machine, under a
+        # name of its own that stands for 127.0.0.1
+        hosts = dict.fromkeys((*config.allowed_hosts, *LOOPBACK, config.host))
+        config = config.model_copy(update={"allowed_hosts": tuple(hosts)})
     keys = read_keys(config.api_key_file, os.environ)
     service = Service(config)
     app = build_app(service, keys)
     listener = listen(config.host, config.port)
     url = url_of(config.host, listener)
-    _log_to_stderr(config.log_level)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("adafuse_llm").setLevel(config.log_level.upper())
+    logging.getLogger("uvicorn").setLevel("DEBUG" if config.log_level == "debug" else "WARNING")
     with closing(listener):
-        if not keys and not _is_loopback(config.host):
-            tell(OPEN)
+        if not keys and not is_local:
+            tell(
+                "warning: everyone who can reach this address can use the server. Set API keys "
+                f"(--api-key-file or {VARIABLE}), or listen at 127.0.0.1"
+            )
         logger.info("listening at %s; the members are loading", url)
 
         def announce(engine: AdaFuseEngine) -> None:
@@ -86,7 +86,8 @@ def serve(setup: Setup, _flags: Namespace) -> int:
                 try:
                     engine.check_grammar(regex="a")
                 except AdaFuseError as problem:
-                    tell(f"{NOT_ENFORCED}: {problem}")
+                    only = "tools and JSON are only described to the members, not enforced"
+                    tell(f"warning: {only}: {problem}")
 
         return run(app, service, listener, setup.load, config=config, on_ready=announce)
 
@@ -96,25 +97,6 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _with_local_hosts(config: ServerConfig) -> ServerConfig:
-    """Return the options with the names of this machine as allowed hosts.
-
-    This applies if only this machine can reach the server. Otherwise, a page of another site could
-    use it from a browser on this machine, under a name of its own that stands for 127.0.0.1.
-    """
-    if not _is_loopback(config.host):
-        return config
-    hosts = dict.fromkeys((*config.allowed_hosts, *LOOPBACK, config.host))
-    return config.model_copy(update={"allowed_hosts": tuple(hosts)})
-
-
-def _log_to_stderr(level: str) -> None:
-    """Send the log of this package to stderr, and warnings of other packages."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("adafuse_llm").setLevel(level.upper())
-    logging.getLogger("uvicorn").setLevel("DEBUG" if level == "debug" else "WARNING")
 
 
 COMMAND = Command(

@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -121,14 +120,6 @@ def progress_bar() -> Progress:
         speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
         disable=not console.is_terminal,
     )
-
-
-def silence_libraries() -> None:
-    """Silence the logs and warnings of libraries in this process."""
-    from transformers.utils import logging as chatter
-
-    chatter.set_verbosity(chatter.CRITICAL)
-    warnings.simplefilter("ignore")
 
 
 def discard_stdout() -> None:

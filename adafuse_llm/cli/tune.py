@@ -48,9 +48,6 @@ from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import find_strategy
 
-STOP = ("\nQuestion:",)
-"""Where answers stop unless a flag sets it. Base models write a question after their answer."""
-
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
@@ -100,7 +97,7 @@ def tune(setup: Setup, flags: Namespace) -> int:
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
     config = setup.file.config
     if file is not None and "stop" not in setup.file.options:
-        config = config.override({"stop": STOP})
+        config = config.override({"stop": ("\nQuestion:",)})  # base models write another one
     names = member_names(setup.file.members)
     candidates(names, config, find_strategy(setup.file.strategy))
     searched, tested = map(len, divide(questions, held_out, seed))
@@ -147,7 +144,12 @@ def tune(setup: Setup, flags: Namespace) -> int:
             tell(RESUMABLE)
             return INTERRUPTED
     options = found.ensemble if flags.keep_ensemble else found.options
-    write_config(output, _file_options(setup, found, options), comment=_comment(found))
+    comment = (
+        f"adafuse tune, adafuse-llm {__version__}, {date.today().isoformat()}\n"  # noqa: DTZ011
+        f"{found.metric}, {found.searched} questions to search on, {found.held_out} held out, "
+        f"seed {found.seed}, {len(found.trials)} settings tried\n{found.verdict}\n"
+    )
+    write_config(output, _file_options(setup, found, options), comment=comment)
     if flags.json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})
@@ -214,14 +216,6 @@ def _from_anywhere(model: str | Mapping[str, Any], name: str) -> str | dict[str,
         (alone,) = member_names([as_spec(path)])
         return path if alone == name else {"path": path, "name": name}
     return {**model, **({"path": path} if path else {}), "name": name}
-
-
-def _comment(found: Tuning) -> str:
-    return (
-        f"adafuse tune, adafuse-llm {__version__}, {date.today().isoformat()}\n"  # noqa: DTZ011
-        f"{found.metric}, {found.searched} questions to search on, {found.held_out} held out, "
-        f"seed {found.seed}, {len(found.trials)} settings tried\n{found.verdict}\n"
-    )
 
 
 def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:

@@ -15,9 +15,6 @@ from filelock import FileLock, Timeout
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError, short_repr
 
-LASTING = (ContextWindowError.__name__, CacheMemoryError.__name__)
-"""Errors that occur again whenever the same members answer the question."""
-
 QUESTION_FORM = "Question: {question}\nAnswer:"
 """The default template of a question."""
 
@@ -126,7 +123,8 @@ def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
 
 def is_lost(error: str | None) -> bool:
     """Return whether an error, ``TYPE: MESSAGE``, is due to the run, such as lack of memory."""
-    return error is not None and error.partition(":")[0] not in LASTING
+    lasting = (ContextWindowError.__name__, CacheMemoryError.__name__)  # whatever the run
+    return error is not None and error.partition(":")[0] not in lasting
 
 
 class Results:

@@ -85,8 +85,10 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
     repeated = []
     for line in read_lines(content):
         label = [line.label] if isinstance(line.label, str) else line.label
-        problem, is_labeled = line.problem, isinstance(label, list) and bool(label)
-        if problem is None and not (is_labeled and all(map(_is_text, label))):
+        texts = label if isinstance(label, list) else []
+        is_labeled = texts and all(isinstance(each, str) and each.strip() for each in texts)
+        problem = line.problem
+        if problem is None and not is_labeled:
             problem = 'its "answer" must be a text or a list of texts, which are not empty'
         if problem is not None:
             raise InvalidInputError(f"line {line.number} of the test set: {problem}")
@@ -95,7 +97,7 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
             repeated.append(line.number)
         else:
             request = put(form.replace("{question}", text), chat=chat)
-            questions[text.strip()] = Question(line.number, text, request, tuple(label))
+            questions[text.strip()] = Question(line.number, text, request, tuple(texts))
     if repeated:
         logger.warning(
             "%s left out, because the question is in an earlier line: %s",
@@ -103,10 +105,6 @@ def read_questions(content: bytes, form: str, *, chat: bool = False) -> list[Que
             short_repr(repeated).strip("[]"),
         )
     return list(questions.values())
-
-
-def _is_text(label: object) -> bool:
-    return isinstance(label, str) and bool(label.strip())
 
 
 def embedded_questions() -> list[Question]:

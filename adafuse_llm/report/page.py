@@ -14,28 +14,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from adafuse_llm.report.styles import (
-    AGREED,
-    CHOSEN,
-    COLORS,
-    FORCED,
-    Look,
-    facts,
-    heading,
-    looks,
-    meaning,
-    members_of,
-    number,
-    number_of,
-    owner,
-    percent,
-    proposed_by,
-    quoted,
-    ranked,
-    reasoning_length,
-    responses,
-    shared,
-)
+from adafuse_llm.report import styles
+from adafuse_llm.report.styles import AGREED, CHOSEN, FORCED, Look
 from adafuse_llm.results import Generation
 from adafuse_llm.summary import Summary, choice_probabilities
 
@@ -68,7 +48,7 @@ def page(
         alone: the response that each member gives alone, by member.
         sources: names and texts of the passages that the members read.
     """
-    of_member = looks(members_of(generation))
+    of_member = styles.looks(styles.members_of(generation))
     template = environment().get_template("page.jinja")
     return template.render(
         title=title,
@@ -80,31 +60,45 @@ def page(
 
 
 def _body(generation: Generation) -> str:
-    every = responses(generation)
-    titles = [heading(place, generation) if len(every) > 1 else "" for place in range(len(every))]
-    return "".join(
-        _response(each, title=title, place=place)
-        for place, (title, each) in enumerate(zip(titles, every, strict=True))
-    )
+    every, parts = styles.responses(generation), []
+    for place, each in enumerate(every):
+        title = styles.heading(place, generation) if len(every) > 1 else ""
+        parts.append(_response(each, title=title, place=place))
+    return "".join(parts)
 
 
 def _response(generation: Generation, *, title: str, place: int) -> str:
-    names = members_of(generation)
-    members = [Shown(look) for look in looks(names).values()]
+    names = styles.members_of(generation)
+    members = [Shown(look) for look in styles.looks(names).values()]
     summary = Summary.of(generation.rounds)
     agreement = summary.agreement
     words = sum(len(decided.text.split()) for decided in generation.rounds)
+    found = {styles.shared(decided) for decided in generation.rounds}
+    usage = generation.usage
+    columns = (
+        usage.forward_passes,
+        usage.tokens_processed,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+    )
+    # one page can hold several responses
+    content = f"{place}{generation.text}{len(generation.rounds)}{usage}"
     template = environment().get_template("generation.jinja")
     return template.render(
         css="" if place else style(),
         heading=title,
-        id=_identity(generation, place),
+        id="r" + hashlib.sha256(content.encode()).hexdigest()[:10],
         members=members,
         spans=_spans(generation, members),
         reasons=bool(generation.reasoning),
-        shared=_legend(generation, members),
+        shared=[
+            {"text": str(each), "stroke": stroke}
+            for each, stroke in STROKES_OF_SHARED.items()
+            if each in found or (each is AGREED and len(members) > 1 and CHOSEN not in found)
+        ],
         chooses=any(choice_probabilities(decided) for decided in generation.rounds),
-        meaning=meaning(generation.strategy, generation.rounds),
+        meaning=styles.meaning(generation.strategy, generation.rounds),
         summary=" · ".join(
             [
                 count(summary.rounds, "round"),
@@ -112,10 +106,10 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
                 count(words, "word"),
                 *([] if agreement is None else [f"all agreed in {agreement:.0%} of joint rounds"]),
                 f"{summary.seconds:.2f} s",
-                *facts(generation),
+                *styles.facts(generation),
             ]
         ),
-        usage=_usage(generation, members),
+        usage=[{"look": m, "numbers": [column[m.name] for column in columns]} for m in members],
     )
 
 
@@ -129,7 +123,7 @@ class Shown:
 
     def __init__(self, look: Look) -> None:
         self.name, self.mark = look.name, look.mark
-        self.color = f"var(--color-{look.number % len(COLORS)})"
+        self.color = f"var(--color-{look.number % len(styles.COLORS)})"
         self.stroke = STROKES[look.number % len(STROKES)]
 
 
@@ -145,25 +139,19 @@ def style() -> str:
     return palette() + (HERE / "report.css").read_text(encoding="utf-8")
 
 
-def _identity(generation: Generation, place: int) -> str:
-    """Return an ID prefix for a response's elements, so that one page can hold several."""
-    content = f"{place}{generation.text}{len(generation.rounds)}{generation.usage}"
-    return "r" + hashlib.sha256(content.encode()).hexdigest()[:10]
-
-
 def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
     marks = {member.name: member.mark for member in members}
     left = generation.text
-    reasoning = reasoning_length(generation.text, generation.reply_prefix)
+    reasoning = styles.reasoning_length(generation.text, generation.reply_prefix)
     spans = []
     for decided in generation.rounds:
         text, left = left[: len(decided.text)], left[len(decided.text) :]
         quiet, reasoning = text[:reasoning], max(0, reasoning - len(text))
-        name = owner(decided, names)
+        name = styles.owner(decided, names)
         look = by_name.get(name or "")
-        joint = shared(decided) or AGREED
+        joint = styles.shared(decided) or AGREED
         probabilities = choice_probabilities(decided)
         margins = {
             marks[member]: ", ".join(f"{value:.2f}" for value in values)
@@ -185,37 +173,16 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                 "margins": "; ".join(f"{mark} {values}" for mark, values in margins.items()),
                 "rows": [
                     {
-                        "text": quoted(candidate),
+                        "text": styles.quoted(candidate),
                         "won": index == decided.winner,
-                        "nll": [number_of(decided, candidate, name) for name in names],
-                        "score": number(candidate.score),
-                        "last": proposed_by(candidate, marks)
+                        "nll": [styles.number_of(decided, candidate, name) for name in names],
+                        "score": styles.number(candidate.score),
+                        "last": styles.proposed_by(candidate, marks)
                         if probabilities is None
-                        else percent(probabilities[index]),
+                        else styles.percent(probabilities[index]),
                     }
-                    for index, candidate in ranked(decided)
+                    for index, candidate in styles.ranked(decided)
                 ],
             }
         )
     return spans
-
-
-def _legend(generation: Generation, members: Sequence[Shown]) -> list[dict[str, str]]:
-    found = {shared(decided) for decided in generation.rounds}
-    return [
-        {"text": str(each), "stroke": stroke}
-        for each, stroke in STROKES_OF_SHARED.items()
-        if each in found or (each is AGREED and len(members) > 1 and CHOSEN not in found)
-    ]
-
-
-def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
-    usage = generation.usage
-    columns = (
-        usage.forward_passes,
-        usage.tokens_processed,
-        usage.prompt_tokens,
-        usage.cached_tokens,
-        usage.completion_tokens,
-    )
-    return [{"look": m, "numbers": [column[m.name] for column in columns]} for m in members]

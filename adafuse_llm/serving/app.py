@@ -51,13 +51,12 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
 
     Every request needs one of the keys, if there are any.
     """
-    reads = {
-        "/v1/chat/completions": bodies.read_chat,
-        "/v1/completions": bodies.read_completion,
-        "/v1/responses": read_response,
+    posts = {
+        "/v1/chat/completions": partial(_complete, service, bodies.read_chat),
+        "/v1/completions": partial(_complete, service, bodies.read_completion),
+        "/v1/responses": partial(_complete, service, read_response),
+        "/tokenize": partial(_tokenize, service),
     }
-    posts = {path: partial(_complete, service, read) for path, read in reads.items()}
-    posts["/tokenize"] = partial(_tokenize, service)
     gets = dict.fromkeys(("/v1/models", "/v1/models/{name:path}"), partial(_models, service))
 
     async def health(_: Request) -> Response:
@@ -302,7 +301,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
 async def _failed(paths: Sequence[str], request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
-        return Response(status_code=CLIENT_CLOSED)
+        return Response(status_code=499)  # for the log only
     if not isinstance(error, HTTPException):
         return api_error(error).response()
     path, code = request.url.path[:200], "not_found"

@@ -22,10 +22,6 @@ from adafuse_llm.wire import EXTENSION
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""
 
-CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
-TEXT_KINDS = ("text_completion", "text_completion")
-"""Kinds of objects: whole responses, and chunks of streams."""
-
 
 class CompletionWriter:
     """Writes `n` responses to each prompt: chat completions or completions.
@@ -35,7 +31,8 @@ class CompletionWriter:
 
     def __init__(self, model: str, asked: ServedRequest, n: int, leader: str | None) -> None:
         is_chat = asked.conversation is not None
-        self._kinds = CHAT_KINDS if is_chat else TEXT_KINDS
+        self._kind = "chat.completion" if is_chat else "text_completion"
+        self._chunk_kind = "chat.completion.chunk" if is_chat else self._kind
         prefix = "chatcmpl" if is_chat else "cmpl"
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
         self._model = model
@@ -96,7 +93,7 @@ class CompletionWriter:
     ) -> dict[str, Any]:
         return {
             **self._head,
-            "object": self._kinds[is_chunk],
+            "object": self._chunk_kind if is_chunk else self._kind,
             "model": self._model,
             "choices": choices,
             **({EXTENSION: extension} if extension else {}),
@@ -133,7 +130,8 @@ class ChatChoice:
         calls = []
         for call in delta.calls:
             assert isinstance(call, ToolCall), "malformed calls are text"
-            function = {"name": call.name, "arguments": arguments_of(call)}
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            function = {"name": call.name, "arguments": arguments}
             identity = {"index": self.calls, "id": f"call_{uuid.uuid4().hex}"}
             calls.append({**identity, "type": "function", "function": function})
             self.calls += 1
@@ -198,11 +196,6 @@ class TextChoice:
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
         return self.part(generation.text, "", generation, generation.rounds)
-
-
-def arguments_of(call: ToolCall) -> str:
-    """Return the arguments of a call as JSON text."""
-    return json.dumps(call.arguments, ensure_ascii=False)
 
 
 def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usage:

@@ -33,9 +33,6 @@ JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
 
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Headers that keep proxies from holding back events."""
-
 
 async def read_object(
     request: Request, read: Callable[[dict[str, Any], Ignored], T], config: ServingConfig
@@ -124,8 +121,9 @@ class StreamResponse(StreamingResponse):
             async for part in parts:
                 yield part
 
-        headers = {**STREAM_HEADERS, **headers}
-        super().__init__(content(), headers=headers, media_type="text/event-stream")
+        # these headers keep proxies from holding back events
+        known = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
+        super().__init__(content(), headers=known, media_type="text/event-stream")
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -50,23 +50,10 @@ def page() -> str:
 
     It has the colors, marks and words of the reports.
     """
-    parts = {
-        "/* style */": palette() + _read("page.css"),
-        "/* looks */": _looks(),
-        "/* library */": _read(LIBRARY),
-        "/* script */": "".join(map(_read, SCRIPTS)),
-    }
-    html = _read("page.html")
-    for place, content in parts.items():
-        html = html.replace(place, content)
-    return html
 
+    def read(name: str) -> str:
+        return (STATIC / name).read_text(encoding="utf-8")
 
-def _read(name: str) -> str:
-    return (STATIC / name).read_text(encoding="utf-8")
-
-
-def _looks() -> str:
     looks = {
         "marks": styles.MARKS,
         "strokes": STROKES,
@@ -78,15 +65,30 @@ def _looks() -> str:
             for each in (styles.AGREED, styles.CHOSEN, styles.FORCED)
         },
     }
-    return json.dumps(looks)
+    parts = {
+        "/* style */": palette() + read("page.css"),
+        "/* looks */": json.dumps(looks),
+        "/* library */": read(LIBRARY),
+        "/* script */": "".join(map(read, SCRIPTS)),
+    }
+    html = read("page.html")
+    for place, content in parts.items():
+        html = html.replace(place, content)
+    return html
 
 
 def _policy(html: str) -> str:
     """Return the content security policy that permits only the page's own style and scripts."""
+
+    def digests(tag: str) -> str:
+        contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)  # without attributes
+        each = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in contents]
+        return " ".join(f"'sha256-{digest.decode()}'" for digest in each)
+
     rules = {
         "default-src": "'none'",
-        "script-src": _digests(html, "script"),
-        "style-src": _digests(html, "style"),
+        "script-src": digests("script"),
+        "style-src": digests("style"),
         "connect-src": "'self'",
         "img-src": "data:",  # the icon
         "base-uri": "'none'",
@@ -96,10 +98,3 @@ def _policy(html: str) -> str:
         "trusted-types": "'none'",
     }
     return "; ".join(f"{name} {value}" for name, value in rules.items())
-
-
-def _digests(html: str, tag: str) -> str:
-    """Return the hashes of the elements `tag` without attributes, as a policy writes them."""
-    contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    digests = [hashlib.sha256(each.encode()).digest() for each in contents]
-    return " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)

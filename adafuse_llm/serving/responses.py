@@ -29,16 +29,10 @@ from adafuse_llm.serving.bodies import (
     parse,
     readable,
 )
-from adafuse_llm.serving.completions import arguments_of, openai_usage
+from adafuse_llm.serving.completions import openai_usage
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import event as sent_event
 from adafuse_llm.wire import EXTENSION
-
-LOGPROBS = "message.output_text.logprobs"
-"""The value in ``include`` that asks for log-probabilities."""
-
-ITEMS = ("message", "reasoning", "function_call", "function_call_output")
-"""Types of items in the input."""
 
 
 class _TextField(Nested):
@@ -69,7 +63,7 @@ def read_response(body: dict[str, Any], ignored: Ignored) -> ServedRequest:
     if (n := asked.options.setdefault("n", 1)) != 1:
         raise invalid(f"n must be 1 in the Responses API; got {short_repr(n)}", asked.given["n"])
     converse(asked, given, _turns(given, ignored), given.text.format)
-    if LOGPROBS in given.include:
+    if "message.output_text.logprobs" in given.include:
         asked.options["logprobs"] = True
     asked.echoed = {
         "instructions": given.instructions,
@@ -140,7 +134,7 @@ def _known(item: dict[str, Any], place: str, ignored: Ignored) -> dict[str, Any]
         ApiError: the item is an address of one that the server would have to store.
     """
     kind = item.get("type") or "message"
-    if kind in ITEMS:
+    if kind in ("message", "reasoning", "function_call", "function_call_output"):
         return {**item, "type": kind}
     if kind == "item_reference":
         raise invalid(f"{place} is an item_reference, but {NO_STORE}. Send the item itself.", place)
@@ -305,7 +299,7 @@ class ResponseWriter:
             return
         assert isinstance(part, ToolCall), "malformed calls are text"
         yield from self._close("completed")
-        arguments = arguments_of(part)
+        arguments = json.dumps(part.arguments, ensure_ascii=False)
         ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex}"}
         yield self._begin({**ids, "type": "function_call", "name": part.name, "arguments": ""})
         yield self._at("function_call_arguments.delta", delta=arguments)
