@@ -6,11 +6,7 @@ A backend implements one kind of member. The backend for Hugging Face models is 
 """
 
 from adafuse_llm.adjustment import Adjustment, Changes
-from adafuse_llm.backends.base import (
-    Backend,
-    Query,
-    QueryResult,
-)
+from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.fake import FakeBackend, answered
 from adafuse_llm.text.codec import TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation

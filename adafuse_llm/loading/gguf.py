@@ -6,11 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adafuse_llm.backends.gguf.files import (
-    choose,
-    gguf_names,
-    stored_folder,
-)
+from adafuse_llm.backends.gguf.files import choose, gguf_names, stored_folder
 from adafuse_llm.backends.gguf.header import GGUFFacts, part_names, read_facts
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.errors import LoadError

@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from adafuse_llm.embedded import MEMBERS
-from adafuse_llm.errors import (
-    InvalidOptionError,
-    LoadError,
-    UnsupportedModelError,
-    short_repr,
-)
+from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError, short_repr
 from adafuse_llm.loading.problems import describe, not_a_hub_id, reason_of
 from adafuse_llm.loading.specs import TransformersMember
 

@@ -31,7 +31,11 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
     if file is not None or source.lower().endswith(SUFFIX):
         return True
     if os.path.isfile(path):  # noqa: PTH113  # unlike pathlib's, it takes a name of any length
-        return has_magic(path)  # the files of Ollama have names without an ending
+        try:  # the files of Ollama have names without an ending
+            with path.open("rb") as opened:
+                return opened.read(len(MAGIC)) == MAGIC
+        except OSError:
+            return True  # reading the header says why
     folder = stored_folder(source, revision)
     if folder is None:
         return "gguf" in source.lower()
@@ -77,15 +81,6 @@ def gguf_names(folder: Path) -> list[str]:
     )
 
 
-def has_magic(path: Path) -> bool:
-    """Return whether a file begins as a GGUF file does, or cannot be read."""
-    try:
-        with path.open("rb") as opened:
-            return opened.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return True  # reading the header says why
-
-
 def choose(names: Sequence[str], file: str | None, label: str) -> str:
     """Choose the only GGUF file, or the one with a name or pattern. Of a model in parts, its first.
 
@@ -95,7 +90,9 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     names = [name for name in names if name.lower().endswith(SUFFIX)]
     if file in names:
         return str(file)
-    wholes = [name for name in names if _is_whole(name)]
+    # models and first parts of models, by their names
+    no_models = [n for n in names if "mmproj" in n.lower() or n.lower().endswith("imatrix.gguf")]
+    wholes = [n for n in names if n not in no_models and n == part_names(n)[0]]
     pattern = "*" if file is None else file
     fitting = [
         name for name in wholes if any(fnmatchcase(n, pattern) for n in (name, Path(name).name))

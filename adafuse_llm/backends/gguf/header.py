@@ -91,7 +91,12 @@ def read_facts(path: str | Path) -> GGUFFacts:
     header = _read_header(path)
     files = _part_paths(path, header.integer("split.count") or 1)
     headers = [header, *map(_read_header, files[1:])]
-    architecture = _architecture(header)
+    architecture = header.text("general.architecture") or "unknown"
+    if header.entries.get(f"{architecture}.attention.causal") is False:  # llama.cpp would load it
+        raise UnsupportedModelError(
+            f"{path} has the architecture {architecture!r}, which is not causal; members must be "
+            "causal (decoder-only) language models"
+        )
     window = header.integer(f"{architecture}.context_length") or 0
     tokens = header.entries.get(TOKENS)
     return GGUFFacts(
@@ -152,7 +157,6 @@ def part_names(name: str) -> list[str]:
 
 
 def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
-    """Return the paths of all parts of a model, whose first part is `path`."""
     if count <= 1:
         return (path,)
     names = part_names(path.name)
@@ -164,19 +168,7 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
     return tuple(map(path.with_name, names))
 
 
-def _architecture(header: _Header) -> str:
-    """Return the architecture, and refuse one that llama.cpp would load and no member can have."""
-    architecture = header.text("general.architecture") or "unknown"
-    if header.entries.get(f"{architecture}.attention.causal") is False:
-        raise UnsupportedModelError(
-            f"{header.path} has the architecture {architecture!r}, which is not causal; members "
-            "must be causal (decoder-only) language models"
-        )
-    return architecture
-
-
 def _cache_elements(header: _Header, architecture: str) -> int:
-    """Return the number of elements of the keys and values of a token, in all layers."""
     attention = f"{architecture}.attention"
     layers = header.integer(f"{architecture}.block_count") or 0
     heads, pairs = (

@@ -27,18 +27,14 @@ MIN_WEIGHTS = 100_000
 
 
 class FewRows:
-    """The linear layers of a model that compute (W xᵀ)ᵀ in passes over a few tokens.
-
-    Args:
-        model: the model. It changes only during such passes.
-    """
+    """The linear layers of a model, which changes only in passes over a few tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         self._layers: list[Any] = [layer for layer in model.modules() if _is_slow(layer)]
 
     @contextmanager
     def during(self, tokens: int) -> Iterator[None]:
-        """Change the layers during a pass over `tokens` tokens, if it is one over a few tokens."""
+        """Change the layers during a pass over `tokens` tokens, if these are few."""
         layers = self._layers if 1 < tokens <= MAX_ROWS else []
         for layer in layers:
             layer.__dict__["forward"] = partial(_forward, layer)

@@ -118,8 +118,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0. The model does not need the length, because it gets positions."""
-        return 0
+        return 0  # the model does not need it, because it gets positions
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -138,9 +137,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
 
 class _Running(threading.local):
-    """The cache of the packed pass that runs in this thread; None if there is none."""
-
-    cache: PackedCache | None = None
+    cache: PackedCache | None = None  # of the packed pass that runs in this thread
 
 
 _running = _Running()
@@ -161,20 +158,18 @@ class _PieceAttention:
         window: int | None,
         scores: Scores,
     ) -> torch.Tensor:
-        """Return the results of the piece, [1, h, n, d].
+        """Return the results for queries of the piece, [1, h, n, d] each.
 
-        Args:
-            query: queries of the piece, [1, h, n, d].
-            keys: keys of the request, [1, k, r, d].
-            values: values of the request, [1, k, r, d].
-            window: number of tokens that the layer sees; None for all tokens.
-            scores: how the layer computes its scores.
+        The keys and values are those of the request, [1, k, r, d]. The layer sees a window of its
+        last tokens, or with None all of them.
         """
         _, heads, size, width = query.shape
         groups = heads // keys.shape[1]
         if not scores.is_usual:
             return _scored(query, keys, values, self._mask(window, 1, query), scores)
-        causal = self._is_causal(window)
+        # as in a prompt without earlier rows, where PyTorch needs no mask
+        causal = 1 < size == len(self.piece.positions) and self.piece.visible is None
+        causal = causal and (window is None or size <= window)
         if groups > 1 and size * groups <= FOLD_ROWS and not causal:
             folded = query.reshape(1, heads // groups, groups * size, width)
             mask = self._mask(window, groups, query)
@@ -192,12 +187,6 @@ class _PieceAttention:
             scale=scores.scale,
             enable_gqa=keys.shape[1] != heads,
         )
-
-    def _is_causal(self, window: int | None) -> bool:
-        """Return whether PyTorch needs no mask, as in a prompt without earlier rows."""
-        size = len(self.piece.tokens)
-        is_prompt = 1 < size == len(self.piece.positions) and self.piece.visible is None
-        return is_prompt and (window is None or size <= window)
 
     def _mask(self, window: int | None, groups: int, query: torch.Tensor) -> torch.Tensor | None:
         """Return what to add to the scores of `groups` folded heads, [groups * n, r].

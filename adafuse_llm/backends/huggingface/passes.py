@@ -10,7 +10,7 @@ import torch
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.packing import PackedCache, use_packed_attention
 from adafuse_llm.backends.huggingface.path_form import PathForm
-from adafuse_llm.backends.huggingface.rows import Piece, Rows, TreeForm, bytes_per_token
+from adafuse_llm.backends.huggingface.rows import Piece, Rows, TreeForm
 from adafuse_llm.backends.logits.rows import Logits, RequestLogits
 from adafuse_llm.tree import Node, TokenTree
 
@@ -25,7 +25,7 @@ passes over 128, and 81 in passes over 64."""
 
 
 class RequestState(RequestLogits):
-    """The state of one request at a member: its form, and the logits of its nodes."""
+    """The form of one request, and the logits of its nodes."""
 
     def __init__(self, tree: TokenTree, form: TreeForm | PathForm, reused: int = 0) -> None:
         super().__init__(tree, reused)
@@ -33,11 +33,9 @@ class RequestState(RequestLogits):
 
     @property
     def unread(self) -> int:
-        """Number of committed tokens that the form can read in pieces, and has not read."""
         return self.form.unread
 
     def follow(self) -> bool:
-        """Drop the rows and logits of nodes that the tree has dropped."""
         is_cut = super().follow()
         if is_cut:
             self.form.reroot()
@@ -54,7 +52,7 @@ class Passes:
     Attributes:
         pieces: number of tokens in a piece of a prompt, while a request writes its response and
             while none does.
-        token_bytes: bytes that a token takes on each device; empty before `measure`.
+        token_bytes: bytes that a token takes on each device, which `choose` measures.
 
     Raises:
         UnsupportedModelError: the model's layers do not support the form.
@@ -72,10 +70,6 @@ class Passes:
         """Return the form of a new request, which in the tree form may have some rows already."""
         return TreeForm(tree, rows) if self.form == "tree" else PathForm(self._decoder, tree)
 
-    def measure(self, state: RequestState) -> None:
-        """Measure the bytes that a token takes in the state of a request."""
-        self.token_bytes = bytes_per_token(state.form.tensors())
-
     def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
         """Evaluate the missing nodes of each request."""
         pieces: list[tuple[RequestState, Piece]] = []
@@ -91,13 +85,11 @@ class Passes:
 
     def read(self, parts: Sequence[tuple[RequestState, int]]) -> None:
         """Give the next committed tokens of each request, that many, their rows."""
-        forms = [(state, state.form, count) for state, count in parts]
-        self._run([(s, form.read(n)) for s, form, n in forms if isinstance(form, TreeForm)])
+        self._run([(s, s.form.read(n)) for s, n in parts if isinstance(s.form, TreeForm)])
 
     def _run(self, pieces: Sequence[tuple[RequestState, Piece]]) -> None:
         for batch in _batches(pieces):
-            logits = self._pass([piece for _, piece in batch])
-            row = 0
+            logits, row = self._pass([piece for _, piece in batch]), 0
             for state, piece in batch:
                 piece.rows.count = len(piece.positions)
                 state.learn(piece.nodes, logits, row)

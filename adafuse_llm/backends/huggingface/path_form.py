@@ -16,12 +16,11 @@ from adafuse_llm.tree import Node, TokenTree
 
 
 class PathForm:
-    """An evaluation of one request, token by token, from saved copies of the model's own cache.
+    """The evaluation of one request by a model without tree attention.
 
-    The path form is for models without tree attention, such as those whose layers have a state
-    instead of rows (Mamba, linear attention). It keeps one cache for the trunk (the committed
-    tokens) and one for each tip of the tree. It reads a prompt in one pass. After it, each token
-    costs one pass.
+    The layers of such a model may have a state instead of rows (Mamba, linear attention). The form
+    keeps one cache for the trunk (the committed tokens) and one for each tip of the tree. It reads
+    a prompt in one pass. After it, each token costs one pass.
     """
 
     unread = 0  # it reads no prompt in pieces
@@ -62,7 +61,7 @@ class PathForm:
         self._tips = {node: state for node, state in self._tips.items() if node in alive}
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the keys and values of the trunk. Layers with a state of fixed size have none."""
+        """Return the keys and values of the trunk. A state of fixed size has none."""
         found = (
             getattr(layer, name, None)
             for layer in getattr(self._trunk, "layers", None) or ()
@@ -73,19 +72,13 @@ class PathForm:
     def _advance_trunk(self) -> torch.Tensor:
         """Run the remaining committed tokens, and return the logits after the root, [1, v]."""
         pending = self._tree.ids[self._committed :]
-        if not self._committed:
-            logits, self._trunk = self._run(self._tree.ids, None)
-        else:
-            for token in pending:
-                logits, self._trunk = self._run([token], self._trunk)
+        for tokens in [[token] for token in pending] if self._committed else [pending]:
+            logits, self._trunk = self._run(tokens, self._trunk)
         self._committed = len(self._tree.ids)
         return logits
 
     def _state_after(self, node: Node, *, shared: bool) -> Any:
-        """Return the state after `node`, as an object that the caller may change.
-
-        If it is `shared`, another child of the node needs it later.
-        """
+        """Return the state after `node`, of which another child of it needs a copy if `shared`."""
         if node in self._tips:
             return copy.deepcopy(self._tips[node]) if shared else self._tips.pop(node)
         if node is self._tree.root:

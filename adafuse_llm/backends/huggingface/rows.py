@@ -33,7 +33,6 @@ class Rows:
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the keys and values of all layers."""
         return [tensor for layer in self.layers.values() for tensor in layer]
 
     def write(
@@ -72,7 +71,6 @@ class Rows:
             tensor[:, :, first : self.count] = tensor.index_select(2, rows)
 
     def first(self, count: int) -> Rows:
-        """Return copies of the first rows."""
         return self.copy(torch.arange(count))
 
     def copy(self, rows: torch.Tensor) -> Rows:
@@ -173,7 +171,6 @@ class TreeForm:
         return len(self._tree.ids) - self.committed
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the keys and values of all layers."""
         return self.rows.tensors()
 
     def read(self, count: int) -> Piece:
@@ -206,7 +203,7 @@ class TreeForm:
         self._compact()
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
-        """Create a piece of pending tokens, which extend the trunk, and nodes below the root."""
+        """Return the piece of pending tokens, which extend the trunk, and nodes below the root."""
         rows = len(self._trunk)
         joined = rows + len(pending)  # each token sees the pending tokens before it
         size = joined + len(below)

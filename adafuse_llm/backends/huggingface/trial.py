@@ -10,6 +10,7 @@ from adafuse_llm.backends.file_facts import context_window
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.packing import attentions_of, set_attentions
 from adafuse_llm.backends.huggingface.passes import Passes, RequestState
+from adafuse_llm.backends.huggingface.rows import bytes_per_token
 from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree import Node, TokenTree
 
@@ -110,12 +111,11 @@ def _actual(decoder: Decoder, passes: Passes) -> dict[Ids, torch.Tensor]:
         state.tree.commit(state.tree.path(tip)[0])
         state.follow()
     evaluate([[tree.child(tip, one[-1])] for tree, (tip, _) in zip(trees, tips, strict=True)])
-    passes.measure(states[0])
+    passes.token_bytes = bytes_per_token(states[0].form.tensors())
     return actual
 
 
 def _tolerance(decoder: Decoder) -> float:
-    """Return the largest accepted relative error for this model."""
     model = decoder.model
     if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
         return TOLERANCE[model.dtype]

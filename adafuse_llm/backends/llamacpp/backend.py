@@ -102,7 +102,13 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 f"{label}: repeatable=True needs all layers on the CPU. Pass gpu_layers=0, or "
                 "leave out repeatable"
             )
-        ends = text.end_ids | _ids_of(end_tokens, text, label)
+        known = text.tokenizer.get_vocab() if end_tokens else {}
+        if others := [token for token in end_tokens if token not in known]:
+            raise InvalidOptionError(
+                f"{label}: end_tokens must be spellings of tokens of the file; {others[0]!r} is "
+                "none"
+            )
+        ends = text.end_ids.union(known[token] for token in end_tokens)
         self._set_up(text, ends, self._model.vocabulary)
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
         tokens = self._cache_tokens(facts, context, cache_type)
@@ -121,7 +127,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         return f"member {self.name}"  # its passes release the interpreter
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the size, in bytes, of the cells of a request with up to `tokens` tokens."""
         return tokens * self._cell_bytes
 
     def free_bytes(self) -> int:
@@ -182,8 +187,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def _advance(self, queries: Sequence[Query], *, in_parts: bool = False) -> list[LlamaState]:
         """Evaluate the nodes of queries, and return the states of their requests.
 
-        With `in_parts`, the cells of all other nodes are dropped before each part of a query, so
-        the cache has enough cells for any number of nodes.
+        With `in_parts`, each part of a query drops the cells of all other nodes first, so the cache
+        has enough cells for any number of nodes.
         """
         states = []
         for query in queries:
@@ -196,7 +201,11 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                     self._run()
                 if in_parts:
                     state.drop_tips()
-                self._plan(state, missing[start : start + PART_NODES])
+                nodes = missing[start : start + PART_NODES]
+                self._make_room(len(nodes), state)
+                below = state.uncached([node for node in nodes if node is not state.tree.root])
+                check_tokens([node.token for node in below], self.vocabulary_size)
+                self._batch += [(state, *each) for each in state.plan(below, set(nodes))]
             states.append(state)
         self._run()
         return states
@@ -223,7 +232,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 state.tokens += tokens
                 state.passes += 1
         for state in states:
-            state.settle()
+            state.ready = state.committed
 
     def _decode(self, entries: Sequence[Entry], states: Collection[LlamaState]) -> torch.Tensor:
         """Run tokens. If the cache is full, drop cells that the requests do not need."""
@@ -266,7 +275,9 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         self._make_room(1)
         state = LlamaState(tree, self._context)
         if found := self._kept.longest(tree.ids, self._sources()):
-            state.begin_with(*found)
+            source, length = found
+            self._context.copy(source, state.trunk, 0, length)
+            state.committed = state.ready = state.reused = length
         return state
 
     def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:

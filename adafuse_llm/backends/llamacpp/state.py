@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from adafuse_llm.backends.llamacpp.context import Context, Entry
-from adafuse_llm.backends.logits.rows import RequestLogits
+from adafuse_llm.backends.logits.rows import RequestLogits, unknown
 from adafuse_llm.tree import Node, TokenTree
 
 
@@ -42,31 +42,15 @@ class LlamaState(RequestLogits):
 
     @property
     def unread(self) -> int:
-        """Number of committed tokens that have not run."""
         return len(self.tree.ids) - self.committed
-
-    def begin_with(self, source: int, length: int) -> None:
-        """Let the trunk begin with the first `length` tokens of another sequence."""
-        self._context.copy(source, self.trunk, 0, length)
-        self.committed = self.ready = self.reused = length
 
     def uncached(self, nodes: Collection[Node]) -> list[Node]:
         """Return the nodes below the root that must run so that `nodes` can be evaluated.
 
         These are `nodes` and those of their ancestors that are not cached, parents before children.
         """
-        cached = {node for tip in self.tips for node in _upwards(tip)} - {self._root}
-        needed: dict[Node, None] = {}
-        for node in nodes:
-            line: list[Node] = []
-            step: Node | None = node
-            while step is not None and step is not self.tree.root and step not in needed:
-                if step in cached and step is not node:
-                    break
-                line.append(step)
-                step = step.parent
-            needed.update(dict.fromkeys(reversed(line)))
-        return list(needed)
+        cached = {node for tip in self.tips for node in _upwards(tip)}
+        return unknown(nodes, (cached | {self._root}).difference(nodes))
 
     def plan(
         self, nodes: Sequence[Node], keep: Collection[Node]
@@ -109,10 +93,6 @@ class LlamaState(RequestLogits):
         sequences = sequences or [self.trunk]
         return [(Entry(t, at, sequences, keep=False), None) for at, t in enumerate(tokens, start)]
 
-    def settle(self) -> None:
-        """Record that all planned tokens have run."""
-        self.ready = self.committed
-
     def _reserve(
         self, node: Node, children: dict[Node, list[Node]], through: dict[Node, list[int]]
     ) -> None:
@@ -122,7 +102,9 @@ class LlamaState(RequestLogits):
             order += children.get(each, ())
         parent = node.parent
         assert parent is not None
-        source = self._source(parent)
+        source = self.trunk  # has the parent
+        if parent is not self._root:
+            source = next(s for tip, s in self.tips.items() if parent in _upwards(tip))
         for tip in (each for each in order if each not in children):
             if parent in self.tips:  # the first new tip takes over the parent's sequence
                 sequence = self.tips.pop(parent)

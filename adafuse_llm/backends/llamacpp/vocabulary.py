@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +93,12 @@ class LlamaTokenizer:
         }
         ends = {self._named(key) for key in END_KEYS} | {self._reply_end()}
         self.end_ids = frozenset(end for end in ends if end is not None)
-        added = self.added_tokens_decoder
-        ordinary = [i for i in added if self._attributes[i] & USER_DEFINED]
-        self._added = {
-            parses: _any_of(str(added[i]) for i in (added if parses else ordinary))
-            for parses in (True, False)
-        }
+        self._added: dict[bool, re.Pattern[str]] = {}  # of the texts that llama.cpp finds first
+        for parses in (True, False):
+            added = self.added_tokens_decoder.items()
+            texts = [str(t) for i, t in added if parses or self._attributes[i] & USER_DEFINED]
+            longest = sorted(filter(None, texts), key=len, reverse=True)
+            self._added[parses] = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
         self._closed = False
         self._lock = threading.Lock()
         self._tokenize_short = functools.lru_cache(CACHED)(self._tokenize)
@@ -220,13 +220,9 @@ class LlamaTokenizer:
             )
 
     def _read_added_tokens(self) -> dict[int, Any]:
-        """Return the added tokens.
-
-        llama.cpp makes some control tokens, such as ``<|start|>``, ordinary tokens. A text must not
-        contain them either.
-        """
         from tokenizers import AddedToken
 
+        # llama.cpp makes some control tokens, such as <|start|>, ordinary. No text may have them.
         return {
             token: AddedToken(text, special=not is_user_defined or bool(_CONTROL.fullmatch(text)))
             for token, attributes in enumerate(self._attributes)
@@ -323,9 +319,3 @@ class LlamaText(MemberText):
     def close(self) -> None:
         """Wait for a call that runs, and refuse later ones. Texts of tokens stay available."""
         self.tokenizer.close()
-
-
-def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern whose only group is one of the spellings, the longest that matches."""
-    longest = sorted(filter(None, spellings), key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")

@@ -5,7 +5,7 @@ Shapes: n nodes, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 
@@ -70,15 +70,7 @@ class RequestLogits:
         These are the nodes of ``query.evaluate``, the parents of the nodes of ``query.score``, and
         the ancestors of both, except for nodes that are evaluated already.
         """
-        missing: dict[Node, None] = {}
-        for wanted in (*query.evaluate, *(node.parent for node in query.score)):
-            line: list[Node] = []
-            above = wanted
-            while above is not None and above not in self.rows and above not in missing:
-                line.append(above)
-                above = above.parent
-            missing.update(dict.fromkeys(reversed(line)))
-        return list(missing)
+        return unknown((*query.evaluate, *(node.parent for node in query.score)), self.rows)
 
     def learn(self, nodes: Sequence[Node], logits: Logits, start: int) -> None:
         """Store the logits of `nodes`, which are the rows of `logits` from index `start` on."""
@@ -93,6 +85,18 @@ class RequestLogits:
         costs = self.passes, self.tokens, self.reused
         self.passes = self.tokens = self.reused = 0
         return costs
+
+
+def unknown(nodes: Iterable[Node | None], known: Container[Node]) -> list[Node]:
+    """Return nodes and their ancestors, up to known ones, parents before children."""
+    found: dict[Node, None] = {}
+    for each in nodes:
+        line, node = list[Node](), each
+        while node is not None and node not in known and node not in found:
+            line.append(node)
+            node = node.parent
+        found.update(dict.fromkeys(reversed(line)))
+    return list(found)
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
