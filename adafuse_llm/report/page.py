@@ -49,7 +49,7 @@ def page(
         sources: names and texts of the passages that the members read.
     """
     of_member = styles.looks(styles.members_of(generation))
-    template = environment().get_template("page.jinja")
+    template = TEMPLATES.get_template("page.jinja")
     return template.render(
         title=title,
         body=_body(generation),
@@ -84,7 +84,7 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
     )
     # one page can hold several responses
     content = f"{place}{generation.text}{len(generation.rounds)}{usage}"
-    template = environment().get_template("generation.jinja")
+    template = TEMPLATES.get_template("generation.jinja")
     return template.render(
         css="" if place else style(),
         heading=title,
@@ -93,8 +93,8 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
         spans=_spans(generation, members),
         reasons=bool(generation.reasoning),
         shared=[
-            {"text": str(each), "stroke": stroke}
-            for each, stroke in STROKES_OF_SHARED.items()
+            {"text": str(each), "stroke": each.stroke}
+            for each in (AGREED, CHOSEN, FORCED)
             if each in found or (each is AGREED and len(members) > 1 and CHOSEN not in found)
         ],
         chooses=any(choice_probabilities(decided) for decided in generation.rounds),

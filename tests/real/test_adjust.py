@@ -47,7 +47,7 @@ def biased(backend: HuggingFaceBackend) -> dict[tuple[int, ...], float]:
     }
 
 
-@pytest.mark.parametrize(("name", "prompt"), zip(NAMES, (*PROMPTS, PROMPTS[1]), strict=True))
+@pytest.mark.parametrize(("name", "prompt"), [*zip(NAMES, (*PROMPTS, PROMPTS[1]), strict=True)])
 def test_one_member_equals_generate(
     name: str,
     prompt: str,

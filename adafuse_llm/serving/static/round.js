@@ -53,7 +53,7 @@ function contentOf(turn, round) {
     return [
       who,
       make("ol", {}, make("li", { class: "candidate won" }, make("code", { dir: "auto" }, quoted(round.candidates[0])))),
-      make("p", { class: "quiet" }, "The grammar allows no other text here, or this text closes the response at the length limit. No member proposed or scored it."),
+      make("p", { class: "quiet" }, "The grammar allows no other text here, so no member proposed or scored it."),
     ];
   }
   const most = probabilities ? FULL_TEXT : FULL_SPAN;
