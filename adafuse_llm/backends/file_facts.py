@@ -35,7 +35,8 @@ def context_window(config: Mapping[str, Any]) -> int | None:
     positions (Phi-3) uses other rotary frequencies for all tokens, so its window ends there. Layers
     of different types may have different positions (Gemma 3).
     """
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = rope if isinstance(rope, Mapping) else {}
     layers = [each for each in rope.values() if isinstance(each, Mapping)] or [rope]
     edges = [
         each.get(ORIGINAL) or config.get(ORIGINAL)

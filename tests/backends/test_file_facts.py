@@ -57,7 +57,7 @@ def test_a_template_can_be_in_several_places(tmp_path: Path, place: str, expecte
         *(({name: 512}, 512) for name in WINDOW_ENTRIES),
         ({"seq_length": 8, "max_position_embeddings": 16}, 16),
         ({"text_config": {"n_positions": 64}, "max_position_embeddings": 9}, 64),
-        ({"hidden_size": 8}, None),
+        ({"hidden_size": 8, "rope_scaling": [1]}, None),
     ],
 )
 def test_the_window_is_the_first_entry_that_has_one(
