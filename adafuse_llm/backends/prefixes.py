@@ -12,7 +12,7 @@ A look-up compares with each of the sequences, of which there are some ten to so
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -46,14 +46,6 @@ class PrefixCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._ids)
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all sequences."""
-        return sum(map(len, self._ids.values()))
-
     def fitting(self, tokens: Sequence[int]) -> Ids:
         """Return the first tokens that can be kept; none if a kept sequence begins with them."""
         ids = np.array(tokens[: self.limit], dtype=np.int64)
@@ -73,7 +65,7 @@ class PrefixCache(Generic[T]):
             dropped.append(before)
             del self._ids[before]
         self._ids[value] = ids
-        while self.tokens > self.limit or len(self) > self.count:
+        while sum(map(len, self._ids.values())) > self.limit or len(self) > self.count:
             dropped.append(self.pop_oldest())
         return dropped
 
@@ -85,8 +77,7 @@ class PrefixCache(Generic[T]):
 
     def clear(self) -> list[T]:
         """Remove all values, and return them."""
-        dropped = list(self)
-        self._ids = {}
+        dropped, self._ids = list(self._ids), {}
         return dropped
 
     def longest(

@@ -81,7 +81,6 @@ def load_gguf_text(spec: GGUFMember) -> LlamaText:
 
 
 def _path(spec: GGUFMember) -> Path:
-    """Return the path of the GGUF file; download the file if it is not here."""
     path = Path(spec.path)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -100,7 +99,7 @@ def _path(spec: GGUFMember) -> Path:
 
 
 def _from_hub(spec: GGUFMember) -> Path:
-    """Return the GGUF file of a hub repository; download the parts that are not here."""
+    """Download the parts of a file that are not in the local cache, and return the first."""
     from huggingface_hub import HfApi, hf_hub_download
 
     if (reason := not_a_hub_id(spec.path)) is not None:

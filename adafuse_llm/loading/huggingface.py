@@ -72,7 +72,7 @@ def check_huggingface(spec: TransformersMember) -> None:
 
 
 def _check_path(spec: TransformersMember) -> None:
-    """Check that a path is a model folder, or can be a hub id. Do not ask the hub."""
+    """Check that a path is a model folder, or can be a hub id, without asking the hub."""
     path = Path(spec.path)
     try:
         exists = path.exists()
@@ -98,11 +98,6 @@ def _check_path(spec: TransformersMember) -> None:
 
 
 def _check_quantization(spec: TransformersMember, stored: Any) -> None:
-    """Check the quantization method.
-
-    transformers only logs that it does not know the method of a checkpoint, and then loads the
-    packed weights as if they were plain.
-    """
     from transformers.quantizers.auto import AutoHfQuantizer
 
     given = spec.quantization_config if stored is None else stored
@@ -113,7 +108,7 @@ def _check_quantization(spec: TransformersMember, stored: Any) -> None:
         known = AutoHfQuantizer.supports_quant_method(data)
     except ValueError:  # it names no method
         known = False
-    if not known:
+    if not known:  # transformers would only log it, and load packed weights as if they were plain
         raise LoadError(
             f"{spec.label} cannot be loaded: its quantization_config must have a quant_method that "
             f"transformers supports; got {short_repr(data.get('quant_method'))}"
@@ -188,12 +183,7 @@ def load_huggingface(spec: TransformersMember) -> HuggingFaceBackend:
 
 
 def _check_weights(loading_info: Mapping[str, Any], label: str) -> None:
-    """Check that the weights of a checkpoint are those that its configuration describes.
-
-    Raises:
-        LoadError: the checkpoint lacks tensors, or has tensors of the wrong shape. transformers
-            would fill these with random numbers.
-    """
+    """Refuse tensors that are missing or of the wrong shape, which would be random numbers."""
     missing = [name for name in loading_info["missing_keys"] if not COMPUTED.search(name)]
     mismatched = [
         f"{name} {list(stored)} instead of {list(expected)}"
@@ -217,7 +207,6 @@ def _tensors(names: Collection[str]) -> str:
 
 
 def _source(spec: TransformersMember) -> dict[str, Any]:
-    """Return the arguments that say which files of a model to load."""
     return {"revision": spec.revision, "trust_remote_code": spec.trust_remote_code}
 
 

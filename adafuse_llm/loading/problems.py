@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 MAX_REASON = 300
 """Maximum number of characters of another library's error message."""
@@ -34,20 +33,16 @@ def reason_of(error: Exception) -> str:
     """Return what an error of transformers or of the hub says, in one line."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    kinds = (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError)
-    if not any(isinstance(cause, kinds) for cause in _causes(error)):
-        return describe(error)
-    return (
-        "there is no such folder, the cache of the Hugging Face hub lacks files of such a model, "
-        "and the hub cannot be reached, or HF_HUB_OFFLINE is set. Pass a folder, or check the name "
-        "and the connection."
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled | ConnectionError):
+            return (
+                "there is no such folder, the cache of the Hugging Face hub lacks files of such a "
+                "model, and the hub cannot be reached, or HF_HUB_OFFLINE is set. Pass a folder, or "
+                "check the name and the connection."
+            )
+        cause = cause.__cause__ or cause.__context__
+    return describe(error)
 
 
 def describe(error: Exception) -> str:

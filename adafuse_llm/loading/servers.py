@@ -50,7 +50,8 @@ def load_server(spec: ServerMember) -> ServerBackend:
     """Connect to a server, and return its model as a member.
 
     Raises:
-        LoadError: the server cannot be used, or the tokenizer cannot be loaded.
+        LoadError: the server cannot be used, or the tokenizer cannot be loaded. The message does
+            not show the key.
         UnsupportedModelError: the tokenizer is not that of the model.
         MissingDependencyError: httpx is not installed.
     """
@@ -78,11 +79,6 @@ def load_server(spec: ServerMember) -> ServerBackend:
 
 
 def _key(spec: ServerMember) -> str | None:
-    """Return the key in the environment variable that a member names.
-
-    Raises:
-        LoadError: there is no usable key. The message does not show it.
-    """
     if spec.api_key_env is None:
         return None
     key = os.environ.get(spec.api_key_env, "").strip()
@@ -96,11 +92,7 @@ def _key(spec: ServerMember) -> str | None:
 
 
 def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts]:
-    """Return the API of a server, and facts about the model of a member.
-
-    Raises:
-        MemberError: the server has none of the APIs, or another one than the member names.
-    """
+    """Return the API of a server, and facts about the model of a member."""
     from adafuse_llm.backends.servers.backend import UNEXPECTED
     from adafuse_llm.backends.servers.llama_server import LlamaServerApi
     from adafuse_llm.backends.servers.sglang import SglangApi
@@ -111,7 +103,10 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
         "sglang": SglangApi(),
         "vllm": VllmApi(),
     }
-    found = _kind(server)
+    found = next((kind for path, entry, kind in KINDS if entry in (server.find(path) or {})), None)
+    if found is None:
+        listed = (server.find("/v1/models") or {}).get("data") or [{}]
+        found = "an adafuse server" if listed[0].get("owned_by") == "adafuse-llm" else None
     kind = spec.api or found
     if kind not in apis:
         raise server.error(
@@ -126,19 +121,8 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
         raise server.error(f"its answers are not those of {kind}") from error
 
 
-def _kind(server: Connection) -> str | None:
-    for path, entry, kind in KINDS:
-        if entry in (server.find(path) or {}):
-            return kind
-    listed = (server.find("/v1/models") or {}).get("data") or [{}]
-    return "an adafuse server" if listed[0].get("owned_by") == "adafuse-llm" else None
-
-
 def _load_text(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:
-    """Return the tokenizer of a member, the ids that end a response, and the model's config.
-
-    The config is None if there is only a tokenizer.
-    """
+    """Return a tokenizer, the ids that end a response, and the model's config if it has one."""
     source = spec.tokenizer or facts.source or facts.model
     try:
         if source.lower().endswith(".gguf"):
@@ -156,10 +140,7 @@ def _load_text(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[i
 def _read_configs(
     spec: ServerMember, source: str, tokenizer: Any
 ) -> tuple[frozenset[int], Any | None]:
-    """Return the ids that end a response, and the model's config.
-
-    Warn of settings of the generation config, none of which members on servers follow.
-    """
+    """Return the same without the tokenizer, and warn of settings that have no effect."""
     from transformers import AutoConfig, GenerationConfig
 
     from adafuse_llm.backends.huggingface.checkpoint import (
@@ -187,7 +168,6 @@ def _read_configs(
 
 
 def _parameters(config: Any) -> int | None:
-    """Return the number of parameters of a model; None if transformers does not know the model."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -201,11 +181,7 @@ def _parameters(config: Any) -> int | None:
 def _check_tokens(
     text: Any, server: Connection, api: ServerApi, facts: ServerFacts, label: str
 ) -> None:
-    """Check that a server has the same tokens as the tokenizer of this process.
-
-    Raises:
-        UnsupportedModelError: it has others.
-    """
+    """Check that a server has the same tokens as the tokenizer of this process."""
     for probe in PROBES:
         own = [int(t) for t in text.tokenizer.encode(probe, add_special_tokens=False)]
         other = api.tokenize(server, facts.model, probe)

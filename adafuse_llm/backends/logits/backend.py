@@ -6,7 +6,7 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -58,7 +58,7 @@ class LogitsBackend(Backend, Generic[S]):
         vocabulary: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Set what depends on the tokens, for a number of logits on a device."""
+        """Set what depends on the tokens and on the number of logits."""
         self._text = text
         self.codec = text.codec
         self.end_ids = end_ids
@@ -121,11 +121,11 @@ class LogitsBackend(Backend, Generic[S]):
         """Keep the cached tokens of a finished request."""
 
     def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
-        """Return the indices of prompts that should wait for what another one reads."""
+        """Return the indices of prompts that wait for what another one reads."""
         return self._kept.late(prompts, self._sources())
 
     def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], R]) -> R:
-        """Do work for requests. On failure, drop their states to allow a retry."""
+        """Do work for requests, whose states are dropped on failure, to allow a retry."""
         try:
             return work()
         except BaseException:
@@ -134,31 +134,26 @@ class LogitsBackend(Backend, Generic[S]):
             raise
 
     def _forget(self, tree: TokenTree) -> None:
-        """Drop the state of a request, because it is incomplete or wrong, or needs too much room.
-
-        The request can go on, because its tokens are evaluated again.
-        """
+        """Drop the state of a request. It can go on, because its tokens are evaluated again."""
         if (state := self._taken(tree)) is not None:
             state.drop()
 
     def _taken(self, tree: TokenTree) -> S | None:
-        """Take the state of a request from its tree. Return it if it is among the running ones."""
+        """Take the state of a request from its tree, and return it if it is a running one."""
         state: Any = tree.state
         tree.state = None
         if state not in self._running:
             return None
         self._running.discard(state)
-        found: S = state
-        return found
+        return cast("S", state)
 
     def _state_of(self, tree: TokenTree) -> S:
         if tree.state is None:
             tree.state = self._new_state(tree)
             self._running.add(tree.state)
-        state: Any = tree.state
+        state = cast("S", tree.state)
         state.follow()
-        found: S = state
-        return found
+        return state
 
     def _in_turn(self, queries: Sequence[Query]) -> list[QueryResult]:
         """Read the prompts of queries, and evaluate each query once its prompt is read."""
@@ -170,8 +165,8 @@ class LogitsBackend(Backend, Generic[S]):
                 group = list(ready.values())
                 scored = [node.token for query in group for node in query.score]
                 check_tokens(scored, self.vocabulary_size)
-                found = self._answer(group, self._advance(group))
-                results.update(zip(ready, found, strict=True))
+                answers = self._answer(group, self._advance(group))
+                results.update(zip(ready, answers, strict=True))
         return [results[i] for i in range(len(queries))]
 
     def _answer(self, queries: Sequence[Query], states: Sequence[S]) -> list[QueryResult]:
@@ -182,19 +177,15 @@ class LogitsBackend(Backend, Generic[S]):
         return results
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[S] = ()) -> list[bool]:
-        """Read a piece of the prompts of requests.
+        """Read a piece of the prompts of requests, which the long prompts share evenly.
 
-        The long prompts share the piece evenly. A new request waits while another one reads tokens
-        that it can reuse.
-
-        Args:
-            trees: the trees. Those without a state belong to new requests.
-            others: the states of other requests for which new ones may wait.
+        A new request waits while another one, also one of `others`, reads tokens that it can reuse.
 
         Returns:
             Whether the rest of each prompt is so short that it can be read with the request's
             nodes.
         """
+        # new requests begin, unless they can reuse what another one has not read yet
         new = {i: tree.ids for i, tree in enumerate(trees) if tree.state is None}
         known = {*others, *(self._state_of(tree) for tree in trees if tree.state is not None)}
         half_read = [state.tree.ids for state in known if state.unread > MIN_SHARED]
@@ -202,6 +193,7 @@ class LogitsBackend(Backend, Generic[S]):
         waits = self._late({**before, **new}) if new else set()
         for i in new.keys() - waits:
             self._state_of(trees[i])  # this may drop the states of other requests
+        # long prompts share a piece, which is smaller while another request writes
         states = {i: self._state_of(t) for i, t in enumerate(trees) if t.state is not None}
         unread = {i: state.unread for i, state in states.items()}
         long = [i for i, count in unread.items() if count > MIN_SHARED]

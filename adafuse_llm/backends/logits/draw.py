@@ -79,9 +79,7 @@ def draw_one(
 def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens that `top_k`, `top_p` and `min_p` leave.
 
-    Args:
-        scaled: log-probabilities after the temperature, [n, v]. The highest of a row is 0.
-        rule: the three options.
+    The log-probabilities after the temperature, [n, v], have 0 as the highest of a row.
 
     Returns:
         The values of tokens, where excluded ones are minus infinity, and their ids, [n, t] each.
@@ -140,8 +138,7 @@ def _signed(value: int) -> int:
 def noise(bits: torch.Tensor) -> torch.Tensor:
     """Return Gumbel noise from hashes of texts, XOR hashes of the tokens after them.
 
-    Args:
-        bits: the hashes, in the form of `signed`. The function overwrites them.
+    The hashes have the form of `signed`. The function overwrites them.
     """
     uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
@@ -161,5 +158,5 @@ def mix(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(bits: torch.Tensor, shift: int) -> torch.Tensor:
-    """Shift bits to the right, and fill with zeros whatever the sign."""
+    """Shift bits to the right, filled with zeros whatever the sign."""
     return (bits >> shift).bitwise_and_((1 << 64 - shift) - 1)

@@ -25,11 +25,7 @@ from adafuse_llm.tree import Next, Node, TokenTree
 
 
 class TokenTable:
-    """What results need to know about a member's tokens.
-
-    Attributes:
-        ends: ids of the end-of-sequence tokens.
-    """
+    """What results need to know about a member's tokens."""
 
     def __init__(
         self,
@@ -59,9 +55,7 @@ class TokenTable:
 
 
 def read(
-    queries: Sequence[Query],
-    states: Sequence[RequestLogits],
-    tokens: TokenTable,
+    queries: Sequence[Query], states: Sequence[RequestLogits], tokens: TokenTable
 ) -> list[QueryResult]:
     """Return the results of queries whose nodes are evaluated, and whose requests have states."""
     pairs = list(zip(queries, states, strict=True))
@@ -91,7 +85,7 @@ def read(
 def _summaries(
     nodes: Sequence[tuple[RequestLogits, Node]], table: TokenTable, top: int, *, word_ends: bool
 ) -> torch.Tensor:
-    """Return the numbers from which `_next` makes a summary of each node, [n, 4 + 2 t]."""
+    """Return a row of numbers for each node, from which `_next` makes a summary, [n, 4 + 2 t]."""
     logits, total = _changed(nodes)
     allowed = [node.allowed for _, node in nodes]
     draws = [node.draw for _, node in nodes]
@@ -152,12 +146,11 @@ def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tenso
         logits: the logits.
         allowed: for each row, a mask in the format of ``Node.allowed``, or None.
     """
-    size = logits.shape[-1]
-    permitted = np.ones((len(allowed), size), dtype=np.bool_)
+    permitted = np.ones(logits.shape, dtype=np.bool_)
     for row, mask in zip(permitted, allowed, strict=True):
-        if mask is not None:
-            bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=size, bitorder="little")
-            row[:] = bits  # missing bits are 0
+        if mask is not None:  # missing bits are 0
+            bits = np.frombuffer(mask, np.uint8)
+            row[:] = np.unpackbits(bits, count=len(row), bitorder="little")
     return logits.masked_fill(~to_device(torch.from_numpy(permitted), logits.device), -math.inf)
 
 

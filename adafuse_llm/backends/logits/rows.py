@@ -27,12 +27,10 @@ class RequestLogits:
     The object keeps the logits of all nodes in the tree, because later queries may score children
     of these nodes.
 
-    Args:
-        tree: the request's tree.
-        reused: number of prompt tokens that the backend does not process for this request.
-
     Attributes:
-        reused: as above, until `costs` has reported it.
+        tree: the request's tree.
+        reused: number of prompt tokens that the backend does not process for this request; 0 once
+            `costs` has reported it.
         rows: for each evaluated node, its logits, [v], and the logarithm of their summed
             exponentials, [1].
         passes: number of forward passes that `costs` has not reported.

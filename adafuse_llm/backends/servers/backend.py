@@ -127,7 +127,7 @@ class ServerBackend(Backend):
         self._server.close()
 
     def _add(self, query: Query, prompts: Prompts) -> int:
-        """Add what a query asks to the prompts. Return the number of its prompts."""
+        """Add what a query asks to the prompts, and return how many of them are its own."""
         mine = set()
         for node in query.evaluate:
             prompt = _prompt_of(query.tree, node, prompts)
@@ -144,11 +144,7 @@ class ServerBackend(Backend):
         return len(mine)
 
     def _ask(self, prompts: Sequence[Prompt]) -> None:
-        """Let the server answer prompts, in the turn of this member.
-
-        Raises:
-            MemberError: it does not answer all that is asked.
-        """
+        """Let the server answer prompts, in the turn of this member."""
         if not prompts:
             return
         try:
@@ -193,9 +189,8 @@ class ServerBackend(Backend):
     def _find_word_ends(self) -> bool | None:
         """Find the tokens that end a word and are asked for by their ids.
 
-        Return whether the server's regular expressions permit those tokens that they should: the
-        likeliest ones after the probe, and others from all over the vocabulary. Return None after
-        an error, which may pass.
+        Return whether the server's regular expressions permit those tokens that they should, or
+        None after an error, which may pass.
         """
         texts = self._text.token_texts or ()
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
@@ -204,7 +199,9 @@ class ServerBackend(Backend):
         if not permitted:
             return False
         self._word_ends = self.end_ids | spaces.difference(permitted) | {permitted[0]}
-        sample = {*_spread(permitted), *_spread(others), *self._fingerprint}
+        # the likeliest tokens after the probe, and others from all over the vocabulary
+        spread = (each[:: max(1, math.ceil(len(each) / SAMPLED))] for each in (permitted, others))
+        sample = set(self._fingerprint).union(*spread)
         prompt = self._probe()
         prompt.given, prompt.word_end = sample | self._word_ends, True
         answer: bool | None = None
@@ -237,11 +234,7 @@ class ServerBackend(Backend):
         return Prompt(self._probe_ids, min(self.facts.listed_limit, PROBE_TOP))
 
     def _check_model(self, found: Prompt) -> None:
-        """Check that the probe has the distribution that it had when the member was loaded.
-
-        Raises:
-            MemberUnavailableError: it has another one.
-        """
+        """Check that the probe has the distribution that it had when the member was loaded."""
         before, now = self._fingerprint, found.listed
         shared = before.keys() & now.keys()
         if 2 * len(shared) < len(before) or any(
@@ -254,11 +247,6 @@ class ServerBackend(Backend):
             )
 
 
-def _spread(tokens: Sequence[int]) -> Sequence[int]:
-    """Return up to `SAMPLED` tokens, evenly from all."""
-    return tokens[:: max(1, math.ceil(len(tokens) / SAMPLED))]
-
-
 def _prompt_of(tree: TokenTree, node: Node | None, prompts: Prompts) -> Prompt:
     assert node is not None, "the root has no log-probability"
     ids = (*tree.ids, *tree.tokens(node))
@@ -266,5 +254,4 @@ def _prompt_of(tree: TokenTree, node: Node | None, prompts: Prompts) -> Prompt:
 
 
 def _total(logprobs: Sequence[float]) -> float:
-    """Return the logarithm of the sum of probabilities."""
     return float(np.logaddexp.reduce(logprobs, initial=-np.inf))

@@ -57,11 +57,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        member: str,
-        url: str,
-        api_key: str | None = None,
-        key_source: str | None = None,
+        self, member: str, url: str, api_key: str | None = None, key_source: str | None = None
     ) -> None:
         self.url = url
         self.losses, self.problem = 0, ""
@@ -81,7 +77,6 @@ class Connection:
         self._client.close()
 
     def error(self, reason: str) -> MemberError:
-        """Return an error of the member on this server."""
         return MemberError(self._member, f"server {self.url}: {reason}")
 
     def find(self, path: str, body: Any = None) -> Any:

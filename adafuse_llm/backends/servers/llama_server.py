@@ -130,10 +130,8 @@ def unbiased(
 def _check_biases(server: Connection, drawn: int) -> None:
     """Check that a bias changes the probabilities in its own call, and in no other call.
 
-    It must not change the likeliest tokens before sampling either.
-
-    Raises:
-        MemberError: it does not. Some versions of llama.cpp have such faults.
+    It must not change the likeliest tokens before sampling either. Some versions of llama.cpp have
+    such faults.
     """
     prompt = Prompt((1, 2, 3))
     listing = _listing([prompt], PROBED, drawn)
@@ -160,26 +158,22 @@ def _biases(given: Iterable[int], drawn: int) -> dict[int, float]:
 
 def _listing(prompts: Sequence[Prompt], top: int, drawn: int) -> dict[str, Any]:
     """Return a request for the likeliest tokens, from the logits as they are."""
-    return _request(prompts, {drawn: DRAWN_BIAS}, top, after_biases=False)
-
-
-def _biased(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str, Any]:
-    return _request(prompts, biases, len(biases) + 1, after_biases=True)
-
-
-def _request(
-    prompts: Sequence[Prompt], biases: Mapping[int, float], top: int, *, after_biases: bool
-) -> dict[str, Any]:
     return {
         "prompt": [list(prompt.ids) for prompt in prompts],
         "n_predict": 1,
         "cache_prompt": True,
         "samplers": [],
         "temperature": 1.0,
-        "logit_bias": [list(bias) for bias in biases.items()],
+        "logit_bias": [[drawn, DRAWN_BIAS]],
         "n_probs": top,
-        "post_sampling_probs": after_biases,
+        "post_sampling_probs": False,
     }
+
+
+def _biased(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str, Any]:
+    """Return a request for the likeliest tokens after biases."""
+    of_biases = {"logit_bias": [*map(list, biases.items())], "post_sampling_probs": True}
+    return {**_listing(prompts, len(biases) + 1, 0), **of_biases}
 
 
 def _ordered(answer: Any) -> list[Any]:
