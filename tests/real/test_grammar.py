@@ -109,12 +109,13 @@ def test_every_response_has_its_form_and_few_end_at_the_limit(
 
 
 def check_forms(engine: AdaFuseEngine, forms: list[tuple[str, dict[str, Any]]]) -> None:
-    """Ask for forms, with B = 1 and B = 3 in turn. Two schemas may run into the limit."""
+    """Ask for forms, with B = 1 and B = 3 in turn. A limit may cut two schemas."""
     cut = 0
     for turn, (question, form) in enumerate(forms):
         messages = [{"role": "user", "content": question}]
         branches = (1, 3)[turn % 2]
         found = engine.generate(messages=messages, branching_factor=branches, **form)
-        assert has_form(found.text, form), (form, found.text)
-        cut += "json_schema" in form and found.finish_reason == "length"
+        is_cut = "json_schema" in form and found.finish_reason == "length"
+        assert is_cut or has_form(found.text, form), (form, found.text)
+        cut += is_cut
     assert cut <= 2
