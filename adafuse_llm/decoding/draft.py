@@ -336,7 +336,7 @@ class Drafts(Drafting):
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
                     tips += self._next(member, end)
-        # drafts that may never be needed, while the member has processed few tokens in vain
+        # copies may never be needed, so a member adds them while it has processed few tokens
         processed = member.tokens + member.reused - member.prompt_tokens
         committed = max(member.response_tokens, MIN_RESPONSE_TOKENS)
         may_waste = processed <= (2 + self._config.branches) * committed

@@ -42,9 +42,6 @@ Writer = CompletionWriter | ResponseWriter
 Opened = AbstractAsyncContextManager[tuple[Run[Any], Writer]]
 """A request that is opened when the context is entered."""
 
-CLIENT_CLOSED = 499
-"""Status code for the log if the client left before the response. Nobody receives it."""
-
 
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     """Return the application of a service, whose engine may come later.
@@ -301,7 +298,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
 async def _failed(paths: Sequence[str], request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # for the log only
+        return Response(status_code=499)  # for the log: the client has left
     if not isinstance(error, HTTPException):
         return api_error(error).response()
     path, code = request.url.path[:200], "not_found"

@@ -116,9 +116,3 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
         f"GGUFMember(path=..., file={fitting[0]!r}), or a pattern that fits only one; in a "
         "configuration file, set path and file of the model."
     )
-
-
-def _is_whole(name: str) -> bool:
-    lower = name.lower()
-    is_model = "mmproj" not in lower and not lower.endswith(f"imatrix{SUFFIX}")
-    return is_model and name == part_names(name)[0]

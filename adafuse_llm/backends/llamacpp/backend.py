@@ -213,12 +213,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
     def _planned(self) -> set[LlamaState]:
         return {state for state, _, _ in self._batch}
 
-    def _plan(self, state: LlamaState, nodes: Sequence[Node]) -> None:
-        self._make_room(len(nodes), state)
-        below = state.uncached([node for node in nodes if node is not state.tree.root])
-        check_tokens([node.token for node in below], self.vocabulary_size)
-        self._batch += [(state, *each) for each in state.plan(below, set(nodes))]
-
     def _run(self) -> None:
         states, limit = self._planned(), self._context.batch_tokens
         batch, self._batch = self._batch, []
@@ -324,15 +318,6 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 "memory are free. Lower GGUFMember(context=...), or choose another cache_type."
             )
         return context
-
-
-def _ids_of(end_tokens: Sequence[str], text: LlamaText, label: str) -> set[int]:
-    vocabulary = text.tokenizer.get_vocab() if end_tokens else {}
-    if unknown := [token for token in end_tokens if token not in vocabulary]:
-        raise InvalidOptionError(
-            f"{label}: end_tokens must be spellings of tokens of the file; {unknown[0]!r} is none"
-        )
-    return {vocabulary[token] for token in end_tokens}
 
 
 def _cores() -> int:
