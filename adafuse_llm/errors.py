@@ -1,9 +1,17 @@
 """The errors that adafuse-llm raises.
 
-What a prompt or a reply can cause is no `ValueError`, because LlamaIndex's query engines log those
-and answer without the context of the failed call.
+A message states what is wrong, what is allowed, what was given and what to do. The second base of a
+class decides what frameworks do with it:
 
-A message states what is wrong, what is allowed, what was given and what to do.
+| what failed | second base | LlamaIndex's components | LangGraph's retries |
+|---|---|---|---|
+| the request, now and later | `LookupError` | raise it | raise it |
+| a member's reply | `ValueError` | log it, and go on without this reply | raise it |
+| a member, a server, the queue | none, or `ConnectionError` | raise it | try again |
+| loading, or time ran out | `OSError`, `TimeoutError` | raise it | raise it |
+
+No error is a `RuntimeError`, because LlamaIndex's `asyncio_run` replaces those by another one, and
+only errors of replies are a `ValueError`, which its extractors and synthesizers skip.
 """
 
 from __future__ import annotations
@@ -42,7 +50,7 @@ class AdaFuseError(Exception):
     """The base class of all errors of this package."""
 
 
-class InvalidInputError(AdaFuseError, ValueError):
+class InvalidInputError(AdaFuseError, LookupError):
     """An argument cannot be used; nothing has been computed."""
 
 
@@ -54,11 +62,11 @@ class GrammarError(InvalidOptionError):
     """A schema, regular expression or grammar cannot be enforced; the message says why."""
 
 
-class ContextWindowError(AdaFuseError, RuntimeError):
+class ContextWindowError(AdaFuseError, LookupError):
     """A prompt leaves no room for a response in a member's context window."""
 
 
-class CacheMemoryError(AdaFuseError, RuntimeError):
+class CacheMemoryError(AdaFuseError, LookupError):
     """A request needs more key/value cache than a device may hold, even if it runs alone."""
 
 
@@ -70,7 +78,7 @@ class UnsupportedModelError(LoadError):
     """A model exists but cannot take part in an ensemble; the message gives the reason."""
 
 
-class MemberError(AdaFuseError, RuntimeError):
+class MemberError(AdaFuseError):
     """A member failed while decoding. The engine stays usable.
 
     Attributes:
@@ -94,15 +102,15 @@ class MemberUnavailableError(MemberError, ConnectionError):
     """The server of a member does not answer now, or runs another model."""
 
 
-class DecodingError(AdaFuseError, RuntimeError):
+class DecodingError(AdaFuseError, LookupError):
     """No candidate of a round could be chosen."""
 
 
-class MalformedReplyError(AdaFuseError, RuntimeError):
+class MalformedReplyError(AdaFuseError, ValueError):
     """No reply has the requested form, such as JSON that fits a schema."""
 
 
-class RequestCancelledError(AdaFuseError, RuntimeError):
+class RequestCancelledError(AdaFuseError, LookupError):
     """The caller cancelled a request that has no result so far. Other requests continue."""
 
 
@@ -114,7 +122,7 @@ class QueueFullError(AdaFuseError, queue.Full):
     """Too many requests wait now (`RuntimeConfig.max_waiting`); nothing has been computed."""
 
 
-class EngineClosedError(AdaFuseError, RuntimeError):
+class EngineClosedError(AdaFuseError, LookupError):
     """The engine is closed and accepts no more requests."""
 
 

@@ -17,15 +17,14 @@ pytestmark = pytest.mark.quick
 
 
 def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
-    standard = {"Input": ValueError, "Option": ValueError, "Grammar": ValueError, "Load": OSError}
-    standard |= {"UnsupportedModel": OSError, "MemberOutOfMemory": MemoryError}
-    standard |= {"MemberUnavailable": ConnectionError, "QueueFull": queue.Full}
-    standard |= {"RequestTimeout": TimeoutError, "MissingDependency": ImportError}
-    standard |= {"Server": ConnectionError, "ServerNotReady": ConnectionError}
-    standard |= {"AdaFuse": Exception}
+    standard = {"MalformedReply": ValueError, "Load": OSError, "UnsupportedModel": OSError}
+    standard |= {"MemberOutOfMemory": MemoryError, "MemberUnavailable": ConnectionError}
+    standard |= {"QueueFull": queue.Full, "RequestTimeout": TimeoutError}
+    standard |= {"MissingDependency": ImportError, "Server": ConnectionError}
+    standard |= {"ServerNotReady": ConnectionError, "AdaFuse": Exception, "Member": Exception}
     for name in errors.__all__:
         kind, short = getattr(errors, name), name.removeprefix("Invalid").removesuffix("Error")
-        assert issubclass(kind, standard.get(short, RuntimeError)), name
+        assert issubclass(kind, standard.get(short, LookupError)), name
         assert issubclass(kind, errors.AdaFuseError)
         assert getattr(adafuse_llm, name) is kind
 
