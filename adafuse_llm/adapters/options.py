@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
@@ -42,8 +43,26 @@ INSTEAD = {
 }
 """Keywords of other libraries that are no options here, and what to do instead."""
 
+logger = logging.getLogger(__name__)
 
-class ModelKeywords(DecodeOptions, total=False):
+
+class Transport(TypedDict, total=False):
+    """Keywords that frameworks pass to every model, and that mean nothing without a connection."""
+
+    api_key: object
+    default_headers: object
+    extra_body: object
+    extra_headers: object
+    extra_query: object
+    http_client: object
+    max_retries: int | None
+    stream: object
+    stream_options: object
+    stream_usage: object
+    user: str | None
+
+
+class ModelKeywords(DecodeOptions, Transport, total=False):
     """The keyword arguments that the models of all frameworks have, for type checkers."""
 
     dtype: str | torch.dtype
@@ -87,8 +106,8 @@ else:
 def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -> dict[str, Any]:
     """Return `given` with aliases replaced by the engine's option names.
 
-    Options with the value None are dropped, except those in `NULLABLE`. Keywords in `extra` are
-    returned unchanged. The engine checks the values.
+    Options with the value None are dropped, except those in `NULLABLE`, and so are those of
+    `Transport`. Keywords in `extra` are returned unchanged. The engine checks the values.
 
     Raises:
         InvalidOptionError: a keyword is unknown, or two names of the same option have different
@@ -99,6 +118,9 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
     for keyword, value in given.items():
         option = keyword if keyword in extra else ALIASES.get(keyword, keyword)
         if value is None and option not in (*NULLABLE, *extra):
+            continue
+        if option in Transport.__annotations__ and option not in extra:
+            logger.debug("%r means nothing without a connection, so it is ignored", keyword)
             continue
         if option not in extra and option not in AdaFuseConfig.model_fields:
             raise InvalidOptionError(f"unknown option {keyword!r}.{_advice(keyword, extra)}")

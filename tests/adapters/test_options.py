@@ -20,6 +20,7 @@ def test_options_have_the_names_that_frameworks_use():
     nullable = {"weights": None, "use": None}
     assert check_option_names({"stop": None, "service_tier": None, **nullable}) == nullable
     assert check_option_names({"tools": None}, extra=["tools"]) == {"tools": None}
+    assert check_option_names({"extra_headers": {"a": "b"}, "user": "me"}) == {}
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from llama_index.llms.adafuse.base import LLMOptions
 
 import langchain_adafuse as lc
 from adafuse_llm import AdaFuseConfig
-from adafuse_llm.adapters.options import ALIASES
+from adafuse_llm.adapters.options import ALIASES, Transport
 from adafuse_llm.config import DecodeOptions
-from langchain_adafuse._model import IGNORED, ModelFields
+from langchain_adafuse._model import ModelFields
 
 
 @pytest.mark.quick
@@ -18,7 +18,8 @@ def test_typed_options_and_keywords_are_the_options_and_fields() -> None:
     assert {*DecodeOptions.__annotations__} == {*AdaFuseConfig.model_fields}
     for kind in (lc.AdaFuseLLM, lc.ChatAdaFuse, li.AdaFuseLLM):
         assert {kind.model_fields[name].default for name in AdaFuseConfig.model_fields} == {None}
+    keywords = {*ALIASES, *Transport.__annotations__}
     fields = {*lc.AdaFuseLLM.model_fields, *lc.ChatAdaFuse.model_fields}
-    assert {*ModelFields.__annotations__} == {*fields, *ALIASES, *IGNORED, "model"}
+    assert {*ModelFields.__annotations__} == {*fields, *keywords, "model"}
     own = {"members", "engine"}  # parameters of the class itself
-    assert {*LLMOptions.__annotations__} == {*li.AdaFuseLLM.model_fields, *ALIASES} - own
+    assert {*LLMOptions.__annotations__} == {*li.AdaFuseLLM.model_fields, *keywords} - own

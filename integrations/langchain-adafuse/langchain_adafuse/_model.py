@@ -17,6 +17,7 @@ from typing_extensions import Self, Unpack
 from adafuse_llm import AdaFuseConfig, Engine
 from adafuse_llm.adapters.model import EnsembleFields
 from adafuse_llm.adapters.options import ALIASES, ModelKeywords
+from adafuse_llm.adapters.reply_form import FORM_KEYWORDS
 from adafuse_llm.config import CONSTRAINTS, Options
 from adafuse_llm.errors import InvalidOptionError
 from langchain_adafuse._calls import Call, RoundDetail
@@ -36,9 +37,6 @@ else:  # checked when the ensemble is created
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
-IGNORED = ("api_key", "max_retries", "stream")
-"""Keywords that LangChain passes to every model and that have no effect here."""
-
 
 class ModelFields(ModelKeywords, total=False):
     """The keyword arguments of `AdaFuseLLM` and `ChatAdaFuse`, for type checkers."""
@@ -47,11 +45,10 @@ class ModelFields(ModelKeywords, total=False):
     engine: Engine | None
     model: str | list[str] | None
     timeout: float | None
-    max_retries: int | None
     streaming: bool | None
     round_detail: RoundDetail
-    api_key: object
-    stream: object
+    tool_choice: str | bool | dict[str, Any] | None
+    parallel_tool_calls: bool | None
     name: str | None
     cache: BaseCache | bool | None
     verbose: bool
@@ -120,6 +117,8 @@ class EnsembleModel(EnsembleFields, Serializable):
             LangChain's binding would lose options that are bound before `bind_tools`.
             """
             known = {*AdaFuseConfig.model_fields, *self._names_of_fields, *self._per_call}
+            if "tools" in kwargs:  # the choice belongs to these tools
+                known -= {*FORM_KEYWORDS}
             options = {name: each for name, each in kwargs.items() if name in known}
             others = {name: each for name, each in kwargs.items() if name not in known}
             model = self._for_call(None, options)
@@ -242,7 +241,7 @@ class EnsembleModel(EnsembleFields, Serializable):
 
     @classmethod
     def _checked(cls, given: Mapping[str, Any], extra: tuple[str, ...]) -> dict[str, Any]:
-        given = {name: value for name, value in given.items() if name not in IGNORED}
+        given = {**given}
         if (model := given.pop("model", None)) is not None:
             use = model.split("+") if isinstance(model, str) else model
             if given.setdefault("use", use) not in (use, model):
