@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.adapters.tool_grammar import tool_grammar
@@ -20,7 +21,7 @@ from adafuse_llm.errors import (
     short_repr,
 )
 from adafuse_llm.interface import Engine
-from adafuse_llm.text.conversation import Tool
+from adafuse_llm.text.conversation import Tool, function_of
 
 Enforce = Literal["auto"] | bool
 """``"auto"`` to enforce a form where possible, True to raise an error where it is not, False to
@@ -88,6 +89,27 @@ class ReplyForm:
                 f"{name} cannot be combined with {own}, because both determine the form of the "
                 "reply; send only one of them"
             )
+
+    def after(self, turns: Iterable[Turn]) -> ReplyForm:
+        """Return the form of the next reply in a conversation, if it may be a call or an object.
+
+        Small members prefer an object with invented values to a call, and then the same call to the
+        object. So there is no object before a result of a tool, and no call after a repeated one.
+        """
+        if not self.calls_tools or self.choice != "auto" or self.schema is None:
+            return self
+        calls: list[str] = []
+        has_result = False
+        for turn in turns:
+            role = turn.get("role")
+            if role == "user":
+                calls, has_result = [], False
+            has_result |= role == "tool"
+            functions = [function_of(call) for call in turn.get("tool_calls") or ()]
+            calls += [repr((each.get("name"), each.get("arguments"))) for each in functions]
+        if not has_result:
+            return replace(self, schema=None)
+        return replace(self, choice="none") if len({*calls}) < len(calls) else self
 
     def reader(self, *, as_text: bool = True) -> ReplyReader:
         """Return a reader of a reply. With `as_text`, malformed calls are text."""

@@ -375,7 +375,7 @@ def converse(
 ) -> None:
     """Add a conversation and the form of its reply to a request."""
     if body.tools or body.tool_choice is not None or response_format is not None:
-        asked.form = _form_of(asked, body, response_format)
+        asked.form = _form_of(asked, body, response_format).after(turns)
     form = asked.form
     asked.variables = body.chat_template_kwargs
     with naming(body.PROMPT):

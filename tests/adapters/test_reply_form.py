@@ -51,6 +51,29 @@ def test_a_form_that_cannot_be_enforced_is_described_or_an_error() -> None:
         enforced(Checks(fits=False), OBJECT, {}, True)
 
 
+ASKED = {"role": "user", "content": "How many?"}
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+ANSWERED = {"role": "tool", "content": "5"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "choice", "has_object"),
+    [
+        ([ASKED], "auto", False),
+        ([ASKED, CALLED, ANSWERED], "auto", True),
+        ([ASKED, CALLED, ANSWERED, CALLED, ANSWERED], "none", True),
+        ([ASKED, CALLED, ANSWERED, CALLED, ANSWERED, ASKED], "auto", False),
+    ],
+)
+def test_an_object_comes_after_a_result_and_at_once_after_a_repeated_call(
+    turns: Any, choice: str, has_object: bool
+) -> None:
+    form = ReplyForm([Tool("add", "", {})], "auto", schema=SCHEMA)
+    assert form.after(turns) == ReplyForm(form.tools, choice, schema=SCHEMA if has_object else None)
+    required = ReplyForm(form.tools, "required", schema=SCHEMA)
+    assert required.after(turns) == required
+
+
 def test_a_form_is_described_for_members_that_are_not_held_to_it() -> None:
     schema = {"type": "object", "title": "Größe", "properties": {"a": {"type": "integer"}}}
     *_, last = ReplyForm(schema=schema).instructions.splitlines()

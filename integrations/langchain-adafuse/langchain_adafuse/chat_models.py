@@ -96,7 +96,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     reason, and the members only read the schema. True raises an error instead. False never
     constrains decoding. Every call can override this field."""
 
-    _per_call = (*EnsembleModel._per_call, "enforce")
+    tool_choice: str | bool | dict[str, Any] | None = None
+    """Which tool a reply with tools calls, unless `bind_tools` or the call chooses."""
+    parallel_tool_calls: bool | None = None
+    """Whether a reply with tools can have several calls, unless `bind_tools` or the call chooses.
+    Use False with small members, which repeat calls."""
+
+    _per_call = (*EnsembleModel._per_call, "enforce", "tool_choice", "parallel_tool_calls")
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
 
     @property
@@ -125,9 +131,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
         Args:
             tools: functions, pydantic classes, TypedDicts, instances of `BaseTool`, or schemas.
-            tool_choice: ``"auto"`` or None to let the members decide; ``"none"`` or False to omit
-                the tools; ``"any"``, ``"required"`` or True to request a call of any tool; or the
-                name of a tool, or a dict with its name, to request exactly one call of that tool.
+            tool_choice: ``"auto"`` to let the members decide, which is the default unless the model
+                has a choice; ``"none"`` or False to omit the tools; ``"any"``, ``"required"`` or
+                True to request a call of any tool; or the name of a tool, or a dict with its name,
+                to request exactly one call of that tool.
             strict: whether the tools' schemas forbid additional arguments.
             **kwargs: passed to every call. With ``parallel_tool_calls=False``, the reply has at
                 most one call.
@@ -137,7 +144,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         """
         formatted = [openai_tool(tool, strict) for tool in tools]
         names = [tool.name for each in formatted for tool in to_tools([each])]
-        choice = to_tool_choice(tool_choice, names)
+        choice = to_tool_choice(self.tool_choice if tool_choice is None else tool_choice, names)
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
 
     def with_structured_output(
@@ -237,9 +244,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         model = self._for_call(stop, options)
         form = None
         if len(options) < len(keywords):
-            form = form_of(to_tools(keywords.get("tools") or ()), keywords)
+            own = {"tool_choice": self.tool_choice, "parallel_tool_calls": self.parallel_tool_calls}
+            asked = {**(own if keywords.get("tools") else {}), **keywords}
+            form = form_of(to_tools(keywords.get("tools") or ()), asked)
             form.check_constraints(n for n in CONSTRAINTS if getattr(model, n) is not None)
         turns, omitted = to_turns(given)
+        if form is not None:
+            form = form.after(turns)
         if omitted:
             self._warn_once(
                 "the messages contain blocks that are not text, which members do not read: "

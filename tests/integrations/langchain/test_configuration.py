@@ -63,6 +63,14 @@ def test_bound_options_stay_when_tools_or_a_schema_are_bound(chat):
         assert reply.response_metadata["model_name"] == "quill"
 
 
+def test_a_bound_choice_of_tools_stays_in_an_agent(chat):
+    one = chat.bind(tool_choice="City", parallel_tool_calls=False, max_tokens=40)
+    agent: Any = create_agent(one, [City], interrupt_before=["tools"])
+    message = agent.invoke({"messages": "Hi"})["messages"][-1]
+    (call,) = message.tool_calls + message.invalid_tool_calls
+    assert "City" in str(call)
+
+
 def test_a_call_replaces_the_form_of_the_response(obliging):
     chat = ChatAdaFuse(engine=obliging, regex="[0-9]{3}")
     assert re.fullmatch("[0-9]{3}", text(chat.invoke("Hi")))

@@ -446,6 +446,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
     ) -> Decode[ChatResponse]:
         def prepare() -> Prepared[ChatResponse]:
             form = form_of(check_tools(keywords.get("tools") or ()), keywords)
+            form = form.after(to_turns(messages, self._warn_once))
             overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
             request = self._messages(messages, overrides, form)
             is_step = not form.calls_tools and _describes_steps(messages)
