@@ -52,6 +52,7 @@ from adafuse_llm.strategies.base import (
     refuse_unused_options,
 )
 from adafuse_llm.strategies.registry import AUTO, find_strategy
+from adafuse_llm.text.conversation import CALL_CLOSES
 from adafuse_llm.text.grammar import NO_LEAD, Grammar
 from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
@@ -362,15 +363,16 @@ class AdaFuseEngine(Engine):
             spare = check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
         else:
-            stopping = config.model_copy(update={"stop": (*config.stop, *turns)})
-            context = StrategyContext(members, stopping, drafts)
-            play = self.strategy.begin(context)
+            play = self.strategy.begin(StrategyContext(members, config, drafts))
         least = FREE_TOKENS if config.max_new_tokens in (None, NO_LIMIT) else None
         needs, limit = self.scheduler.cache_needs(members, checked.limit, spare, least)
         for member in members:
             member.limit = limit
         transcript = Transcript(
-            () if config.choices else config.stop, grammar.can_end if grammar else None, turns
+            () if config.choices else config.stop,
+            grammar.can_end if grammar else None,
+            turns,
+            calls=CALL_CLOSES in (config.grammar or ""),
         )
         response = Response(members, self.strategy.name, transcript, config.calibration)
         return Job(

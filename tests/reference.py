@@ -8,6 +8,7 @@ sequences. Slow on purpose; what it says is what the engine has to say.
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -1122,6 +1123,15 @@ class Response:
                 return at
         return None
 
+    def repeats_a_call(self) -> bool:
+        """Whether the grammar has calls of tools, and the last call is there twice."""
+        *closed, _ = self.text.split("</tool_call>")
+        calls = [each[each.find("<tool_call>") :] for each in closed if "<tool_call>" in each]
+        calls += [
+            line for line in self.text.split("\n") if re.fullmatch(r'{.*"arguments".*}', line)
+        ]
+        return "</tool_call>" in str(self.options.grammar) and len(calls) > len({*calls})
+
     def is_full(self) -> bool:
         """Whether some member can take no further token."""
         return any(
@@ -1186,7 +1196,7 @@ def decode(
             "stop_sequence"
             if cut is not None
             else "stop"
-            if kept.ends or is_final
+            if kept.ends or is_final or response.repeats_a_call()
             else "length"
             if kept is not winner or not fitted or response.is_full()
             else None

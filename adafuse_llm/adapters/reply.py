@@ -138,7 +138,8 @@ class ReplyReader:
     """An incremental reader of one reply. It removes whitespace after reasoning and after calls.
 
     It holds back a call up to its closing marker, text that may be the beginning of a marker, and a
-    reply that may be nothing but calls without markers.
+    reply that may be nothing but calls without markers. A call with the same name and arguments as
+    an earlier one is left out, and so are all calls after it: tools would act twice.
 
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
@@ -164,6 +165,7 @@ class ReplyReader:
         self._at_start = False  # True while only whitespace has followed a call or reasoning
         self._text = ""  # all text so far
         self._calls: list[Call] = []
+        self._repeated: ToolCall | None = None
 
     def add(self, text: str, prefix: str = "", end: Ending | None = None) -> ReplyDelta:
         """Return what the next text adds to the reply.
@@ -290,7 +292,7 @@ class ReplyReader:
         else:
             self._at_start = True
         if isinstance(part, (ToolCall, InvalidToolCall)):
-            if self._calls and not self._parallel:
+            if self._is_left_out(part):
                 return
             self._calls.append(part)
             if isinstance(part, InvalidToolCall) and self._as_text:
@@ -305,6 +307,11 @@ class ReplyReader:
         else:
             delta.calls.append(part)
 
+    def _is_left_out(self, call: Call) -> bool:
+        if isinstance(call, ToolCall) and any(_is_same(call, each) for each in self._calls):
+            self._repeated = self._repeated or call
+        return bool(self._repeated or (self._calls and not self._parallel))
+
     def _warnings(self, cut: str) -> list[str]:
         warnings = []
         if not (self._text.strip() or self._calls):
@@ -315,9 +322,27 @@ class ReplyReader:
             for problem in problems
             if problem
         ]
-        if self._tools and not self._calls and (problem := _bare_calls(self._text, self._tools)[1]):
+        if self._repeated:
+            warnings.append(
+                f"the reply repeats a call of {self._repeated.name!r}, so the call runs once, and "
+                "the calls after it are left out"
+            )
+        elif cut and self._calls and not warnings:
+            warnings.append(f"the reply may lack calls: {cut}")
+        problem = f"there is {CALL_CLOSES} in its text" if CALL_CLOSES in self._text else ""
+        if self._tools and not self._calls:
+            problem = problem or _bare_calls(self._text, self._tools)[1]
+        if self._tools and problem and not warnings:
             warnings.append(f"the reply looks like a tool call and is none: {problem}")
         return warnings
+
+
+def _is_same(one: ToolCall, other: Call) -> bool:
+    """Return whether two calls have the same name and arguments. In JSON, 1 is not true."""
+    if not isinstance(other, ToolCall) or one.name != other.name:
+        return False
+    texts = [json.dumps(each.arguments, sort_keys=True) for each in (one, other)]
+    return texts[0] == texts[1]
 
 
 def _may_be_calls(text: str) -> bool:

@@ -26,6 +26,7 @@ _SPACE = r"[\s\x1c-\x1f]"
 _ANY = "(?s:.*)"
 _THOUGHT = f"{_SPACE}*{REASONING_OPENS}{_ANY}"
 _THOUGHT_END = REASONING_CLOSES.replace("/", r"\/")
+_CALL_END = CALL_CLOSES.replace("/", r"\/")
 
 # The lexer matches the longest terminal. Text up to a marker is therefore a terminal of its own,
 # and no other terminal that is possible at the same position can contain the marker. Replies do not
@@ -41,8 +42,8 @@ more: CLOSED_THOUGHT more
     | TEXT?
 OPEN_THOUGHT: /{_THOUGHT}/ & ~/{_ANY}{_THOUGHT_END}{_ANY}/
 CLOSED_THOUGHT: /{_THOUGHT}{_THOUGHT_END}/ & ~/{_ANY}{_THOUGHT_END}(?s:.+)/
-TEXT: /(?s:.+)/ & ~/{_ANY}{CALL_OPENS}{_ANY}/ & ~/{_THOUGHT}/
-TEXT_AND_CALL: /{_ANY}{CALL_OPENS}/ & ~/{_ANY}{CALL_OPENS}(?s:.+)/ & ~/{_THOUGHT}/
+TEXT: /(?s:.+)/ & ~/{_ANY}({CALL_OPENS}|{_CALL_END}){_ANY}/ & ~/{_THOUGHT}/
+TEXT_AND_CALL: /{_ANY}{CALL_OPENS}/ & ~/{_ANY}({CALL_OPENS}|{_CALL_END})(?s:.+)/ & ~/{_THOUGHT}/
 OPEN_THOUGHT_0: OPEN_THOUGHT & ~/{_SPACE}{_ANY}/
 CLOSED_THOUGHT_0: CLOSED_THOUGHT & ~/{_SPACE}{_ANY}/
 TEXT_0: TEXT & ~/{_SPACE}{_ANY}/

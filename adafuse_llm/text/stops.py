@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal
+
+from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
 
 TURNS = ("\nUser:", "\nAssistant:")
 """Beginnings of the next turn in the plain format of conversations (`Conversation.plain_text`). A
 member without a chat template may go on with such a turn instead of ending its reply."""
+
+_CALL = re.compile(rf'{CALL_OPENS}[\s\S]*?{CALL_CLOSES}|^\{{.*"arguments".*\}}$', re.MULTILINE)
+"""A whole call between its markers, or without them in a line of its own."""
 
 
 class Transcript:
@@ -19,12 +25,14 @@ class Transcript:
             effect if the text before it is not. Default: every text is complete.
         turns: beginnings of a next turn, which also end the response, without the whitespace before
             them.
+        calls: whether the response may call tools. Then it ends after a call that it has made
+            before, because small models repeat one call without end.
 
     Attributes:
         text: the response so far, up to the first stop sequence or turn.
         shown: number of its characters that `push` and `flush` have released.
         stopped: ``"stop_sequence"`` after a stop sequence, ``"stop"`` after the beginning of a next
-            turn, and None before both.
+            turn or a repeated call, and None before.
     """
 
     def __init__(
@@ -32,6 +40,8 @@ class Transcript:
         stops: Sequence[str] = (),
         can_end: Callable[[str], bool] | None = None,
         turns: Sequence[str] = (),
+        *,
+        calls: bool = False,
     ) -> None:
         self.text = ""
         self.shown = 0
@@ -39,6 +49,7 @@ class Transcript:
         self._stops = tuple(stops)
         self._can_end = can_end
         self._turns = tuple(turns)
+        self._calls = calls
 
     def push(self, span: str) -> str:
         """Add a span, and return the text that can be shown now.
@@ -53,6 +64,10 @@ class Transcript:
             self.text, self.stopped = self.text[:turn].rstrip(), "stop"
         elif cut is not None:
             self.text, self.stopped = self.text[:cut], "stop_sequence"
+        elif self._calls:
+            calls = [*_CALL.finditer(self.text)]
+            if len({match[0] for match in calls}) < len(calls):
+                self.text, self.stopped = self.text[: calls[-1].end()], "stop"
         visible = len(self.text)
         if not self.stopped:  # a stop sequence or a turn could cut the end off
             visible -= begun_size(self.text, self._stops)

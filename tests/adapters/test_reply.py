@@ -245,6 +245,18 @@ def test_a_call_whose_json_is_whole_needs_no_marker_if_a_reply_is_cut() -> None:
         assert read(begun, reason="length")[0] == [ADDED]
 
 
+def test_a_call_runs_once_in_a_reply() -> None:
+    other = MARKED.replace("2", "3")
+    parts, (warning,) = read(f"{MARKED}\n{other}\n{MARKED}\n<tool_call>{NOW}</tool_call>")
+    assert parts == [ADDED, ToolCall("add", {"a": 1, "b": 3})]
+    assert "repeats" in warning
+    assert read(MARKED + MARKED.replace("1", "true"))[0] == [
+        ADDED,
+        ToolCall("add", {"a": True, "b": 2}),
+    ]
+    assert "9 tokens" in read(MARKED, reason="length")[1][0]
+
+
 # Pieces --------------------------------------------------------------------------------------
 
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")

@@ -53,7 +53,6 @@ def accepts(grammar: str, text: str) -> bool:
                 "",
                 "Four.",
                 "a <b> <tool_cal",
-                "not </tool_call> yet\n\n",
                 A_SUM,
                 f"So:\n{A_SUM}\n{A_TEXT}\n{A_TIME}",
                 "<think>never closed, <tool_call>, <think>",
@@ -65,6 +64,7 @@ def accepts(grammar: str, text: str) -> bool:
             (
                 " Four.",  # each member may write a space before the reply, which is no part of it
                 "<tool_call>add",
+                "not </tool_call> yet",
                 f"{A_SUM} done",
                 f"{A_SUM}{A_TIME}",
                 A_SUM.replace("add", "subtract"),

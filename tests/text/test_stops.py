@@ -64,6 +64,18 @@ def test_the_earlier_of_a_stop_sequence_and_a_turn_counts() -> None:
     assert (turn_first.text, turn_first.stopped) == ("Paris.", "stop")
 
 
+def test_a_repeated_call_ends_a_response_with_calls() -> None:
+    bare = ['{"name": "add", "arguments": {}}', '{"name": "now", "arguments": {}}']
+    for add, now in (bare, [f"<tool_call>{each}</tool_call>" for each in bare]):
+        for calls, text in ((True, f"{add}\n{now}\n{add}"), (False, f"{add}\n{now}\n{add}\n{now}")):
+            transcript = Transcript(calls=calls)
+            for span in (add, "\n", f"{now}\n", f"{add}\n", now):
+                if not transcript.stopped:
+                    transcript.push(span)
+            assert transcript.text.rstrip() == text
+            assert transcript.stopped == ("stop" if calls else None)
+
+
 LETTERS = st.text(st.sampled_from("ab \n"), max_size=5)
 STOPS = st.lists(st.text(st.sampled_from("ab \n"), min_size=1, max_size=4), max_size=3)
 
