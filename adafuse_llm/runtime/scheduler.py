@@ -121,14 +121,19 @@ class _Lane(threading.Thread):
             del work  # the work must not keep its job alive while the thread waits
 
 
-_open: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+_started: weakref.WeakSet[_Coordinator] = weakref.WeakSet()
 
 
-@atexit.register
-def _close_all() -> None:
-    """Close all schedulers at exit. A thread that still runs a model would abort the process."""
-    for scheduler in list(_open):
-        scheduler.close(timeout=EXIT_SECONDS)
+def _end_all_threads() -> None:
+    """End all threads at exit, also of engines that nobody uses any more.
+
+    A thread that is inside a model's library when the interpreter ends aborts the process.
+    """
+    running = [each for each in list(_started) if each.is_alive()]
+    for coordinator in running:
+        coordinator.stop()
+    for coordinator in running:
+        coordinator.join(EXIT_SECONDS)
 
 
 class Scheduler:
@@ -146,7 +151,6 @@ class Scheduler:
         self.closed = False
         self._lock = threading.Lock()
         self._coordinator = self._new_coordinator()
-        _open.add(self)
 
     def _new_coordinator(self) -> _Coordinator:
         return _Coordinator(self._lanes, self._local, self._runtime.max_requests, self._budget)
@@ -268,6 +272,11 @@ class _Coordinator(threading.Thread):
         except BaseException:
             self._end_lanes()
             raise
+        _started.add(self)
+        atexit.unregister(_end_all_threads)
+        atexit.register(
+            _end_all_threads
+        )  # as the last one, so that it runs before models are freed
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self.unfinished.update(jobs)
@@ -289,8 +298,8 @@ class _Coordinator(threading.Thread):
                     self._next_look = now + WAITING_SECONDS
                 self._admit()
                 for lane in self._lanes.values():
-                    if not lane.batch and lane.waiting and (batch := lane.next_batch()):
-                        lane.work.put(partial(self._evaluate, lane, batch))
+                    if not lane.batch and lane.waiting and lane.next_batch():
+                        lane.work.put(partial(self._evaluate, lane, lane.batch))
             except BaseException as error:  # a defect in this module must not block callers forever
                 logger.exception("the scheduler failed")
                 self._end_all(error)

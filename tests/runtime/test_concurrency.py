@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import signal
 import subprocess
 import sys
 import time
@@ -215,19 +216,59 @@ def test_a_closed_engine_takes_no_requests() -> None:
 
 
 SCRIPT = """
-import threading, time
+import sys, threading, time, torch
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
-engine = AdaFuseEngine([FakeBackend("a", lambda text: {"a": 0.9, " ": 0.1})])
-options = {"max_new_tokens": 100_000}
-threading.Thread(target=engine.generate, args=("x",), kwargs=options, daemon=True).start()
-time.sleep(0.2)
+
+class Heavy(FakeBackend):  # its weights are freed in libraries, which takes a while
+    def __init__(self, name):
+        super().__init__(name, lambda text: {"a": 0.9, " ": 0.1})
+        self.weights = [torch.ones(1 << 14) for _ in range(20_000)]
+
+def opened():
+    return AdaFuseEngine([Heavy("a"), Heavy("b")])
+
+def dropped():
+    opened().generate("x", max_new_tokens=2)
+
+def in_a_stream():
+    next(iter(opened().stream("x", max_new_tokens=100_000)))
+
+def in_a_stream_that_stays_open():
+    global stream
+    stream = iter(opened().stream("x", max_new_tokens=100_000))
+    next(stream)
+
+def in_a_thread():
+    options = {"max_new_tokens": 100_000}
+    threading.Thread(target=opened().generate, args=("x",), kwargs=options, daemon=True).start()
+    time.sleep(0.2)
+
+def at_an_interrupt():
+    engine = opened()
+    engine.generate("x", max_new_tokens=2)
+    raise KeyboardInterrupt
+
+globals()[sys.argv[1]]()
+sys.exit(3)
 """
 
 
-def test_a_script_that_ends_while_a_decode_is_running_ends_cleanly() -> None:
-    command = [sys.executable, "-c", SCRIPT]
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("dropped", 3),
+        ("in_a_stream", 3),
+        ("in_a_stream_that_stays_open", 3),
+        ("in_a_thread", 3),
+        ("at_an_interrupt", -signal.SIGINT),
+    ],
+)
+def test_a_program_keeps_its_exit_status_however_it_leaves_its_engine(
+    how: str, status: int
+) -> None:
+    command = [sys.executable, "-c", SCRIPT, how]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
