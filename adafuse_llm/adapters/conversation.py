@@ -7,17 +7,21 @@ them in the form of its own chat template.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import TypedDict
 
+from adafuse_llm.adapters.reply import read_json
 from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.text.conversation import (
     CALL_CLOSES,
     CALL_OPENS,
     RESULT_CLOSES,
     RESULT_OPENS,
+    Call,
     Conversation,
     Tool,
     check_content,
@@ -26,6 +30,8 @@ from adafuse_llm.text.conversation import (
     function_of,
     to_json,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class Turn(TypedDict, total=False):
@@ -40,7 +46,8 @@ class Turn(TypedDict, total=False):
         tool_calls: calls in an assistant's message. The arguments can be JSON text. If it is no
             JSON object, for example because the call was cut off, members read the call and its
             result as text.
-        tool_call_id: in a tool's message, the id of the call that it answers.
+        tool_call_id: in a tool's message, the id of the call that it answers. Without one, it
+            answers the first call that waits. Without such a call, members read it as text.
         reasoning: in an assistant's message, the reasoning before the content. If it is None,
             reasoning between ``<think>`` and ``</think>`` at the beginning of the content counts.
     """
@@ -59,48 +66,75 @@ def to_conversation(
     tools: Sequence[Tool] = (),
     tool_choice: str = "auto",
     instructions: str = "",
+    warn: Callable[[str], object] = logger.warning,
 ) -> Conversation:
     """Convert a conversation for ``AdaFuseEngine.generate(messages=...)``.
 
     Reasoning at the beginning of assistant turns becomes ``reasoning_content``, which only chat
-    templates show that read it. The other arguments are those of `check_conversation`.
+    templates show that read it. `warn` is called with one sentence if members read calls or results
+    as text. The other arguments are those of `check_conversation`.
 
     Raises:
         InvalidInputError: as `check_conversation`.
     """
-    malformed: dict[str, Any] = {}
-    messages = [_to_message(number, turn, malformed) for number, turn in enumerate(turns)]
+    calls = _Calls()
+    messages = [_to_message(number, turn, calls) for number, turn in enumerate(turns)]
+    if calls.odd:
+        warn(f"the messages have {' and '.join(calls.odd)}. Members read them as text.")
     return check_conversation(messages, tools, tool_choice, instructions=instructions)
 
 
-def malformed_calls(turn: Turn) -> list[Mapping[str, Any]]:
-    """Return the calls of an assistant's turn whose arguments are text, but no JSON object."""
-    calls = turn.get("tool_calls") if turn.get("role") == "assistant" else None
-    return [call for call in calls if _is_malformed(call)] if isinstance(calls, list) else []
+@dataclass
+class _Calls:
+    """The calls of a conversation so far, and what members read as text.
 
-
-def _is_malformed(call: Any) -> bool:
-    arguments = function_of(call).get("arguments")
-    try:
-        return isinstance(arguments, str) and not isinstance(json.loads(arguments or "{}"), dict)
-    except (ValueError, RecursionError):
-        return True
-
-
-def _malformed_block(call: Mapping[str, Any]) -> str:
-    """Return a malformed call as members write it. Its name can be apart from its text or in it."""
-    function = function_of(call)
-    name, text = function.get("name"), function["arguments"].removeprefix(CALL_OPENS).strip()
-    if name and '"name"' not in text:
-        text = f'{{"name": {json.dumps(name)}, "arguments": {text}}}'
-    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
-
-
-def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without the name of its speaker, with its reasoning apart.
-
-    `malformed` has the names of the tools of malformed calls so far, by id.
+    Attributes:
+        names: the names of their tools, by the ids of the calls.
+        text: ids of the calls that are text.
+        waiting: ids of the calls of the last reply that have no result yet.
+        odd: what else there is, in words; only the keys count.
     """
+
+    names: dict[str, Any] = field(default_factory=dict)
+    text: set[str] = field(default_factory=set)
+    waiting: list[str] = field(default_factory=list)
+    odd: dict[str, None] = field(default_factory=dict)
+
+    def add(self, call: Any) -> Call | str:
+        """Return a call; as members write it, if it has no name or no object of arguments."""
+        function, key = function_of(call), isinstance(call, Mapping) and call.get("id")
+        key = str(key or f"call_{len(self.names)}")
+        name, arguments = function.get("name"), function.get("arguments")
+        self.names[key] = name
+        self.waiting.append(key)
+        self.text.discard(key)  # clients may use an id again
+        try:
+            given = read_json(arguments or "{}") if isinstance(arguments, str) else arguments
+        except ValueError:
+            given = arguments
+        given = {} if given is None else given
+        if isinstance(name, str) and isinstance(given, Mapping):
+            return {"id": key, "name": name, "arguments": {**given}}
+        self.text.add(key)
+        self.odd["tool calls whose arguments are not a JSON object"] = None
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
+        text = text.removeprefix(CALL_OPENS).strip()
+        if name and '"name"' not in text:  # the name can be apart from the text or in it
+            text = f'{{"name": {json.dumps(name)}, "arguments": {text}}}'
+        return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
+
+    def answer(self, key: object) -> tuple[str, bool]:
+        """Return the id of the call that a result answers, and whether the result is text."""
+        key = str(key or next(iter(self.waiting), ""))
+        if key in self.waiting:
+            self.waiting.remove(key)
+        if key not in self.names:
+            self.odd["results of calls that are missing"] = None
+        return key, key in self.text or key not in self.names
+
+
+def _to_message(number: int, turn: Turn, known: _Calls) -> dict[str, Any]:
+    """Return a message without the name of its speaker, with its reasoning apart."""
     label = f"message {number}"
     role = check_role(turn.get("role"), label)
     content = check_content(turn.get("content"), label)
@@ -111,21 +145,22 @@ def _to_message(number: int, turn: Turn, malformed: dict[str, Any]) -> dict[str,
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}
     calls = turn.get("tool_calls")
-    if calls and (bad := malformed_calls(turn)):
-        texts = [*filter(None, [content.rstrip("\n")]), *map(_malformed_block, bad)]
-        message["content"] = "\n".join(texts)
-        calls = [call for call in calls if call not in bad]
-        malformed |= {str(call.get("id")): function_of(call).get("name") for call in bad}
+    if calls and role == "assistant" and isinstance(calls, (list, tuple)):
+        known.waiting.clear()
+        read = [known.add(call) for call in calls]
+        calls = [each for each in read if not isinstance(each, str)]
+        if texts := [each for each in read if isinstance(each, str)]:
+            message["content"] = "\n".join([*filter(None, [content.rstrip("\n")]), *texts])
     if calls:
         message["tool_calls"] = calls
-        for call in calls if isinstance(calls, list) else ():  # clients may use an id again
-            malformed.pop(str(call.get("id")) if isinstance(call, Mapping) else "", None)
-    if role == "tool" and (key := str(turn.get("tool_call_id"))) in malformed:
-        name = malformed[key] or turn.get("name")
-        answer = {**({"name": name} if name else {}), "content": content}
-        return {"role": "user", "content": f"{RESULT_OPENS}\n{to_json(answer)}\n{RESULT_CLOSES}"}
     if role == "tool":
-        message["tool_call_id"] = turn.get("tool_call_id") or ""
+        key, is_text = known.answer(turn.get("tool_call_id"))
+        if is_text:
+            name = known.names.get(key) or turn.get("name")
+            answer = {**({"name": name} if name else {}), "content": content}
+            text = f"{RESULT_OPENS}\n{to_json(answer)}\n{RESULT_CLOSES}"
+            return {"role": "user", "content": text}
+        message["tool_call_id"] = key
     if role == "assistant" and reasoning:
         message["reasoning_content"] = reasoning
     return message

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from adafuse_llm.adapters.conversation import Turn, malformed_calls, to_conversation
+from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig, advice
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
@@ -384,11 +384,7 @@ def converse(
             tools=form.tools,
             tool_choice=form.choice,
             instructions="\n\n".join(filter(None, (form.instructions, body.adafuse.instructions))),
-        )
-    if any(turn.get("tool_calls") and malformed_calls(turn) for turn in turns):
-        asked.ignored.warnings.append(
-            f"{body.PROMPT} has tool calls whose arguments are not a JSON object. Members read "
-            "them as text."
+            warn=asked.ignored.warnings.append,
         )
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.reply import ReplyReader, ToolCall
 from adafuse_llm.text.conversation import Tool
@@ -62,10 +61,38 @@ def test_names_and_reasoning_of_turns(turn: Any, message: Any) -> None:
     assert to_conversation(turns).messages[0] == (message or turn)
 
 
-@pytest.mark.parametrize("turns", [[], [result("3")], [USER, {"role": "tool", "content": "3"}]])
-def test_results_without_a_call_are_refused(turns: Any) -> None:
-    with pytest.raises(InvalidInputError):
-        to_conversation(turns)
+# Calls and results that do not fit ------------------------------------------------------------
+
+
+def test_a_call_and_its_result_without_an_id_belong_together() -> None:
+    calls = [{"name": "a", "arguments": None}, {"name": "b", "arguments": ""}]
+    three, four = ({"role": "tool", "content": each} for each in "34")
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    turns: list[Any] = [USER, asked, three, four, asked, three]
+    _, first, *answers, second, last = to_conversation(turns).messages
+    read = [*first["tool_calls"], second["tool_calls"][0]]
+    assert [each["id"] for each in read] == [each["tool_call_id"] for each in (*answers, last)]
+    assert len({each["id"] for each in read}) == 3
+    assert [each["arguments"] for each in read] == [{}] * 3
+
+
+def test_a_result_whose_call_is_missing_is_read_as_text_with_one_warning() -> None:
+    told: list[str] = []
+    lost = [result("3"), {"role": "tool", "content": "4", "name": "add"}]
+    turns: list[Any] = [*lost, USER]
+    messages = to_conversation(turns, warn=told.append).messages
+    written = ['{"content": "3"}', '{"name": "add", "content": "4"}']
+    texts = [f"<tool_response>\n{each}\n</tool_response>" for each in written]
+    assert [each["content"] for each in messages] == [*texts, "?"]
+    assert {each["role"] for each in messages} == {"user"}
+    assert len(told) == 1
+    assert "results of calls that are missing" in told[0]
+
+
+def test_half_a_character_in_arguments_is_replaced() -> None:
+    turns: list[Any] = [called('{"a": "\\ud83d"}')]
+    (call,) = to_conversation(turns).messages[0]["tool_calls"]
+    assert call["arguments"] == {"a": "\ufffd"}
 
 
 # Calls whose arguments are no JSON ------------------------------------------------------------
@@ -76,10 +103,11 @@ def test_results_without_a_call_are_refused(turns: Any) -> None:
     [
         ('{"a": 1', '{"name": "add", "arguments": {"a": 1}'),
         ("[1]", '{"name": "add", "arguments": [1]}'),
+        ([1], '{"name": "add", "arguments": [1]}'),
         ('<tool_call>\n{"name": "add", "arg', '{"name": "add", "arg'),
     ],
 )
-def test_a_malformed_call_and_its_result_are_read_as_text(arguments: str, written: str) -> None:
+def test_a_malformed_call_and_its_result_are_read_as_text(arguments: Any, written: str) -> None:
     assert flat(called(arguments, content="So:\n"), result("no")) == [
         f"So:\n<tool_call>\n{written}\n</tool_call>",
         '<tool_response>\n{"name": "add", "content": "no"}\n</tool_response>',
