@@ -328,7 +328,7 @@ def read_chat(
     asked = ServedRequest(chat, ignored, effort=chat.reasoning_effort)
     turns: list[Any] = []
     for number, each in enumerate(chat.messages):
-        place = f"messages.{number}.content" if each.role == "tool" else None
+        place = f"messages.{number}.content"
         if each.function_call:
             raise refused(f"messages.{number}.function_call", ": send tool_calls")
         content = each.refusal if each.content is None else each.content
@@ -427,26 +427,23 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
     return functions
 
 
-def readable(content: Any, result: str | None, ignored: Ignored) -> Any:
-    """Return the content of a message, as members can read it.
+def readable(content: Any, place: str, ignored: Ignored) -> Any:
+    """Return the content of a message, as members can read it. `place` is the name of the field.
 
-    Thoughts are left out, and refusals become text. `result` is the name of the field, if it is the
-    result of a tool. Agents send it again with every later turn, so a note replaces what is not
-    text. In other messages, it stays and is refused later.
+    Thoughts are left out, and refusals become text. Clients send a message again with every later
+    turn, so a note replaces what is not text, such as an image.
     """
-    if isinstance(content, str | None) or (result is None and type(content) is not list):
+    if isinstance(content, str | None):
         return content
     parts: list[Any] = []
     for part in content if isinstance(content, list) else [content]:
         given = part if isinstance(part, Mapping) else {"text": part}
         kind = given.get("type")
-        if result is not None:
-            is_text = isinstance(given.get("text"), str)
-            parts.append(part if is_text else note_of(kind, result, ignored))
-        elif kind == "refusal":
-            parts.append({"type": "text", "text": given.get("refusal")})
+        text = given.get("refusal" if kind == "refusal" else "text")
+        if isinstance(text, str):
+            parts.append(text)
         elif kind not in THOUGHTS:
-            parts.append(part)
+            parts.append(note_of(kind, place, ignored))
     return parts
 
 

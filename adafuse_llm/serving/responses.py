@@ -103,7 +103,8 @@ def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
         turn: Turn
         if kind == "message":
             role = item.get("role", "")
-            turn = {"role": role, "content": readable(item.get("content"), None, ignored)}
+            content = readable(item.get("content"), f"{place}.content", ignored)
+            turn = {"role": role, "content": content}
         elif kind == "function_call":
             call: Any = {name: item.get(name) for name in ("name", "arguments")}
             call["id"] = call_id

@@ -75,15 +75,17 @@ def test_keys_of_messages_that_no_member_reads_are_ignored():
 
 
 @pytest.mark.quick
-def test_a_refusal_is_text_and_an_image_is_refused_except_in_the_result_of_a_tool():
+def test_a_refusal_is_text_and_an_image_a_note():
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     apart = {"role": "assistant", "content": None, "refusal": "No."}
     plain = {"role": "assistant", "content": "No."}
     assert messages(refusal) == messages(apart) == messages(plain)
     old = {"role": "assistant", "content": None, "function_call": {"name": "look"}}
     assert refused(messages=[*QUESTION, old]).param == "messages.1.function_call"
-    error = refused(messages=[{"role": "user", "content": [IMAGE]}])
-    assert "only text is allowed" in error.message
+    asked = read(messages=[{"role": "user", "content": [IMAGE, {"type": "text", "text": "?"}]}])
+    assert asked.conversation is not None
+    assert asked.conversation.messages[0]["content"] == "[image_url, not shown]?"
+    assert "'image_url'" in asked.ignored.warnings[0]
     call: Any = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     parts = [{"type": "text", "text": "A"}, IMAGE]

@@ -161,7 +161,6 @@ def test_reasoning_is_an_item_and_returns_to_the_members():
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
         ("n", {"extra_body": {"n": 2}}),
         ("input", {"input": []}),
-        ("input", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
         ("input.0", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
         ("input.0.call_id", {"input": [{"type": "function_call", "call_id": 3}]}),
         ("max_output_tokens", {"max_output_tokens": 401}),
@@ -193,7 +192,7 @@ def test_what_the_members_cannot_read_ends_no_conversation(client):
     call = {"type": "custom_tool_call", "call_id": "a", "name": "patch", "input": "+ a"}
     image = [{"type": "input_image", "image_url": "x"}, {"type": "input_text", "text": "a fox"}]
     history = [
-        {"role": "user", "content": QUESTION},
+        {"role": "user", "content": [{"type": "input_file", "file_data": "x"}, QUESTION]},
         {"type": "web_search_call", "id": "w", "status": "completed"},
         {"type": "function_call", "call_id": "b", "name": "look", "arguments": "{}"},
         call,
@@ -204,7 +203,8 @@ def test_what_the_members_cannot_read_ends_no_conversation(client):
     ignored = Ignored()
     conversation = read_response(body, ignored).conversation
     assert conversation is not None
-    _, said, *results = conversation.messages
+    question, said, *results = conversation.messages
+    assert question["content"] == f"[input_file, not shown]{QUESTION}"
     assert said["content"] == "[web_search_call, not shown]"
     assert [each["name"] for each in said["tool_calls"]] == ["look", "patch"]
     assert said["tool_calls"][1]["arguments"] == {"input": "+ a"}
