@@ -16,13 +16,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -87,8 +86,8 @@ def middlewares(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
     chosen = [Middleware(AccessLog, prefix=config.root_path, count=count, counted=counted)]
-    if hosts := [each.lower() for each in config.allowed_hosts]:
-        chosen.append(Middleware(HostCheck, allowed_hosts=hosts))
+    if config.allowed_hosts:
+        chosen.append(Middleware(HostCheck, hosts=config.allowed_hosts))
     if config.cors_origins:
         chosen.append(
             Middleware(
@@ -170,15 +169,37 @@ class AccessLog:
                 self._count(path, outcome, seconds)
 
 
-class HostCheck(TrustedHostMiddleware):
-    """Refuses requests for other host names, such as those of other sites' pages."""
+class HostCheck:
+    """Refuses requests for other host names, such as those of other sites' pages.
+
+    A host ``*.example.org`` stands for all names with this end.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self.app = app
+        self._hosts = [each.lower().strip("[]") for each in hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Probes may use any name."""
-        if scope["type"] == "http" and _below(scope) in PROBES:
+        given = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
+        try:
+            name = urlsplit(f"//{given}").hostname or ""
+        except ValueError:
+            name = ""
+        if (
+            scope["type"] != "http"
+            or _below(scope) in PROBES
+            or name in self._hosts
+            or any(host[0] == "*" and name.endswith(host[1:]) for host in self._hosts)
+        ):
             await self.app(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+            return
+        message = (
+            f"this server does not answer to the host name {given[:100]!r}. Use one of its own "
+            "names, or start it with this one: -o allowed_hosts=NAME"
+        )
+        logger.warning("request %s is refused: %s", CALL.get().id, message)
+        await ApiError(400, message, code="unknown_host").response()(scope, receive, send)
 
 
 class KeyCheck:

@@ -199,11 +199,14 @@ async def test_all_keys_are_compared_whatever_the_first_one_gives(monkeypatch) -
         *(("localhost.evil.example", False), ("", False), ("evilexample.org", False)),
     ],
 )
-async def test_only_allowed_hosts_are_served(host: str, is_allowed: bool) -> None:
+async def test_only_allowed_hosts_are_served(host: str, is_allowed: bool, caplog) -> None:
     async with client(allowed_hosts=(*LOCAL, "*.example.org")) as http:
         response = await http.get("/echo", headers={"Host": host})
         assert (await http.get("/health", headers={"Host": host})).status_code == 200
     assert response.status_code == (200 if is_allowed else 400)
+    if not is_allowed:
+        assert f"{host!r}" in error(response)["message"]
+    assert [f"{host!r}" in text for text in caplog.messages] == [True] * (not is_allowed)
 
 
 async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so() -> None:
