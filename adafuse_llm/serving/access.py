@@ -106,7 +106,8 @@ class AccessLog:
     """Gives every request an id, logs one line when it ends, and answers unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-    Paths may have the prefix, as where a proxy or another application shows the server.
+    Paths may have the prefix, as where a proxy or another application shows the server, and more
+    slashes than they need.
     """
 
     def __init__(
@@ -124,6 +125,9 @@ class AccessLog:
         if self._prefix and not scope.get("root_path"):
             scope = {**scope, "root_path": self._prefix}
         prefix = scope.get("root_path", "")  # where another application or a proxy shows the server
+        path = re.sub("/{2,}", "/", scope["path"])
+        size = len(prefix) * path.startswith(prefix) + 1  # with the slash of the page
+        scope = {**scope, "path": path[:size] + path[size:].rstrip("/")}
         given = Headers(scope=scope).get("x-request-id", "")
         call = Call(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
         CALL.set(call)

@@ -246,6 +246,14 @@ async def test_probes_and_the_page_need_no_key_and_proxies_may_add_a_prefix(pref
             assert (await http.get(prefix)).headers["location"].endswith(f"{prefix}/")
 
 
+@pytest.mark.parametrize("path", ["/echo/", "//echo", "/llm/echo/", "/llm//echo//"])
+async def test_more_slashes_than_a_path_needs_change_nothing(path: str, caplog) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    async with client(root_path="/llm") as http:
+        assert (await http.post(f"http://localhost{path}", content=b"x")).json()["size"] == 1
+    assert "path=/echo " in caplog.text
+
+
 async def test_a_server_that_another_application_mounts_counts_and_checks_its_own_paths() -> None:
     with AdaFuseEngine([FakeBackend("oak", lambda _: {"a": 1.0})]) as engine:
         inner = create_app(engine, api_keys=["key-1"])
