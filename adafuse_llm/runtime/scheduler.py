@@ -141,9 +141,14 @@ class Scheduler:
 
     The threads start with the first job. They end when the scheduler is closed, or nothing refers
     to it any more.
+
+    Attributes:
+        work: forward passes, and tokens in them, of each member for the jobs that have ended in any
+            way.
     """
 
     def __init__(self, backends: Sequence[Backend], runtime: RuntimeConfig) -> None:
+        self.work = dict.fromkeys((each.name for each in backends), (0, 0))
         self._lanes = {each.name: each.lane for each in backends}
         self._local = {each.lane for each in backends if not each.is_remote}
         self._runtime = runtime
@@ -153,7 +158,8 @@ class Scheduler:
         self._coordinator = self._new_coordinator()
 
     def _new_coordinator(self) -> _Coordinator:
-        return _Coordinator(self._lanes, self._local, self._runtime.max_requests, self._budget)
+        most = self._runtime.max_requests
+        return _Coordinator(self._lanes, self._local, most, self._budget, self.work)
 
     @property
     def running(self) -> int:
@@ -237,7 +243,12 @@ class _Coordinator(threading.Thread):
     """
 
     def __init__(
-        self, lanes: Mapping[str, str], local: Iterable[str], most: int, budget: CacheBudget
+        self,
+        lanes: Mapping[str, str],
+        local: Iterable[str],
+        most: int,
+        budget: CacheBudget,
+        work: dict[str, tuple[int, int]],
     ) -> None:
         super().__init__(name="adafuse", daemon=True)
         self._lanes = {name: _Lane(name) for name in dict.fromkeys(lanes.values())}
@@ -247,6 +258,7 @@ class _Coordinator(threading.Thread):
         self._lane_of = {member: self._lanes[name] for member, name in lanes.items()}
         self._most = most
         self._budget = budget
+        self._work = work
         self._inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._waiting: dict[Job, None] = {}  # in order of arrival
         self.running: dict[Job, None] = {}
@@ -390,7 +402,7 @@ class _Coordinator(threading.Thread):
         for lane in self._lanes.values():
             lane.waiting = [each for each in lane.waiting if each.job is not job]
         for member in job.members:
-            self._lane_of[member.name].work.put(partial(_release, member))
+            self._lane_of[member.name].work.put(partial(_release, member, self._work))
         if error is not None:
             job.deliver(error)
 
@@ -399,7 +411,9 @@ class _Coordinator(threading.Thread):
             self._end(job, error)
 
 
-def _release(member: Member) -> None:
+def _release(member: Member, work: dict[str, tuple[int, int]]) -> None:
+    passes, tokens = work[member.name]  # only this lane's thread changes them
+    work[member.name] = (passes + member.passes, tokens + member.tokens)
     try:
         member.backend.release(member.tree)
     except BaseException:  # the job has ended, so its result must not change

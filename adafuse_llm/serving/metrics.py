@@ -21,7 +21,6 @@ TOKENS: Final = {
     "prompt": "prompt_tokens",
     "completion": "completion_tokens",
     "cached": "cached_tokens",
-    "processed": "tokens_processed",
 }
 """Fields of `Usage` by the value of the label ``kind``."""
 
@@ -58,8 +57,11 @@ class Metrics(Collector):
         self._decided = counter(
             "decided", "Joint rounds whose text the member alone proposed.", "member"
         )
-        self._tokens = counter("tokens", "Tokens of finished responses.", "member", "kind")
-        self._passes = counter("forward_passes", "Forward passes for finished responses.", "member")
+        self._tokens = counter(
+            "tokens", "Tokens: processed ones of all work, others of responses.", "member", "kind"
+        )
+        self._passes = counter("forward_passes", "Forward passes.", "member")
+        self._work: dict[str, tuple[int, int]] = {}  # what these two have of `Scheduler.work`
         registry.register(self)
         ProcessCollector(registry=registry)
 
@@ -69,7 +71,7 @@ class Metrics(Collector):
         self._seconds.labels(route).observe(seconds)
 
     def event(self, event: StreamEvent) -> None:
-        """Count a round with the members that proposed its text, and the cost of a response."""
+        """Count a round with the members that proposed its text, and the tokens of a response."""
         done = event.round
         if done is not None:
             self._rounds.inc()
@@ -86,11 +88,16 @@ class Metrics(Collector):
             for kind, field in TOKENS.items():
                 for name, tokens in getattr(usage, field).items():
                     self._tokens.labels(name, kind).inc(tokens)
-            for name, passes in usage.forward_passes.items():
-                self._passes.labels(name).inc(passes)
 
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics as text for Prometheus, and the content type."""
+        for name, work in (
+            () if (engine := self._engine()) is None else engine.scheduler.work.items()
+        ):
+            before = self._work.get(name, (0, 0))
+            self._passes.labels(name).inc(work[0] - before[0])
+            self._tokens.labels(name, "processed").inc(work[1] - before[1])
+            self._work[name] = work
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
