@@ -145,7 +145,10 @@ class _Conversation:
             show(display.summary(self._answer))
 
     def _reply(self) -> None:
-        """Answer the last message. Ctrl-C ends the answer, which stays in the conversation."""
+        """Answer the last message. Ctrl-C ends the answer, which stays in the conversation.
+
+        Without any text, neither of them stays.
+        """
         self._sent = [*self._messages]
         asked = [each["content"] for each in self._messages if each["role"] == "user"][-2:]
         found: list[Passage] = []
@@ -155,7 +158,10 @@ class _Conversation:
         with cancel_on_interrupt() as cancel:
             events = self._engine.stream(messages=self._sent, cancel=cancel)
             self._answer = show_stream(self._display, events)
-        self._messages.append({"role": "assistant", "content": self._answer.answer.strip()})
+        if content := self._answer.answer.strip():
+            self._messages.append({"role": "assistant", "content": content})
+        else:
+            del self._messages[-1]
         if self._console.is_terminal:
             if cancel.is_set():
                 self._console.print(Text("stopped", "dim"))

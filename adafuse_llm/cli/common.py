@@ -201,7 +201,8 @@ class Parser(argparse.ArgumentParser):
             known = [name for each in self.flags for name in each.option_strings]
             flag = unknown[0].partition("=")[0]
             option = flag.strip("-").replace("-", "_")
-            hint = f" Use -o {option}=VALUE" if option in FIELDS else nearest(flag, known)
+            hint = nearest(flag, known, similarity=0.75)  # with less, --strategy for --trace
+            hint = f" Use -o {option}=VALUE" if option in FIELDS else hint
             self.error(f"unknown argument {flag}.{hint}")
         return flags
 

@@ -479,7 +479,7 @@ def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
         raise InvalidInputError(
             f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool "
             f"({short_list(names) if names else 'no tools given'}); got {short_repr(choice)}."
-            f"{nearest(str(choice), [*TOOL_CHOICES, *names])}"
+            f"{nearest(str(choice), names)}"
         )
     if choice == "required" and not tools:
         raise InvalidOptionError(

@@ -56,6 +56,13 @@ def test_a_wrong_command_is_an_error_and_the_conversation_goes_on(adafuse, fakes
     assert (asked, result.exit_code) == ([[("user", "/etc/hosts?")]], 0)
 
 
+def test_an_answer_that_ends_before_its_first_text_leaves_nothing(adafuse, fakes, asked, spy):
+    spy("stream", lambda options: len(asked) == 1 and options["cancel"].set())
+    result = adafuse("chat", input="Who?\nWhy?\nAnd?\n")
+    assert result.exit_code == 0, result.output
+    assert [content for _, content in asked[-1]] == ["Who?", "Ada Brook did", "And?"]
+
+
 def test_a_message_that_fails_is_not_kept(adafuse, fakes, asked, spy):
     def fail(options):
         if options["messages"][-1]["content"] == "long":
