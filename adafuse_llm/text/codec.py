@@ -150,11 +150,12 @@ class TokenizerCodec(TextCodec):
             if str(t).strip() and str(t) in str(template or "")
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
-        # the special tokens that the member expects before and after a prompt
+        # the special tokens before a prompt; a prompt to be continued has no end token behind it
         text, whole = self._encode("a"), self._encode("a", add_special_tokens=True)
         starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)
-        start = next(starts, 0)
-        self._before, self._after = whole[:start], whole[start + len(text) :]
+        self._before = whole[: next(starts, 0)]
+        # those of a GGUF file also precede what a chat template renders, as in llama-server
+        self._before_template = list(getattr(tokenizer, "prefix_ids", ()))
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
         # Text in a prompt must not become a special token or a marker of the template. Text in a
         # response must not become a special token. It may become a marker, because members write
@@ -174,7 +175,7 @@ class TokenizerCodec(TextCodec):
             before += plain
         else:
             self._extend(before, text, self._in_prompt)
-        return before + self._after
+        return before
 
     def control_token_in(self, text: str) -> str | None:
         found = self._in_prompt.pattern.search(text)
@@ -276,7 +277,9 @@ class TokenizerCodec(TextCodec):
     def _encode_rendered(self, rendered: str, marks: re.Pattern[str]) -> list[int]:
         """Encode a rendered conversation. Text that `marks` encloses contains no control token."""
         first, *parts = marks.split(rendered)
-        tokens = self._encode_template(first)
+        tokens, before = self._encode_template(first), self._before_template
+        if tokens[: len(before)] != before:
+            tokens = before + tokens
         for spelled, after in zip(parts[::2], parts[1::2], strict=True):
             if spelled:  # None if the template has separated a mark from its pair
                 self._extend(tokens, spelled, self._in_prompt)

@@ -102,7 +102,7 @@ def rewrite_gguf(
     if kind is not None:
         entries = {**entries, "general.file_type": FILE_TYPES[kind]}
     for name, value in entries.items():
-        is_count = isinstance(value, int) and value >= 0
+        is_count = type(value) is int and value >= 0
         writer.add_key_value(
             name, value, GGUFValueType.UINT32 if is_count else GGUFValueType.get_type(value)
         )

@@ -60,6 +60,8 @@ class LlamaTokenizer:
         added_tokens_decoder: control tokens, and tokens that are found in a text before it is
             split into words, by id.
         unk_token_id: id of the token for text that has no other token, or None.
+        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It puts an
+            end token behind a prompt if the header says so; a prompt to be continued has none.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
             which its chat template ends a reply. Others that llama.cpp assumes can be any token.
 
@@ -104,7 +106,7 @@ class LlamaTokenizer:
         self._tokenize_short = functools.lru_cache(CACHED)(self._tokenize)
         plain, whole = self._tokenize("a"), self._tokenize("a", add_special=True)
         start = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
-        self._before, self._after = whole[:start], whole[start + len(plain) :]
+        self.prefix_ids = whole[:start]
         self._adds_space = any(self.pieces[token].startswith(b" ") for token in plain[:1])
 
     def __len__(self) -> int:
@@ -141,7 +143,7 @@ class LlamaTokenizer:
                 else:
                     tokenize = self._tokenize_short if len(part) <= SHORT else self._tokenize
                     tokens += tokenize(part, parse_special=not split_special_tokens)
-        return [*self._before, *tokens, *self._after] if add_special_tokens else tokens
+        return [*self.prefix_ids, *tokens] if add_special_tokens else tokens
 
     def decode(self, tokens: Sequence[int], **_options: bool) -> str:
         """Return the text of tokens, including control tokens.

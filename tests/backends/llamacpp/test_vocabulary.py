@@ -20,6 +20,7 @@ from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import Tool, check_conversation
+from tests.support.gguf_files import rewrite_gguf
 from tests.support.gguf_vocabularies import write_pieces, write_vocabulary
 from tests.support.models import CHATML, tokenizer
 from tests.support.sizes import sized
@@ -127,6 +128,23 @@ def test_templates_give_the_tokens_of_transformers(name: str) -> None:
         assert ours.encode_conversation(conversation) == theirs.encode_conversation(conversation)
     assert ours.encode_prompt("Hello") == theirs.encode_prompt("Hello")  # with one beginning
     assert ours.template_facts == theirs.template_facts
+
+
+@pytest.mark.parametrize("template", [CHATML, "{{ bos_token }}" + CHATML])
+def test_a_conversation_begins_with_the_bos_token_that_the_header_asks_for(template: str) -> None:
+    known = copy.deepcopy(tokenizer("gemma"))
+    bos, end = known.bos_token_id, known.eos_token_id
+    path = write_vocabulary(folder() / f"bos-{len(template)}.gguf", known, template=template)
+    asking = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    text = LlamaText.from_file(rewrite_gguf(path, path.with_suffix(".bos.gguf"), entries=asking))
+    whole = check_conversation(CONVERSATION)
+    continued = check_conversation([*CONVERSATION, turn("assistant", "The kee")]).continued()
+    for ids in (
+        text.codec.encode_prompt("Hello"),
+        text.codec.encode_conversation(whole),
+        text.codec.encode_conversation(continued),
+    ):
+        assert (ids[0], ids.count(bos), ids[-1] == end) == (bos, 1, False)
 
 
 def test_a_file_without_special_tokens_has_none() -> None:
