@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 def find_file(spec: GGUFMember) -> GGUFFacts:
     """Find the file of a member, and read its header.
 
-    This function downloads files of a hub repository that are not in the local cache, but only
-    those that the member needs. It loads no weights.
+    Its warnings are logged. This function downloads files of a hub repository that are not in the
+    local cache, but only those that the member needs. It loads no weights.
 
     Raises:
         LoadError: no file or more than one fits, or a file cannot be used.
@@ -38,6 +38,8 @@ def find_file(spec: GGUFMember) -> GGUFFacts:
         facts = read_facts(path)
     except LoadError as error:
         raise type(error)(f"{label} cannot be loaded: {error}") from error
+    for warning in facts.warnings:
+        logger.warning("%s: %s", spec.label, warning)
     if spec.gpu_layers and not library.llama_supports_gpu_offload():
         logger.warning(
             "%s runs on the CPU, and gpu_layers=%d has no effect: llama.cpp was built without "

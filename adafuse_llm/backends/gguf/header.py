@@ -35,6 +35,13 @@ CACHE_TYPES: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_
 
 TEMPLATE: Final = "tokenizer.chat_template"
 TOKENS: Final = "tokenizer.ggml.tokens"
+PRE_TOKENIZER: Final = "tokenizer.ggml.pre"
+
+NEEDED: Final = {
+    PRE_TOKENIZER: "llama.cpp splits texts into tokens in other ways than the model knows",
+    "tokenizer.ggml.token_type": "llama.cpp reads control tokens as plain text",
+}
+"""Entries of a vocabulary of byte-level BPE, and what happens without them."""
 
 PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """End of the name of a file that holds a part of a model."""
@@ -53,6 +60,7 @@ class GGUFFacts:
         tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE), ``"llama"``
             (SentencePiece) or ``"t5"`` (Unigram); ``"no_vocab"`` if the file has none.
         pre_tokenizer: llama.cpp's name of the rules that split a text first, or None.
+        warnings: what makes the answers of the model worse.
         chat_template: the chat template as Jinja text, several templates by name, or None.
         cache_elements: number of elements of the keys and values of a token, in all layers.
         parameters: number of weights.
@@ -66,6 +74,7 @@ class GGUFFacts:
     vocabulary: int
     tokenizer: str
     pre_tokenizer: str | None
+    warnings: tuple[str, ...]
     chat_template: str | dict[str, str] | None
     cache_elements: int
     parameters: int
@@ -99,6 +108,8 @@ def read_facts(path: str | Path) -> GGUFFacts:
         )
     window = header.integer(f"{architecture}.context_length") or 0
     tokens = header.entries.get(TOKENS)
+    tokenizer = header.text("tokenizer.ggml.model") or "no_vocab"
+    lacking = NEEDED.keys() - header.entries.keys() if tokenizer == "gpt2" else ()
     return GGUFFacts(
         files=files,
         architecture=architecture,
@@ -106,8 +117,13 @@ def read_facts(path: str | Path) -> GGUFFacts:
         vocabulary=tokens.count
         if isinstance(tokens, _Skipped)
         else header.integer(f"{architecture}.vocab_size") or 0,
-        tokenizer=header.text("tokenizer.ggml.model") or "no_vocab",
-        pre_tokenizer=header.text("tokenizer.ggml.pre"),
+        tokenizer=tokenizer,
+        pre_tokenizer=header.text(PRE_TOKENIZER),
+        warnings=tuple(
+            f"its header lacks {key}, so {NEEDED[key]}, and answers get worse. Download a newer "
+            "conversion of the model, or convert it again"
+            for key in sorted(lacking)
+        ),
         chat_template=chat_templates(header.entries),
         cache_elements=_cache_elements(header, architecture),
         parameters=sum(each.parameters for each in headers),

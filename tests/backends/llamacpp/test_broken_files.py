@@ -9,6 +9,7 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
 from adafuse_llm.backends.gguf.header import read_tokens
+from adafuse_llm.loading.gguf import load_gguf_text
 from tests.support.gguf_files import embedded_gguf, rewrite_gguf
 
 pytestmark = [
@@ -70,6 +71,15 @@ def test_an_end_token_that_a_header_lacks_is_told_and_not_guessed(tmp_path: Path
     with load(path) as engine:
         assert not engine.backends[0].end_ids
     assert "names no end token" in caplog.text
+
+
+def test_a_header_without_the_rules_of_its_tokenizer_is_told(tmp_path: Path, caplog) -> None:
+    entries = ("tokenizer.ggml.pre", "tokenizer.ggml.token_type")
+    load_gguf_text(GGUFMember(str(rewrite_gguf(wren(), tmp_path / "m.gguf", without=entries))))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    for entry, message in zip(entries, told, strict=True):
+        assert f"its header lacks {entry}, so llama.cpp" in message
 
 
 def test_a_file_with_other_bytes_is_refused_or_loaded(tmp_path: Path) -> None:
