@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.backends.base import Backend
+from adafuse_llm.loading.checks import check_member
 from adafuse_llm.loading.gguf import find_file, load_gguf
 from adafuse_llm.loading.huggingface import check_huggingface, load_huggingface
 from adafuse_llm.loading.servers import load_server
@@ -58,6 +59,7 @@ def load_members(
             start = time.monotonic()
             loaded[i] = loaders[i]()
             on_error.callback(loaded[i].close)
+            check_member(loaded[i], specs[i].label)
             logger.info("member %r is loaded in %.1f s", specs[i].name, time.monotonic() - start)
         on_error.pop_all()
     weights = {str(spec.name): spec.weight for spec in specs}

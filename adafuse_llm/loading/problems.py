@@ -45,7 +45,7 @@ def reason_of(error: Exception) -> str:
     return describe(error)
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """Return the type and the beginning of the message of an error, in one line."""
     text = " ".join(str(error).split())
     end = "..." if len(text) > MAX_REASON else ""

@@ -163,6 +163,10 @@ def configure(values: dict[str, Any], folder: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
+def template(text: str, folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(text)
+
+
 def rename(
     new_name: Callable[[str], str | None], more: dict[str, torch.Tensor], folder: Path
 ) -> None:
@@ -219,6 +223,8 @@ Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.we
         (partial(spoil, "config.json", b"{not json"), "config"),
         (partial(configure, {"hidden_size": "wide" * 1000}), "hidden_size.*int"),
         (partial(spoil, "*token*", None), "tokenizer"),
+        (partial(template, "{% for m in messages %}{{ m.content }"), "template .*SyntaxError"),
+        (partial(template, "{{ raise_exception('Only tools') }}"), "template .*Only tools"),
         (partial(spoil, "model.safetensors", None), "cannot be loaded"),
         (partial(spoil, "model.safetensors", b"\x10" * 64), "cannot be loaded"),
         (without(Q, UP), rf"2 tensors \({Q}, {UP}\) missing"),
