@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.loading.checks import check_member
 from adafuse_llm.loading.gguf import find_file, load_gguf
 from adafuse_llm.loading.huggingface import check_huggingface, load_huggingface
 from adafuse_llm.loading.servers import load_server
@@ -41,6 +40,8 @@ def load_members(
     Returns:
         The members in order; and their weights by name, or None if all weights are 1.
     """
+    from adafuse_llm.loading.checks import check_member
+
     given = as_specs(members, revision)
     defaults = {
         "dtype": dtype,
