@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from adafuse_llm.cli.common import FAILED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
+from adafuse_llm.loading.checks import MESSAGES
 from adafuse_llm.report.styles import printable
 from adafuse_llm.text.exactness import change_of
 from adafuse_llm.text.prompt_warnings import mixed_templates
@@ -38,6 +40,10 @@ PROBES: Final = {
     "tabs and Windows line ends": " a\tb\r\nc",
 }
 """Texts that a tokenizer should preserve, because a member cannot score what it changes."""
+
+
+FIRST_TOKENS: Final = 5
+"""Number of tokens of a conversation that are shown."""
 
 
 class Finding(NamedTuple):
@@ -100,10 +106,14 @@ def _described(path: str, backend: Backend) -> dict[str, Any]:
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
     from adafuse_llm.backends.servers.backend import ServerBackend
 
+    codec = backend.codec
+    prompt = codec.encode_messages(MESSAGES)[:FIRST_TOKENS]
+    starts = [codec.decode_continuation(prompt[:i], prompt[i : i + 1]) for i in range(len(prompt))]
     facts = {
         "member": backend.name,
         "path": path,
-        "chat_template": backend.codec.has_chat_template,
+        "chat_template": codec.has_chat_template,
+        "conversation_begins": starts,
         "context_window": backend.context_window,
     }
     if isinstance(backend, HuggingFaceBackend):
@@ -126,6 +136,7 @@ def _huggingface(backend: Any) -> dict[str, Any]:
         "architecture": type(model).__name__,
         "tokenizer": type(tokenizer if fast is None else fast.model).__name__,
         "vocabulary": len(tokenizer),
+        "rows": backend.vocabulary_size,
         "end_tokens": [tokenizer.convert_ids_to_tokens(i) for i in sorted(backend.end_ids)],
         "cache": backend.form,
         "parameters": backend.parameters,
@@ -156,8 +167,13 @@ def _gguf(facts: GGUFFacts, end_ids: frozenset[int]) -> dict[str, Any]:
 
 
 def _examined(engine: AdaFuseEngine) -> Iterator[Finding]:
+    from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
+
     backend = engine.backends[0]
     codec, window = backend.codec, backend.context_window
+    if isinstance(backend, LlamaCppBackend):
+        for warning in read_facts(backend.path).warnings:
+            yield Finding("warning", backend.name, warning)
     for name, probe in PROBES.items():
         if change := change_of(codec, probe):
             text = f"its tokenizer loses {name} ({change}), so it cannot score candidates with it"
@@ -203,6 +219,8 @@ def _shown(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
+        if key == "conversation_begins":
+            value = [json.dumps(text, ensure_ascii=False) for text in value]
         return " ".join(value) or ("none" if key == "end_tokens" else "")
     return f"{value:,}" if isinstance(value, int) else str(value)
 
