@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.testing import BackendTests
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same
+
+TURNS = cycle((True, False))
 
 
 @dataclass
@@ -154,15 +157,15 @@ def check(
     tolerance: float,
     **options: Any,
 ) -> Generation:
-    """Decode with and without drafting, and with the reference. Fail where they differ."""
+    """Decode with the engine, in every second case with drafts, and with the reference. Fail where
+    they differ.
+    """
     prompt, messages = request.get("prompt"), request.get("messages")
     expected = decode(members, prompt, Options(**options), messages=messages)
-    for drafting in (False, True):
-        runtime = RuntimeConfig(drafting=drafting)
-        engine = AdaFuseEngine(backends, strategy="adafuse", runtime=runtime)
+    runtime = RuntimeConfig(drafting=next(TURNS))
+    with AdaFuseEngine(backends, strategy="adafuse", runtime=runtime) as engine:
         actual = engine.generate(**request, **options)
-        assert_same(actual, expected, tolerance)
-        engine.close()
+    assert_same(actual, expected, tolerance)
     return actual
 
 

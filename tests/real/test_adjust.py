@@ -1,6 +1,5 @@
 """Penalties, biases and minimum lengths on real members."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +8,8 @@ import torch
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from tests.real.reference import CachedMember, check
 
 pytestmark = pytest.mark.real
-
-TOLERANCE = 5e-3
-"""Largest difference of log-probabilities in float32. A penalty enlarges the noise of logits."""
 
 NAMES = ("smollm", "gemma", "qwen")
 PROMPTS = ("The old lighthouse keeper climbed the stairs and", "A list of words: cat, cat, cat,")
@@ -65,47 +60,3 @@ def test_one_member_equals_generate(
         engine = real_engine(name, runtime=RuntimeConfig(drafting=drafting))
         result = engine.generate(prompt, branching_factor=1, max_new_tokens=32, **PENALTIES)
         assert result.text == expected
-
-
-@pytest.mark.parametrize(("names", "branches"), [(("smollm", "qwen"), 1), (NAMES, 3)])
-def test_ensembles_equal_the_reference(
-    names: tuple[str, ...],
-    branches: int,
-    real_backends: dict[str, HuggingFaceBackend],
-    references: dict[str, CachedMember],
-) -> None:
-    given: dict[str, Any] = {
-        **PENALTIES,
-        "presence_penalty": 0.4,
-        "frequency_penalty": 0.3,
-        "branching_factor": branches,
-        "max_new_tokens": 20,
-    }
-    members = [references[name] for name in names]
-    backends = [real_backends[name] for name in names]
-    for prompt in PROMPTS[: 1 if names == NAMES else None]:
-        check(backends, members, {"prompt": prompt}, TOLERANCE, **given)
-
-
-def test_a_generation_config_is_followed_as_by_generate(
-    real_models: dict[str, tuple[Any, Any]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The one of Qwen2.5-Coder-0.5B-Instruct on the hub, which GGUF files do not have."""
-    model, tokenizer = real_models["qwen"]
-    before = model.generation_config
-    model.generation_config = copy.deepcopy(before)
-    model.generation_config.update(
-        repetition_penalty=1.1, do_sample=True, temperature=0.7, top_p=0.8, top_k=20
-    )
-    try:
-        backend = HuggingFaceBackend(model, tokenizer, "qwen")
-        expected = generated(model, backend, PROMPTS[0], max_new_tokens=32)
-    finally:
-        model.generation_config = before
-    (record,) = caplog.records
-    assert "do_sample=True, temperature=0.7, top_p=0.8, top_k=20" in record.getMessage()
-    with AdaFuseEngine([backend]) as engine:
-        given: dict[str, Any] = {"branching_factor": 1, "max_new_tokens": 32}
-        assert engine.generate(PROMPTS[0], **given).text == expected
-        off = engine.generate(PROMPTS[0], repetition_penalty=1, **given).text
-        assert off == generated(model, backend, PROMPTS[0], max_new_tokens=32) != expected

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, GGUFMember, ServerMember, TransformersMember
+from adafuse_llm import AdaFuseEngine, GGUFMember, ServerMember
 from adafuse_llm.backends import Query, TokenTree
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
@@ -68,18 +68,6 @@ def test_numbers_equal_those_of_the_file_in_this_process(url: str, smollm: Path)
         assert got.tokens[0] == want.tokens[0]
         assert list(got.logprobs) == pytest.approx(list(want.logprobs), abs=TOLERANCE)
         assert got.end_logprob == pytest.approx(want.end_logprob, abs=TOLERANCE)
-    far.close()
-
-
-def test_a_pair_with_a_member_in_this_process_answers(
-    url: str, real_folders: dict[str, Path]
-) -> None:
-    far = member(url)
-    (qwen,), _ = load_members([TransformersMember(str(real_folders["qwen"]), name="qwen")])
-    engine = AdaFuseEngine([far, qwen])
-    found = engine.generate(messages=QUESTION, max_new_tokens=16)
-    assert "Paris" in found.text
-    assert engine.generate(PROMPT, max_new_tokens=8, branching_factor=3).text
     far.close()
 
 

@@ -12,7 +12,6 @@ from llama_index.llms.adafuse import AdaFuseLLM
 from transformers import AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine
-from adafuse_llm.text.conversation import AUTO, REQUIRED
 from langchain_adafuse import ChatAdaFuse
 
 pytestmark = pytest.mark.real
@@ -21,11 +20,6 @@ Engines = Callable[..., AdaFuseEngine]
 
 MEMBERS = ("smollm", "qwen")
 """The members with a chat template."""
-
-DEFAULTS = {
-    "smollm": "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
-    "qwen": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
-}
 
 
 def tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
@@ -140,33 +134,3 @@ def test_continued_messages_equal_the_template(
     assert known.decode(prompt).endswith(begun)  # transformers drops spaces at the end
     if not begun.endswith("\n"):
         assert prompt == known.encode(text, add_special_tokens=False)
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-@pytest.mark.parametrize(("choice", "added"), [("auto", AUTO), ("required", REQUIRED)])
-def test_the_default_system_text_stays_with_tools(
-    real_engine: Engines, tokenizers: dict[str, Any], name: str, choice: str, added: str
-) -> None:
-    engine = real_engine(name)
-    tokens = engine.encode_prompt(messages=[ASK], tools=TOOLS, tool_choice=choice)[name]
-    text = tokenizers[name].decode(tokens)
-    assert text.count("<|im_start|>system") == 1
-    assert f"<|im_start|>system\n{DEFAULTS[name]}\n\n" in text
-    assert (added in text) == (name == "smollm" or choice == "required")
-    given = engine.encode_prompt(messages=[SYSTEM, ASK], tools=TOOLS, tool_choice=choice)[name]
-    text = tokenizers[name].decode(given)
-    assert "<|im_start|>system\nBe brief.\n\n" in text
-    assert DEFAULTS[name] not in text
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_the_default_system_text_stays_with_a_schema(
-    real_engine: Engines, tokenizers: dict[str, Any], name: str
-) -> None:
-    engine = real_engine(name)
-    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
-    given = convert_to_messages([ASK])
-    call = ChatAdaFuse(engine=engine)._call(given, None, {"response_format": schema})
-    prompts = engine.encode_prompt(messages=call.requests[0].messages)
-    text = tokenizers[name].decode(prompts[name])
-    assert f"<|im_start|>system\n{DEFAULTS[name]}\n\nReply with one JSON value" in text
