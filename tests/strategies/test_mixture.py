@@ -45,18 +45,6 @@ def test_a_word_counts_with_its_end_and_not_per_token() -> None:
 
 
 @pytest.mark.quick
-def test_members_are_averaged_with_their_weights() -> None:
-    one, other = {" a": 0.7, " b": 0.2, " c": 0.1}, {" a": 0.3, " b": 0.4, " c": 0.3}
-    members = [fake("one", {"": one}), fake("other", {"": other})]
-    with AdaFuseEngine(members, strategy=Mixture()) as engine:
-        first = engine.generate("So:", weights=(1, 3)).rounds[0]
-    found = {each.text: math.exp(-each.score) for each in first.candidates if each.score}
-    assert found == pytest.approx({" a": 0.25 * 0.7 + 0.75 * 0.3, " b": 0.25 * 0.2 + 0.75 * 0.4})
-    nll = first.candidates[0].nll
-    assert nll == pytest.approx({"one": -math.log(0.7), "other": -math.log(0.3)})
-
-
-@pytest.mark.quick
 @pytest.mark.parametrize(("sizes", "asked"), [((3, 1), ["one"]), ((3, None), ["one", "other"])])
 def test_members_weigh_as_much_as_they_have_parameters(
     sizes: Sequence[int | None], asked: list[str]

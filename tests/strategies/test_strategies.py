@@ -134,11 +134,6 @@ def test_a_member_that_does_not_know_all_tokens_is_not_mixed() -> None:
 
 
 @pytest.mark.quick
-def test_without_members_auto_is_the_papers_rule() -> None:
-    assert find_strategy("auto").name == "adafuse"
-
-
-@pytest.mark.quick
 @pytest.mark.parametrize(("strategy", "words"), [(AdaFuse(), 3 - 1 + 4), (FixedWords(2), 2)])
 def test_memory_is_reserved_for_the_words_that_all_members_propose(
     strategy: Strategy, words: int
