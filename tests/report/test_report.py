@@ -9,8 +9,7 @@ from rich.console import Console
 
 from adafuse_llm import AdaFuseEngine, Candidate, Generation
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.report.page import fragment, page, style
-from adafuse_llm.report.styles import COLORS
+from adafuse_llm.report.page import fragment, page
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary, record
 
@@ -150,26 +149,6 @@ def test_candidates_are_sorted_by_score(generation):
     for shown in (made[made.index('class="answer"') :], trace):
         places = [shown.index(word) for word in ("best", "middle", "worst", "unscored")]
         assert places == sorted(places)
-
-
-def luminance(color: str) -> float:
-    """The relative luminance of a color such as #56b4e9, as WCAG 2 defines it."""
-    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_the_colors_of_members_have_a_contrast_of_3_to_1():
-    named = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style())
-    colors = {name: pair for name, *pair in named}
-    members = [name for name in colors if name.startswith("color-")]
-    assert len(members) == len(COLORS)
-    for scheme in (0, 1):
-        for background in ("paper", "raised"):
-            for name in (*members, "quiet"):
-                pair = colors[name][scheme], colors[background][scheme]
-                dark, light = sorted(map(luminance, pair))
-                assert (light + 0.05) / (dark + 0.05) >= 3, (name, background, scheme)
 
 
 def test_a_browser_opens_it_and_shows_candidates_on_focus(new_tab, generation, tmp_path):

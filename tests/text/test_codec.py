@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,23 +9,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from adafuse_llm.backends.fake import FakeCodec
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import check_conversation
 from tests.support.models import CHATML, STRICT, TEXT, TOKENIZER_KINDS, tokenizer
 from tests.support.templates import FAMILIES, family_tokenizer, turn
-
-
-@pytest.mark.quick
-def test_the_fake_codec_cuts_into_the_longest_tokens() -> None:
-    codec = FakeCodec(["the", " light"])
-    ids = codec.encode_prompt("the lighter<end>")
-    assert len(ids) == len(["the", " light", "e", "r", *"<end>"])
-    assert codec.decode(ids) == "the lighter<end>"
-    assert codec.end_id not in ids
-    assert not codec.has_chat_template
-    messages: list[Mapping[str, Any]] = [{"role": "user", "content": "hi"}]
-    assert codec.decode(codec.encode_messages(messages)) == "User: hi\n\nAssistant:"
 
 
 @pytest.mark.parametrize("special", [True, False])

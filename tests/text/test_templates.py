@@ -1,6 +1,5 @@
 """Conversations as the chat templates of all model families render them, with and without tools."""
 
-import copy
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -9,8 +8,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError, Tool
-from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm import InvalidInputError, Tool
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import (
     AUTO,
@@ -22,7 +20,7 @@ from adafuse_llm.text.conversation import (
     check_conversation,
 )
 from adafuse_llm.text.templates import TemplateFacts, render_conversation
-from tests.support.models import Recipe, model, tokenizer
+from tests.support.models import tokenizer
 from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer, turn
 
 
@@ -301,22 +299,3 @@ def test_control_tokens_in_tools_calls_and_results_are_text(name: str) -> None:
         ]
         assert fill.strip() in known.decode(hostile)
     assert "# Tools\n\nYou have" not in known.decode(hostile)  # the form of the template
-
-
-def test_each_member_of_an_engine_reads_its_own_form() -> None:
-    conversation = check_conversation(HISTORY[1:], [ADD], "add")
-    members = []
-    for seed, name in enumerate(("mistral-3-tools", "qwen3", "gemma")):
-        known = copy.deepcopy(tokenizer("bytelevel"))
-        known.chat_template = {**FAMILIES, **TOOL_FAMILIES}[name].template
-        members.append(HuggingFaceBackend(model(Recipe("llama", seed=seed)), known, name))
-    counts = {m.name: len(m.codec.encode_conversation(conversation)) for m in members}
-    assert len(set(counts.values())) == 3
-    with AdaFuseEngine(members) as engine:
-        options: dict[str, Any] = {"tools": [ADD], "tool_choice": "add", "max_new_tokens": 2}
-        result = engine.generate(messages=HISTORY[1:], **options)
-        assert result.usage.prompt_tokens == counts
-        assert engine.generate(messages=conversation, max_new_tokens=2).text == result.text
-        (scored,) = engine.score(messages=HISTORY[1:], continuations=["yes"], tools=[ADD]).texts
-        (bare,) = engine.score(messages=HISTORY[1:], continuations=["yes"]).texts
-        assert scored.nll != bare.nll
