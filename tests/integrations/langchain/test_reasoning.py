@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, HumanMessage, HumanMessageChunk
 from adafuse_llm.adapters.conversation import to_conversation
 from langchain_adafuse import ChatAdaFuse
 from langchain_adafuse._messages import to_turns
-from tests.support.thinkers import continuing, prompts, thinkers
+from tests.support.thinkers import prompts, thinkers
 
 pytestmark = pytest.mark.quick
 
@@ -42,10 +42,3 @@ def test_reasoning_of_histories_is_kept_for_templates_that_read_it(
 ) -> None:
     (turn,), omitted = to_turns([message])
     assert (turn["content"], turn["reasoning"], omitted) == ("a", reasoning, set())
-
-
-def test_a_reply_continues_the_last_message() -> None:
-    chat = ChatAdaFuse(engine=continuing("bytelevel", "sentencepiece"))
-    messages = [HumanMessage("Who?"), AIMessage("The keeper of ")]
-    said = chat.invoke(messages, continue_final_message=True).content
-    assert said == "the light is Anna."

@@ -82,18 +82,6 @@ def test_round_detail_says_where_rounds_go(llm, obliging, detail):
     assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
 
 
-def test_rounds_in_figures_and_as_records(chat):
-    with get_round_callback() as rounds:
-        both = chat.batch(["Hi", "Hey"])
-    summary = rounds.summary()
-    assert summary.backed == dict.fromkeys(("ink", "quill"), summary.rounds)
-    assert (summary.rounds, summary.agreement) == (len(rounds.rounds), 1)
-    texts: dict[str, str] = {}
-    for each in rounds.rounds:
-        texts[each["run_id"]] = texts.get(each["run_id"], "") + each["text"]
-    assert sorted(text.strip() for text in texts.values()) == sorted(reply.text for reply in both)
-
-
 def test_rounds_as_a_page_and_in_a_notebook(chat, llm, tmp_path):
     with get_round_callback() as rounds:
         chat.invoke("Hi")

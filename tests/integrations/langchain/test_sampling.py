@@ -27,15 +27,6 @@ def engine():
 text = StrOutputParser().invoke
 
 
-async def test_a_seed_gives_the_same_response_everywhere(kind, engine):
-    model = kind(engine=engine, temperature=1)
-    drawn = {seed: text(model.invoke("Go", seed=seed)) for seed in range(4)}
-    assert len({*drawn.values()}) > 2
-    seeded = kind(engine=engine, temperature=1, seed=3)
-    assert "".join([text(chunk) async for chunk in seeded.astream("Go")]) == drawn[3]
-    assert [text(each) for each in await seeded.abatch(["Go", "Go"])] == [drawn[3]] * 2
-
-
 async def test_n_responses_have_their_own_seeds_rounds_and_usage(kind, engine):
     model = kind(engine=engine, temperature=1, seed=5, n=3)
     prompts: Any = ["Go", "Come"]

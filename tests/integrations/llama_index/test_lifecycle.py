@@ -56,28 +56,6 @@ async def test_members_are_loaded_in_a_thread_and_let_go(monkeypatch):
     llm.unload()
 
 
-async def test_the_loop_goes_on_while_another_ensemble_loads(monkeypatch):
-    llm = AdaFuseLLM([str(member_paths()[0])], max_new_tokens=3).warmup()
-    load = AdaFuseEngine.from_pretrained
-    monkeypatch.setattr(
-        AdaFuseEngine,
-        "from_pretrained",
-        lambda *args, **kwargs: time.sleep(0.6) or load(*args, **kwargs),
-    )
-    other = AdaFuseLLM([str(member_paths()[1])], max_new_tokens=3)
-    task, longest, last = asyncio.ensure_future(ask(other, "achat", "Hi")), 0.0, time.monotonic()
-    await asyncio.sleep(0.05)
-    assert llm.metadata.is_function_calling_model
-    assert (await ask(llm, "achat", "The mill")).text
-    assert not task.done()
-    while not task.done():
-        longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        await asyncio.sleep(0.01)
-    assert longest < 0.2
-    for each in (llm, other):
-        each.unload()
-
-
 def test_wrong_ways_of_making_one():
     with counting_engine(3) as engine:
         wrongs: list[tuple[dict[str, Any], str]] = [

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
-from tests.support.llama_calls import FORMS, ask, recorded
+from tests.support.llama_calls import ask, recorded
 from tests.support.scripted import scripted_engine
 
 pytestmark = pytest.mark.quick
@@ -37,18 +37,6 @@ def engine():
     members = [FakeBackend("oak", colours(0.4)), FakeBackend("elm", colours(0.5))]
     with AdaFuseEngine(members) as engine:
         yield engine
-
-
-@pytest.mark.parametrize("path", FORMS)
-async def test_the_seed_of_a_drawn_response_gives_it_again(engine, path):
-    llm = AdaFuseLLM(engine=engine, **DRAWN)
-    drawn = [await ask(llm, path, "Paint!") for _ in range(6)]
-    assert len({said.text for said in drawn}) > 1
-    assert [raw.seed for raw in drawn[0].raws[:-1]] == [None] * (len(drawn[0].raws) - 1)
-    again = await ask(AdaFuseLLM(engine=engine), path, "Paint!", seed=drawn[0].raw.seed, **DRAWN)
-    assert again.text == drawn[0].text
-    fixed = await ask(llm, path, "Paint!", temperature=0)
-    assert (fixed.text.split(), fixed.raw.seed) == (["red"] * 8, None)
 
 
 @pytest.mark.parametrize("path", ["complete", "achat"])

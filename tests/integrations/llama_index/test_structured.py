@@ -9,7 +9,7 @@ from llama_index.core.bridge.pydantic import BaseModel, Field, field_validator
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
+from adafuse_llm import AdaFuseEngine, InvalidInputError, MalformedReplyError
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted, scripted_engine
 
@@ -147,18 +147,3 @@ def test_members_read_the_schema_as_it_is():
     (prompt,) = {text for text in seen if "JSON schema" in text}
     assert json.dumps(Ship.model_json_schema(), separators=(",", ":")) in prompt
     assert prompt.index("Be brief.") < prompt.index("JSON schema") < prompt.index("Describe")
-
-
-class Crew(BaseModel):
-    names: set[str]
-
-
-def test_a_schema_that_cannot_be_enforced_is_requested_with_a_warning_or_is_an_error(caplog):
-    with scripted_engine(lambda prompt: '{"names": ["Anna"]}') as engine:
-        llm = AdaFuseLLM(engine=engine)
-        for _ in range(2):
-            assert llm.structured_predict(Crew, PROMPT, name="any") == Crew(names={"Anna"})
-        (warning,) = caplog.messages
-        assert "not enforced" in warning
-        with pytest.raises(GrammarError):
-            AdaFuseLLM(engine=engine, enforce=True).structured_predict(Crew, PROMPT, name="any")
