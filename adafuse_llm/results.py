@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -163,8 +162,8 @@ class Generation(_Result):
     Joining the texts of the rounds gives ``text``, followed by the characters that a stop sequence
     cut off, if any.
 
-    To display a generation, make it the last expression of a notebook cell, print it with rich in a
-    terminal, or write it to an HTML page (`to_html`).
+    To display a generation, make it the last expression of a notebook cell, or print it with rich
+    in a terminal.
 
     Attributes:
         text: the response.
@@ -223,22 +222,6 @@ class Generation(_Result):
     def answer(self) -> str:
         """The response without reasoning."""
         return split_reasoning(self.text, self.reply_prefix)[1]
-
-    def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:
-        """Write one self-contained HTML page with the text, every round and the cost.
-
-        Args:
-            path: the file to write.
-            title: heading of the page, such as the question.
-
-        Returns:
-            The path.
-        """
-        from adafuse_llm.report.page import page
-
-        path = Path(path)
-        path.write_text(page(self, title=title), encoding="utf-8")
-        return path
 
     def _repr_html_(self) -> str:
         from adafuse_llm.report.page import fragment

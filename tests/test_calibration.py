@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError, RemoteEngine
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.report.page import page
+from adafuse_llm.report.page import fragment
 from adafuse_llm.report.styles import percent
 from adafuse_llm.serving import create_app
 from langchain_adafuse import ChatAdaFuse
@@ -70,7 +70,7 @@ def test_the_confidence_is_the_logistic_function_of_what_is_known(engine: AdaFus
     assert last.generation is not None
     for each in (batch[0], last.generation):
         assert (each.logprob, each.confidence) == (done.logprob, done.confidence)
-    assert f"confidence {percent(done.confidence)}" in page(done)
+    assert f"confidence {percent(done.confidence)}" in fragment(done)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from dataclasses import asdict
 from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError, Generation, StreamEvent
-from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup, new_file
+from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup
 from adafuse_llm.cli.passages import EMBEDDED, add_documents, search_in, show_sources
 from adafuse_llm.cli.terminal import cancel_on_interrupt, last, print_json, show_stream, tell
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import handbook_path
-from adafuse_llm.report.page import page
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
 
@@ -25,7 +24,6 @@ def add_flags(parser: Parser) -> None:
     """Add the flags of this command."""
     parser.add_argument("question", metavar="QUESTION", help="Question to answer.")
     add_documents(parser, " Default: the handbook of a fictional town.")
-    parser.flag("--html FILE", "Also write it all to this HTML file.", type=new_file)
     parser.flag("--compare", "Also show what each member answers alone.")
     parser.flag("--json", "Print one JSON object.")
 
@@ -59,11 +57,6 @@ def ask(setup: Setup, flags: Namespace) -> int:
             _show_rounds(generation, alone, display)
             show_sources(console, sources)
             console.print()
-    if flags.html is not None:
-        named = [(passage.source, passage.text) for passage in sources]
-        flags.html.write_text(
-            page(generation, title=question, alone=alone, sources=named), encoding="utf-8"
-        )
     if flags.json:
         answer = {
             "question": question,

@@ -361,14 +361,6 @@ def positive(text: str) -> int:
     return number
 
 
-def new_file(text: str) -> Path:
-    """Return the path of a file to write, or refuse it before anything is computed."""
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is not the name of a file in an existing folder")
-    return path
-
-
 def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
     """Return the name and the value of ``NAME=VALUE``. The value is YAML, unless it must be text.
 

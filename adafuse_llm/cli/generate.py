@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from adafuse_llm import Generation, InvalidInputError, InvalidOptionError, StreamEvent
-from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup, new_file
+from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     last,
@@ -22,7 +21,6 @@ from adafuse_llm.cli.terminal import (
     tell,
 )
 from adafuse_llm.report import styles
-from adafuse_llm.report.page import page
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
 
@@ -35,7 +33,6 @@ def add_flags(parser: Parser) -> None:
     parser.flag("--prefill TEXT", "Beginning of the reply to complete. Needs --chat.")
     parser.flag("--n NUMBER", "Number of responses to draw.")
     parser.flag("--trace", "Print the candidates and scores of every round.")
-    parser.flag("--html FILE", "Also write it all to this HTML file.", type=new_file)
     parser.flag("--json", "Print a JSON line per round, and one with the whole response.")
 
 
@@ -71,9 +68,6 @@ def generate(setup: Setup, flags: Namespace) -> int:
             whole = generation.model_dump(mode="json")
             apart = {"answer": generation.answer, "reasoning": generation.reasoning}
             print_json({"generation": whole, **apart})
-    if flags.html is not None:
-        title = textwrap.shorten(flags.prompt, 100, placeholder=" …") or "Ensemble response"
-        flags.html.write_text(page(generation, title=title), encoding="utf-8")
     responses = styles.responses(generation)
     limits = [each.cut_by for each in responses if each.cut_by]
     if setup.has_grammar and limits:

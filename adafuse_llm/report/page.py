@@ -6,9 +6,8 @@ The HTML has no scripts and loads no fonts or images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,41 +29,11 @@ TEMPLATES = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefine
 
 def fragment(generation: Generation) -> str:
     """Return a generation as HTML to put into another page, such as a notebook."""
-    return f'<div class="adafuse">{_body(generation)}</div>'
-
-
-def page(
-    generation: Generation,
-    *,
-    title: str = "Ensemble response",
-    alone: Mapping[str, str] | None = None,
-    sources: Iterable[tuple[str, str]] = (),
-) -> str:
-    """Return a generation as one self-contained HTML page.
-
-    Args:
-        generation: the response with its rounds.
-        title: heading of the page, such as the question.
-        alone: the response that each member gives alone, by member.
-        sources: names and texts of the passages that the members read.
-    """
-    of_member = styles.looks(styles.members_of(generation))
-    template = TEMPLATES.get_template("page.jinja")
-    return template.render(
-        title=title,
-        body=_body(generation),
-        alone=[(Shown(of_member[name]), text) for name, text in (alone or {}).items()],
-        sources=list(sources),
-        version=version("adafuse-llm"),
-    )
-
-
-def _body(generation: Generation) -> str:
     every, parts = styles.responses(generation), []
     for place, each in enumerate(every):
         title = styles.heading(place, generation) if len(every) > 1 else ""
         parts.append(_response(each, title=title, place=place))
-    return "".join(parts)
+    return f'<div class="adafuse">{"".join(parts)}</div>'
 
 
 def _response(generation: Generation, *, title: str, place: int) -> str:

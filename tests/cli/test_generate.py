@@ -123,18 +123,6 @@ def test_spans_have_the_look_of_the_member_that_wins(adafuse, fakes):
     assert "[w:did]" not in shown
 
 
-def test_a_page_shows_the_text_and_its_rounds(adafuse, fakes, tmp_path):
-    path = tmp_path / "page.html"
-    for flags in ([], ["--json"], ["--chat"]):
-        assert adafuse("generate", "Founder <b>:", "--html", path, *flags).exit_code == 0
-        shown = path.read_text()
-        path.unlink()
-        for part in ("Founder &lt;b&gt;:", "Brook", "■ heron", "Round 0"):
-            assert part in shown
-    missing = adafuse("generate", "x", "--html", tmp_path / "no" / "x.html")
-    assert (missing.exit_code, "--html" in missing.stderr) == (2, True)
-
-
 def test_a_choice_shows_the_probability_of_every_text(adafuse, fakes):
     flags = ["--choice", "Ada Brook did", "--choice", "Ada Stone"]
     assert adafuse("generate", "Founder:", *flags).stdout == "Ada Brook did\n"

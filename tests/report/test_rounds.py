@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import Generation, Round
-from adafuse_llm.report.page import page
+from adafuse_llm.report.page import fragment
 from adafuse_llm.report.styles import owner
 from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous, record
 from tests.report.test_report import printed
@@ -112,7 +112,7 @@ def test_the_probabilities_of_given_texts_are_the_softmax_of_their_scores() -> N
 
 
 def test_forced_text_is_shown_as_such() -> None:
-    shown, made = printed(JSON), page(JSON)
+    shown, made = printed(JSON), fragment(JSON)
     assert shown.count("– forced by the grammar") == 3  # legend and two rounds
     for part in ("= all agree", JSON.text, "4 rounds, 2 forced", "all agreed in 1 of 2"):
         assert part in shown
@@ -121,11 +121,11 @@ def test_forced_text_is_shown_as_such() -> None:
         assert part in made
     free = generation(*JSON.rounds[1:3])
     assert "forced" not in printed(free)
-    assert "forced" not in page(free).split("</style>", 2)[-1]
+    assert "forced" not in fragment(free).split("</style>", 2)[-1]
 
 
 def test_a_page_shows_the_probability_of_every_option() -> None:
-    made = page(generation(chosen(SCORES, 1)))
+    made = fragment(generation(chosen(SCORES, 1)))
     for shown in ("66.5 %", "24.5 %", "9.0 %"):
         assert made.count(shown) == 1
     assert "red &lt;b&gt;" in made

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 
-from adafuse_llm import Generation, InvalidInputError
+from adafuse_llm import Generation
 from adafuse_llm.summary import Summary
 from langchain_adafuse._calls import Told
 
@@ -55,20 +54,6 @@ class RoundCallbackHandler(BaseCallbackHandler):
     def summary(self) -> Summary:
         """Summarize the rounds as figures: by member, words per round, agreement, mean margins."""
         return Summary.of(self.rounds)
-
-    def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:
-        """Write one self-contained HTML page with all finished responses.
-
-        See `Generation.to_html`.
-
-        Raises:
-            InvalidInputError: the handler has no rounds of a finished response.
-        """
-        if not self._ends:
-            raise InvalidInputError(
-                "there are no rounds of a finished response: run a model with this handler first"
-            )
-        return self._generation().to_html(path, title=title)
 
     def _repr_html_(self) -> str:
         return self._generation()._repr_html_() if self._ends else "<p>No rounds yet.</p>"
