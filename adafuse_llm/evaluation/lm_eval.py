@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from adafuse_llm.config import FREE_TOKENS, NO_LIMIT, AdaFuseConfig
+from adafuse_llm.config import FREE_TOKENS, NO_LIMIT
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command
 from adafuse_llm.evaluation.parallel import in_order
@@ -68,19 +68,17 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     """An ensemble as a model of lm-evaluation-harness.
 
     Args:
-        engine: a loaded ensemble. With it, pass neither `models` nor `config`.
-        models: paths or hub ids, in a list or separated by ";". Default: the models of the
-            configuration file, or else the embedded members.
-        config: path of a configuration file (`adafuse_llm.loading.config_file`); other arguments
-            override it.
-        strategy: name of the decoding strategy. It does not affect likelihoods.
+        engine: a loaded ensemble.
+        config: path of a configuration file (`adafuse_llm.loading.config_file`). The default are
+            the embedded members.
         batch_size: number of simultaneous requests. "auto" stands for 16.
-        device_map, dtype, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         device: the device of all members, unless there is a `device_map`, or torch cannot use it.
+        trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
             If False, `is_greedy` is always False. Multiple-choice tasks do not use `is_greedy`.
-        **options: options of `AdaFuseConfig`. In the text of ``use`` or ``weights``, ";" separates
-            the values.
+        **options: what a configuration file can set, such as ``models``, ``strategy``, ``dtype`` or
+            ``max_words``; with an engine, only options of `AdaFuseConfig`. They override the file.
+            In the text of ``models``, ``use`` or ``weights``, ";" separates the values.
 
     Raises:
         InvalidOptionError: an option is unknown or cannot be used.
@@ -91,14 +89,9 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         self,
         engine: AdaFuseEngine | None = None,
         *,
-        models: str | Sequence[str] = (),
         config: str | None = None,
-        strategy: str | None = None,
         batch_size: int | str = 1,
         device: str | None = None,
-        device_map: str | None = None,
-        dtype: str | None = None,
-        revision: str | None = None,
         trust_remote_code: bool = False,
         check_greedy: bool = True,
         **options: Any,
@@ -106,31 +99,27 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         super().__init__()
         if (device or "").startswith("cuda") and not torch.cuda.is_available():
             device = None  # the harness passes "cuda:0" by default
-        for name in ("use", "weights"):
+        for name in ("models", "use", "weights"):
             if isinstance(options.get(name), str):
                 options[name] = tuple(options[name].split(";"))
         self.requests = 16 if str(batch_size).startswith("auto") else int(batch_size)
         self.check_greedy = check_greedy
         self.options = options if engine is not None else {}
         if engine is not None:
-            if models or config:
-                raise InvalidInputError("pass either a loaded engine, or models and configuration")
+            if config is not None:
+                raise InvalidInputError("pass either a loaded engine, or a configuration file")
             engine.config.override(options)  # an unknown option is an error at once
             self.engine = engine
             return
         file = ConfigFile() if config is None else read_config(config)
-        if models:
-            paths = models.split(";") if isinstance(models, str) else models
-            file = file.model_copy(update={"models": tuple(paths)})
+        given = {name: getattr(file, name) for name in file.model_fields_set}
+        file = ConfigFile(**{"device_map": device, **given, **options})
         self.engine = AdaFuseEngine.from_pretrained(
             file.members,
-            config=AdaFuseConfig(**{**file.options, **options}),
-            strategy=strategy or file.strategy,
+            config=file.config,
             runtime=file.runtime.model_copy(update={"max_requests": self.requests}),
-            dtype=dtype or file.dtype,
-            device_map=device_map or file.device_map or device,
-            revision=revision or file.revision,
             trust_remote_code=trust_remote_code,
+            **file.loading,
         )
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

@@ -175,7 +175,7 @@ def test_what_cannot_be_used_is_an_error(monkeypatch):
     with pytest.raises(InvalidOptionError, match="max_word"):
         lm(ONE, max_word=3)
     with pytest.raises(InvalidInputError, match="either"):
-        lm(ONE, models="a;b")
+        lm(ONE, config="a.yaml")
     with pytest.raises(InvalidOptionError, match="num_beams"):
         lm(ONE).generate_until(instances((CONTEXT, {"num_beams": 4})), True)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
