@@ -16,11 +16,6 @@ text are left out of the mean. If no member can write it, the log-likelihood is 
 whitespace aside. The scores do not show this, because a round may reject a token that is the most
 likely one for every member, so the ensemble decodes the context without sampling.
 
-For ``loglikelihood_rolling``, the log-likelihoods of pieces of the text are added. A piece has at
-most half the tokens of the smallest context window, and follows as much of the preceding text as
-fits. The first piece follows the special tokens with which a member's prompts begin, or else the
-member's end-of-sequence token.
-
 If a context is too long for a member, its beginning is removed up to a word boundary, and a warning
 is logged. With ``--apply_chat_template``, every member gets the conversation in its own template.
 """
@@ -172,19 +167,13 @@ class AdaFuseLM(LM):  # type: ignore[misc]
                 self.cache_hook.add_partial("loglikelihood", key, result)
         return [results[request.args[:2]] for request in requests]
 
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihoods of whole texts in nats."""
-
-        def score(request: Any) -> float:
-            (text,) = request.args
-            total, before = 0.0, ""
-            for piece in self._pieces(text):
-                total += self._loglikelihoods(before, [piece])[0]
-                before += piece
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
-            return total
-
-        return list(self._all(score, requests, "texts", disable_tqdm))
+    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:  # noqa: ARG002
+        """Refuse tasks that measure perplexity."""
+        raise InvalidInputError(
+            "an ensemble has no perplexity: the weighted means of its members' log-likelihoods are "
+            "those of no probability distribution. Measure each member alone with the harness's "
+            "own models."
+        )
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -274,20 +263,6 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return max(
             len(backend.codec.encode_continuation((), text)[0]) for backend in self.engine.backends
         )
-
-    def _pieces(self, text: str) -> Iterator[str]:
-        """Split a text at words into pieces of at most half the tokens of the smallest window."""
-        window = self.engine.context_window
-        limit = math.inf if window is None else window // 2
-        piece, tokens = "", 0
-        for word in re.findall(r"\s*\S+|\s+$", text):
-            size = self._tokens(word) if window is not None else 0
-            if piece and tokens + size > limit:
-                yield piece
-                piece, tokens = "", 0
-            piece, tokens = piece + word, tokens + size
-        if piece:
-            yield piece
 
 
 def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ PAIRS = [
     ("In winter the harbour ", "freezes."),
     ("", "The keeper said"),
 ]
-TEXTS = ["The ferry to Orrin leaves at nine.", "Anna counted: one, two, three."]
 
 
 def instances(*arguments):
@@ -53,8 +52,6 @@ def test_one_member_alone_has_the_numbers_and_the_text_of_the_harness():
     theirs = [score for score, _ in harness.loglikelihood(instances(*PAIRS), **quiet)]
     found = [score for score, _ in ours.loglikelihood(instances(*PAIRS), **quiet)]
     assert found == pytest.approx(theirs, abs=1e-4)
-    theirs = harness.loglikelihood_rolling(instances(*TEXTS), **quiet)
-    assert ours.loglikelihood_rolling(instances(*TEXTS), **quiet) == pytest.approx(theirs, abs=1e-3)
     request = (CONTEXT, {"until": ["\n"], "max_gen_toks": 10, "do_sample": False})
     (text,) = harness.generate_until(instances(request), **quiet)
     (written,) = ours.generate_until(instances(request), **quiet)
@@ -101,16 +98,6 @@ def word_by_word(text):
 
 def small(window):
     return AdaFuseLM(AdaFuseEngine([FakeBackend("one", word_by_word, context_window=window)]))
-
-
-def test_a_long_text_is_scored_in_pieces_that_each_count_once():
-    text = "www ww wwww w www ww"
-    spaces = text.count(" ")
-    expected = (len(text) - spaces) * math.log(0.5) + spaces * math.log(0.25)
-    for window in (None, 100, 24, 12):
-        (found,) = small(window).loglikelihood_rolling(instances(text), True)
-        assert found == pytest.approx(expected)
-    assert list(small(12)._pieces(text)) == ["www ww", " wwww", " w www", " ww"]
 
 
 def test_a_context_that_is_too_long_is_cut_at_its_beginning(caplog):
@@ -176,6 +163,8 @@ def test_what_cannot_be_used_is_an_error(monkeypatch):
         lm(ONE, max_word=3)
     with pytest.raises(InvalidInputError, match="either"):
         lm(ONE, config="a.yaml")
+    with pytest.raises(InvalidInputError, match="no perplexity"):
+        lm(ONE).loglikelihood_rolling(instances("a"))
     with pytest.raises(InvalidOptionError, match="num_beams"):
         lm(ONE).generate_until(instances((CONTEXT, {"num_beams": 4})), True)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
