@@ -33,11 +33,6 @@ class Display:
         self._strategy = strategy
         self._forced = forced
         self._looks = styles.looks(self.members)
-        self._brackets = console.is_terminal and (console.no_color or not console.color_system)
-        initials = [name[0] for name in self.members]
-        if len(set(initials)) < len(initials):
-            initials = [str(number) for number in range(1, len(initials) + 1)]
-        self._initials = dict(zip(self.members, initials, strict=True))
 
     def style(self, owner: str | Shared) -> str:
         """Return the style of the spans of a member, or of shared spans."""
@@ -50,9 +45,7 @@ class Display:
         """Return the mark and the name of a member, or of shared spans."""
         if isinstance(owner, Shared):
             return Text(str(owner), self.style(owner))
-        mark = self._looks[owner].mark
-        initial = f"{self._initials[owner]}: " if self._brackets else ""
-        return Text(f"{mark} {initial}{printable(owner)}", self.style(owner))
+        return Text(f"{self._looks[owner].mark} {printable(owner)}", self.style(owner))
 
     def legend(self) -> Text:
         """Return a line that shows the style of each member and of shared spans."""
@@ -74,11 +67,7 @@ class Display:
             rest = text[reasoning:]
             quiet = Text(printable(text[:reasoning]), REASONING)
             return quiet.append_text(self.span(rest, decided)) if rest else quiet
-        owner = self._owner(decided)
-        if not self._brackets or isinstance(owner, Shared) or not text.strip():
-            return Text(printable(text), self.style(owner))
-        start = len(text) - len(text.lstrip())
-        return Text(printable(f"{text[:start]}[{self._initials[owner]}:{text[start:]}]"))
+        return Text(printable(text), self.style(self._owner(decided)))
 
     def response(self, generation: Generation) -> list[Text]:
         """Return the lines of a response: the reasoning, and the answer in the owners' styles."""
