@@ -12,12 +12,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -134,10 +134,8 @@ class Setup:
         console = stderr_console()
         # downloads show their own progress bars
         shown = console.is_interactive and all(Path(each.path).exists() for each in members)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-            names = ", ".join(Path(each.path).name for each in members)
-            progress.add_task(escape(f"loading {names}"), total=None)
+        names = ", ".join(Path(each.path).name for each in members)
+        with console.status(escape(f"loading {names}")) if shown else nullcontext():
             import torch
 
             if self.debug:
