@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from adafuse_llm import (
     Round,
 )
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.fake import END
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, engine
 from tests.support.waiting import wait_until
@@ -207,6 +209,19 @@ def test_a_cancelled_choice_is_an_error() -> None:
     cancel.set()
     with pytest.raises(RequestCancelledError, match="before a text was chosen"):
         AdaFuseEngine([FakeBackend("one", letters)]).choose("x", choices=["a", "b"], cancel=cancel)
+
+
+def test_choices_have_room_for_the_whitespace_that_members_write_before_them() -> None:
+    def begins(text: str) -> dict[str, float]:
+        return {END: 1.0} if text[-1] in "so" else {"\n\n": 0.6, "Yes": 0.2, "No": 0.1}
+
+    words = ["Yes", " Yes", "No", " No", "\n\n"]
+    asked: Any = {"messages": TURNS, "choices": ["Yes", "No"], "max_new_tokens": 1}
+    prompt = AdaFuseEngine([FakeBackend("one", begins, words)]).encode_prompt(messages=TURNS)["one"]
+    for room, error in ((2, nullcontext()), (1, pytest.raises(ContextWindowError, match="room"))):
+        member = FakeBackend("one", begins, words, len(prompt) + room)
+        with error:
+            assert AdaFuseEngine([member]).choose(**asked).text == "Yes"
 
 
 def test_the_requests_of_a_run_can_differ() -> None:

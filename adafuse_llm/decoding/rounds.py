@@ -24,6 +24,7 @@ from adafuse_llm.decoding.score import (
     score,
     to_result,
 )
+from adafuse_llm.errors import ContextWindowError
 from adafuse_llm.results import (
     FinishReason,
     Generation,
@@ -307,9 +308,11 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
 
     Every text ends the response. The NLL of a text is the sum over its tokens and the end of the
     response, in nats, and F is the weighted mean over the members. A member that cannot score one
-    of the texts takes no part in the choice.
+    of the texts takes no part in the choice. The whitespace with which members begin a reply does
+    not count towards the limit of tokens.
 
     Raises:
+        ContextWindowError: a text does not fit a window together with this whitespace.
         DecodingError: no member can score all texts.
     """
     opening = members[0].opening
@@ -321,6 +324,12 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
     for text in choices:
         pool.suggest(opening.begin(text), ends=True)
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
+    for member in members:
+        if any(member not in candidate.nodes for candidate in pool.candidates):
+            raise ContextWindowError(
+                f"the prompt leaves member {member.name!r} no room for the longest of the choices "
+                f"in its context window of {member.window}. Shorten the prompt, or leave it out."
+            )
     sums = [[-c.logprob(member) for c in pool.candidates] for member in members]
     sums = [row if all(map(isfinite, row)) else [inf] * len(row) for row in sums]
     weights = [member.weight for member in members]
@@ -329,7 +338,10 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
         total = fuse(nll, weights)
         logprob = None if total is None else -total
         scored.append(to_result(candidate, members, nll, total, logprob))
-    return choose_best(pool, scored, {member.name: () for member in members})
+    winner = best_candidate(scored)
+    margins: dict[str, tuple[float, ...]] = {member.name: () for member in members}
+    chosen = pool.candidates[winner]
+    return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, chosen)
 
 
 def usage(members: Sequence[Member]) -> Usage:
