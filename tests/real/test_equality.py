@@ -9,11 +9,9 @@ import pytest
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.strategies import Mixture
 from adafuse_llm.tree import TokenTree
 from tests.real.reference import CachedMember, check
-from tests.reference import Options, ReferenceMember, WordMixture, decode
-from tests.support.compare import assert_same
+from tests.reference import ReferenceMember
 
 pytestmark = pytest.mark.real
 
@@ -67,26 +65,6 @@ def test_ensembles_equal_the_reference_and_their_tokens_are_the_text(
         )
         for name in names:
             check_tokens(references[name], trees[name].ids, given(kind), actual)
-
-
-@pytest.mark.parametrize("kind", ["code", "chat"])
-def test_mixtures_of_words_equal_the_reference(
-    kind: str, real_engine: Engine, references: dict[str, CachedMember]
-) -> None:
-    """Members weigh as much as they have parameters. Some words win before all have proposed."""
-    for names in (NAMES, ("smollm", "qwen")):
-        engine = real_engine(*names, strategy="mixture")
-        weights = tuple(Mixture().weights(engine.backends))
-        assert len(set(weights)) == len(names)
-        request = given(kind)
-        expected = decode(
-            [references[name] for name in names],
-            request.get("prompt"),
-            Options(branching_factor=1, max_words=1, max_new_tokens=8, weights=weights),
-            messages=request.get("messages"),
-            rule=WordMixture(),
-        )
-        assert_same(engine.generate(**request, max_new_tokens=8), expected, TOLERANCE)
 
 
 def check_tokens(
