@@ -34,27 +34,16 @@ PLACES = tuple(
     f"adafuse_llm/{folder}"
     for folder in ("decoding", "strategies", "text", "runtime", "adapters", "serving")
 )
+PAIRS = (
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)),
+    *((ast.In, ast.NotIn), (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.BitOr, ast.BitAnd)),
+)
 OTHERS: Mapping[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
+    **{one: other for pair in PAIRS for one, other in (pair, pair[::-1])},
     ast.Mult: ast.Add,
     ast.FloorDiv: ast.Mult,
     ast.Div: ast.Mult,
     ast.Mod: ast.Add,
-    ast.BitOr: ast.BitAnd,
-    ast.BitAnd: ast.BitOr,
 }
 """Operators, and what takes their place."""
 
@@ -190,18 +179,6 @@ class Recorder:
         return self.step
 
 
-class Limits:
-    """A plugin of pytest that ends the run if a test takes five times its seconds, and ten more."""
-
-    def __init__(self, seconds: Mapping[str, float]) -> None:
-        self.limits = {test: 10 + 5 * each for test, each in seconds.items()}
-
-    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
-        for item in items:
-            limit = self.limits.get(item.nodeid, 60.0)
-            item.add_marker(pytest.mark.timeout(limit, method="thread"), append=False)
-
-
 def in_child(task: Callable[[], int], seconds: float, log: str = os.devnull) -> int | None:
     """Run a task in a forked process group, which prints to a file.
 
@@ -235,7 +212,7 @@ def run_tests(arguments: Sequence[str], *plugins: object) -> int:
     return int(pytest.main([*options, *arguments], plugins=[*plugins]))
 
 
-def run_mutant(mutant: Mutant, arguments: Sequence[str], limits: Limits) -> int:
+def run_mutant(mutant: Mutant, arguments: Sequence[str]) -> int:
     """Run tests while a file has the source of a mutant."""
     read, path = SourceFileLoader.get_code, str(Path(mutant.file).resolve())
 
@@ -245,7 +222,7 @@ def run_mutant(mutant: Mutant, arguments: Sequence[str], limits: Limits) -> int:
         return read(loader, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
-    return run_tests(arguments, limits)
+    return run_tests(arguments)
 
 
 def recorded(files: Sequence[str], tests: Sequence[str]) -> tuple[Lines, dict[str, float]]:
@@ -295,7 +272,6 @@ def main() -> None:
         near = Path("tests", *path.parts[1:2])
         tests = args.tests or [str(near), *map(str, sorted(Path("tests").glob("test_*.py")))]
         lines, seconds = recorded(files, tests)
-        limits = Limits(seconds)
         tried, lived = Counter[str](), Counter[str]()
         for mutant in found:
             own = [
@@ -305,8 +281,8 @@ def main() -> None:
             ]
             own = sorted(own, key=lambda test: seconds[test]) or tests
             tried[mutant.file] += 1
-            task = partial(run_mutant, mutant, own, limits)
-            if in_child(task, 60 + sum(limits.limits.get(test, 60.0) for test in own)) == 0:
+            limit = 60 + sum(10 + 5 * seconds.get(test, 10.0) for test in own)
+            if in_child(partial(run_mutant, mutant, own), limit) == 0:
                 lived[mutant.file] += 1
                 survivors.append(mutant)
                 print(f"{mutant.file}:{mutant.line}: {mutant.what}", flush=True)
