@@ -1,12 +1,12 @@
 """Real members decode as the reference says, and hold exactly the text that the user sees."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, Generation
+from adafuse_llm import Generation
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.tree import TokenTree
@@ -33,8 +33,6 @@ PROMPTS = {
 }
 FACTS = "The ferry to Orrin leaves at nine. It carries twelve people, three goats and the post. "
 """A passage of 21 to 23 tokens, to make prompts longer than Gemma's sliding window of 512."""
-
-Engine = Callable[..., AdaFuseEngine]
 
 
 def given(kind: str) -> dict[str, Any]:
@@ -112,36 +110,6 @@ def test_the_cache_of_the_reference_changes_nothing(references: dict[str, Cached
     for end in (len(ids) - 9, len(ids) - 4, len(ids)):  # 4 and 5 tokens come after a cached part
         cached = member.logits(ids[:end])
         assert abs(cached - ReferenceMember.forward(member, ids[:end])[-1]).max() < TOLERANCE
-
-
-def test_batches_and_reused_prefixes_give_the_same_rounds(real_engine: Engine) -> None:
-    prompts = [PROMPTS[kind] for kind in ("prose", "code", "german", "json")]
-    prompts += [FACTS * 2 + "The ferry", FACTS * 2 + "The post"]  # share their beginnings
-    for names, branches in ((NAMES[:2], 1), (NAMES, 3)):
-        engine = real_engine(*names, strategy="adafuse")
-        options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": 6}
-        alone = []
-        for prompt in prompts:
-            for backend in engine.backends:
-                assert isinstance(backend, HuggingFaceBackend)
-                backend.clear_prefix_cache()
-            alone.append(engine.generate(prompt, **options))
-        again = [engine.generate(prompt, **options) for prompt in prompts]
-        assert sum(each.usage.cached_tokens["smollm"] for each in again) > 0
-        batch = engine.generate_batch(prompts, **options)
-        for one, *others in zip(alone, again, batch, strict=True):
-            for other in others:
-                assert_same_rounds(one, other)
-
-
-def assert_same_rounds(one: Generation, other: Generation) -> None:
-    assert other.text == one.text
-    assert other.finish_reason == one.finish_reason
-    for mine, theirs in zip(one.rounds, other.rounds, strict=True):
-        assert [c.text for c in theirs.candidates] == [c.text for c in mine.candidates]
-        assert theirs.winner == mine.winner
-        for c, d in zip(mine.candidates, theirs.candidates, strict=True):
-            assert d.nll == pytest.approx(c.nll, abs=TOLERANCE, rel=0)
 
 
 def record(backend: Any, trees: dict[str, TokenTree], monkeypatch: pytest.MonkeyPatch) -> None:
