@@ -65,23 +65,6 @@ def decode(
         return ensemble.generate(prompt, **options)
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("branches", [1, 3])
-def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches: int):
-    def quoting(text: str) -> dict[str, float]:
-        passage, _, answer = text.partition(" :")
-        word = passage.split()[answer.count(" w") + 3]
-        return {" " + word: 0.8, " x": 0.1, " y": 0.1}
-
-    prompt = "".join(WORDS) + " : w0 w1 w2"
-    options: dict[str, Any] = {"max_new_tokens": 64, "branching_factor": branches}
-    member, plain = Bulk("a", quoting), Bulk("a", quoting)
-    generation = decode([member], prompt, **options)
-    assert as_data(decode([plain], prompt, drafting=False, **options)) == as_data(generation)
-    assert len(member.sizes) < 0.4 * len(plain.sizes)
-    assert len(member.sizes) < 40 < 64 <= len(plain.sizes)
-
-
 def misled(name: str, seed: int) -> Callable[[str], dict[str, float]]:
     """Words of a passage, mostly in another order, so that copies of the passage are wrong."""
 

@@ -75,13 +75,6 @@ def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
     assert broken
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_draws_of_a_form_at_its_limit_equal_the_reference(number: int) -> None:
-    pytest.importorskip("llguidance")
-    form, start, members = FORMS[number], STARTS[1 + number], MIXES[number]
-    check(members, **start, **form, **DRAWS[number], max_new_tokens=5 + 6 * number)
-
-
 def test_a_temperature_near_zero_writes_what_is_likeliest() -> None:
     options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 16}
     for number, members in enumerate(MIXES):

@@ -1,6 +1,5 @@
 """What rounds are counted as and called, also those that a grammar forced or that chose a text."""
 
-import json
 import math
 from typing import Any
 
@@ -91,14 +90,6 @@ def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else(
     assert record(done)["unanimous"] is unanimous
     assert Summary.of([done]).agreement == unanimous
     assert (owner(done, MEMBERS) is None) is bool(unanimous)
-
-
-def test_a_forced_round_has_no_owner_and_is_not_unanimous() -> None:
-    done = JSON.rounds[0]
-    asked = (is_unanimous(done), choice_probabilities(done), owner(done, MEMBERS))
-    assert asked == (None, None, None)
-    assert (record(done)["forced"], record(done)["proposers"]) == (True, [])
-    assert json.loads(json.dumps(record(done), allow_nan=False)) == record(done)
 
 
 def test_the_probabilities_of_given_texts_are_the_softmax_of_their_scores() -> None:
