@@ -1,11 +1,9 @@
 """The tools of the embedded members."""
 
-import inspect
-
 import pytest
 
 from adafuse_llm.embedded import handbook_questions
-from adafuse_llm.embedded.tools import TOOLS, calculate, look_up
+from adafuse_llm.embedded.tools import calculate, look_up
 from adafuse_llm.errors import InvalidInputError
 
 
@@ -29,11 +27,3 @@ def test_look_up_finds_the_document_of_every_name_in_the_handbook() -> None:
         if question.source:
             name = question.source.removesuffix(".md").replace("-", " ").title()
             assert look_up(name).startswith("[1] # " + name)
-
-
-def test_the_tools_are_described_as_frameworks_describe_the_functions() -> None:
-    for tool, function in zip(TOOLS, (look_up, calculate), strict=True):
-        (argument,) = inspect.signature(function).parameters.values()
-        assert (tool.name, tool.description) == (function.__name__, function.__doc__)
-        assert tool.parameters["properties"] == {argument.name: {"type": "string"}}
-        assert argument.annotation is str
