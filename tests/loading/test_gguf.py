@@ -9,17 +9,16 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError, MissingDependencyError
+from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
 from adafuse_llm import TransformersMember as Transformers
 from adafuse_llm.backends.gguf import read_facts
-from adafuse_llm.backends.llamacpp import library
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import gguf as loading
 from adafuse_llm.loading.gguf import find_file
 from adafuse_llm.loading.specs import as_spec
 from tests.support.gguf_files import embedded_gguf, rewrite_gguf
 
-WREN, HERON, FINCH = member_paths()
+WREN, HERON, _ = member_paths()
 WITHOUT_GPU = SimpleNamespace(llama_supports_gpu_offload=lambda: False)
 PARTS = [f"Q8/m-{number:05}-of-00002.gguf" for number in (1, 2)]
 
@@ -160,14 +159,6 @@ def test_only_the_files_of_the_model_are_downloaded(snapshot: Path, monkeypatch)
 
 
 # llama.cpp ------------------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-def test_a_missing_llama_cpp_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(library, "PACKAGES", ())
-    monkeypatch.setattr(loading, "load_library", library.load_library.__wrapped__)
-    with pytest.raises(MissingDependencyError, match=r"pip install .*\[gguf\]"):
-        AdaFuseEngine.from_pretrained([str(embedded_gguf("wren"))])
 
 
 @pytest.mark.gguf

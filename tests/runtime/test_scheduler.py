@@ -31,7 +31,6 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
-from adafuse_llm.runtime.job import Job
 from tests.support.waiting import PATIENCE, background, in_child, wait_until
 
 
@@ -631,23 +630,6 @@ class Raises(threading.Event):
         if self.looks == 0:  # only once
             raise ZeroDivisionError("a defect of the caller")
         return False
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("why", ["cancelled", "late", "a defect of the caller", ""])
-def test_a_job_that_ends_early_has_delivered_why(why: str) -> None:
-    cancel = Raises(looks=1) if why.startswith("a defect") else threading.Event()
-    if why == "cancelled":
-        cancel.set()
-    delivered: list[Any] = []
-    last, timeout = partial(ValueError, "cancelled"), 0 if why == "late" else None
-    steps = (None for _ in "")
-    job = Job([], {}, steps, cancelled=last, cancel=cancel, timeout=timeout)
-    job.begin(delivered.append)
-    assert job.ends_early() == bool(why)
-    kinds = {"cancelled": ValueError, "late": RequestTimeoutError}
-    expected = [kinds.get(why, ZeroDivisionError)] if why else []
-    assert [type(each) for each in delivered] == expected
 
 
 @pytest.mark.quick
