@@ -59,7 +59,13 @@ class InvalidOptionError(InvalidInputError):
 
 
 class GrammarError(InvalidOptionError):
-    """A schema, regular expression or grammar cannot be enforced; the message says why."""
+    """A schema, regular expression or grammar cannot be enforced; the message says why.
+
+    Attributes:
+        path: the keys of a JSON schema that lead to the part which cannot be enforced, if known.
+    """
+
+    path: tuple[str, ...] = ()
 
 
 class ContextWindowError(AdaFuseError, LookupError):

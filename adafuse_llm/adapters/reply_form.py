@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.adapters.reply import ReplyReader
-from adafuse_llm.adapters.schema import close_objects
+from adafuse_llm.adapters.schema import closed_schema
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import (
@@ -123,13 +123,15 @@ class ReplyForm:
 def enforced(
     engine: Engine, form: ReplyForm, options: Mapping[str, Any], enforce: Enforce
 ) -> tuple[dict[str, Any], str]:
-    """Return options that enforce the form of a reply, and why they do not, if they should.
+    """Return options that enforce the form of a reply, and a warning if they do so only in part.
+
+    A schema may have parts that cannot be enforced. They are left out, and the rest is enforced.
 
     A constraint in `options` takes precedence over the form, and the form over a constraint of the
     engine.
 
     Raises:
-        InvalidOptionError: `enforce` is True, and the form cannot be enforced.
+        InvalidOptionError: `enforce` is True, and a part of the form cannot be enforced.
         MissingDependencyError: `enforce` is True, and the extra is not installed.
     """
     is_free = not form.calls_tools and form.schema is None
@@ -139,17 +141,21 @@ def enforced(
     free = {**options, **dict.fromkeys(own)}
     if not enforce:
         return free, ""
+    problems: list[str] | None = None if enforce is True else []
     try:
         if not form.calls_tools and form.schema is not None:
-            constrained = {**free, "json_schema": close_objects(form.schema)}
+            constrained = {**free, "json_schema": closed_schema(form.schema, problems)[0]}
         else:
             more: dict[str, Any] = {"parallel": form.parallel, "reply": form.schema}
+            more["problems"] = problems
             constrained = {**free, "grammar": tool_grammar(form.tools, choice=form.choice, **more)}
         engine.check_grammar(**constrained)
     except (InvalidOptionError, MissingDependencyError) as error:
         if enforce is True:
             raise
-        return free, str(error).rstrip(".")
+        return free, f"the form of replies is only described to the members, not enforced: {error}"
+    if problems:
+        return constrained, f"a part of the form of replies is not enforced: {' '.join(problems)}"
     return constrained, ""
 
 

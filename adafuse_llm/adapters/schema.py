@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from typing import Any
+
+from adafuse_llm.errors import GrammarError, InvalidInputError
+from adafuse_llm.text.grammar import Grammar, json_rule
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value maps names to schemas."""
@@ -47,3 +52,80 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 
     result: dict[str, Any] = closed(schema)
     return dict(schema) if combines else result
+
+
+def closed_schema(
+    schema: Mapping[str, Any], problems: list[str] | None = None
+) -> tuple[dict[str, Any], str]:
+    """Return a schema with closed objects that can be enforced, and the Lark rule of its JSON.
+
+    What cannot be enforced is left out of the schema, and `problems` gets the reasons. If there is
+    no such list, it is an error.
+
+    Raises:
+        InvalidInputError: the schema cannot be written as JSON.
+        GrammarError: it cannot be enforced.
+        MissingDependencyError: llguidance is not installed.
+    """
+    try:
+        source = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"the schema cannot be written as JSON: {error}") from error
+    text, rule, left_out = _closed(source, is_strict=problems is None)
+    if problems is not None:
+        problems += left_out
+    return json.loads(text), rule
+
+
+@functools.lru_cache(maxsize=1024)
+def _closed(source: str, *, is_strict: bool) -> tuple[str, str, tuple[str, ...]]:
+    """Do the same as `closed_schema` for JSON text."""
+    schema: Any = json.loads(source)
+    problems: list[str] = []
+    while True:
+        closed = close_objects(schema)
+        try:
+            return json.dumps(closed), _rule(closed), tuple(problems)
+        except GrammarError as error:
+            path = error.path or _path_of_bad_property(schema)
+            if is_strict or not _leave_out(schema, path):
+                raise
+            problems.append(str(error))
+
+
+def _rule(schema: dict[str, Any]) -> str:
+    rule = json_rule(schema)
+    Grammar("json_schema", f"start: {rule}")
+    return rule
+
+
+def _path_of_bad_property(schema: dict[str, Any]) -> tuple[str, ...]:
+    """Return the path of the first property that alone cannot be enforced, or an empty one."""
+    properties = schema.get("properties")
+    for name, each in properties.items() if isinstance(properties, dict) else ():
+        try:
+            _rule({**schema, "properties": {name: each}, "required": [name]})
+        except GrammarError:
+            return ("properties", name)
+    return ()
+
+
+def _leave_out(schema: Any, path: tuple[str, ...]) -> bool:
+    """Remove a keyword, or what a property allows, from a schema. Return whether it was there."""
+    *parents, last = path or ("",)
+    is_map = False  # whether the keys of `schema` are names, such as those of properties
+    for key in parents:
+        if isinstance(schema, list) and key.isdigit() and int(key) < len(schema):
+            schema = schema[int(key)]
+        elif isinstance(schema, dict) and key in schema:
+            schema = schema[key]
+        else:
+            return False
+        is_map = not is_map and key in _MAPS
+    if not isinstance(schema, dict) or schema.get(last, {}) == {}:
+        return False
+    if is_map:
+        schema[last] = {}  # in its place, because properties are written in this order
+    elif (left_out := schema.pop(last)) and last == "oneOf":
+        schema["anyOf"] = left_out
+    return True

@@ -11,16 +11,14 @@ with the tool ``add``, the choice ``"required"`` allows ::
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adafuse_llm.adapters.schema import close_objects
+from adafuse_llm.adapters.schema import closed_schema
 from adafuse_llm.errors import GrammarError, InvalidInputError
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool
-from adafuse_llm.text.grammar import Grammar, json_rule
 
 _SPACE = r"[\s\x1c-\x1f]"
 _ANY = "(?s:.*)"
@@ -57,6 +55,7 @@ def tool_grammar(
     choice: str = "auto",
     parallel: bool = True,
     reply: Mapping[str, Any] | None = None,
+    problems: list[str] | None = None,
 ) -> str:
     """Return a Lark grammar, in the dialect of llguidance, of replies that may call tools.
 
@@ -67,6 +66,8 @@ def tool_grammar(
         parallel: whether a reply can have several calls.
         reply: a JSON schema of the replies without calls that ``"auto"`` allows, instead of text
             and reasoning.
+        problems: a list that gets the reasons why parts of schemas are left out, because they
+            cannot be enforced. If it is None, such parts are an error.
 
     Raises:
         InvalidInputError: a schema cannot be written as JSON.
@@ -79,8 +80,7 @@ def tool_grammar(
     if choice != "auto":
         rules = [f"start: {opens} calls"]
     elif reply is not None:
-        json_reply = _json_rule(close_objects(reply), "the schema of the reply")
-        rules = [f"start: reply | {opens} calls", f"reply: {json_reply}"]
+        rules = [f"start: reply | {opens} calls", f"reply: {closed_schema(reply, problems)[1]}"]
     else:
         rules = [_TEXT_AND_CALLS]
     several = parallel and not named
@@ -92,8 +92,7 @@ def tool_grammar(
         name = json.dumps(tool.name, ensure_ascii=False)
         head = _literal(f'\n{{"name": {name}, "arguments": ')
         alternatives.append(f"{head} arguments_{number} {closes}")
-        label = f"the schema of the tool {tool.name!r}"
-        rules.append(f"arguments_{number}: {_json_rule(_object_schema(tool), label)}")
+        rules.append(f"arguments_{number}: {_rule_of(tool, problems)}")
     rules.append("call: " + "\n    | ".join(alternatives))
     return "\n".join([*rules, ""])
 
@@ -102,35 +101,31 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _json_rule(schema: Mapping[str, Any], label: str) -> str:
-    """Return the right-hand side of a rule for JSON that fits a schema."""
+def _rule_of(tool: Tool, problems: list[str] | None) -> str:
+    """Return the right-hand side of a rule for a tool's arguments."""
+    label = f"the schema of the tool {tool.name!r}"
+    found: list[str] = []
     try:
-        source = json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
-    try:
-        return _enforced(source)
-    except GrammarError as error:
-        raise GrammarError(f"{label}: {error}") from None
-
-
-@functools.lru_cache(maxsize=1024)
-def _enforced(source: str) -> str:
-    """Return the right-hand side of a rule for JSON that fits a schema, which is JSON text."""
-    rule = json_rule(json.loads(source))
-    Grammar("json_schema", f"start: {rule}")
+        rule = closed_schema(_object_schema(tool), None if problems is None else found)[1]
+    except InvalidInputError as error:
+        found.append(str(error))
+        if problems is None or not isinstance(error, GrammarError):
+            raise type(error)(f"{label}: {error}") from None
+        rule = closed_schema({"type": "object"})[1]
+    if problems is not None:
+        problems += [f"{label}: {each}" for each in found]
     return rule
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments, which are always an object."""
-    schema: Mapping[str, Any] = tool.parameters or {}
+    empty: tuple[Any, ...] = (None, [])  # so some languages write what is absent
+    schema = {key: each for key, each in (tool.parameters or {}).items() if each not in empty}
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, (list, tuple)) and "object" in kind):
         raise GrammarError(
-            f"the schema of the tool {tool.name!r} cannot be enforced: it must have the type "
-            f"'object', because arguments are an object; got {kind!r}"
+            f"it must have the type 'object', because arguments are an object; got {kind!r}"
         )
     if schema.keys() <= {"type", "title", "description", "properties", "required"}:
         schema = {"properties": {}, **schema}
-    return close_objects({**schema, "type": "object"})
+    return {**schema, "type": "object"}

@@ -175,13 +175,11 @@ def _open(
     )
     if form.tools or form.schema is not None:
         try:
-            options, problem = enforced(engine, form, options, asked.enforce)
+            options, warning = enforced(engine, form, options, asked.enforce)
         except (errors.InvalidOptionError, errors.MissingDependencyError) as error:
             raise invalid(str(error), "tools" if form.schema is None else body.FORM) from error
-        if problem:
-            asked.ignored.warnings.append(
-                f"the form of the reply is only described to the members, not enforced: {problem}"
-            )
+        if warning:
+            asked.ignored.warnings.append(warning)
     request = EngineRequest(
         messages=conversation,
         options=options,

@@ -139,6 +139,54 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_the_tool_and_the_reaso
     assert "\n" not in str(error.value)
 
 
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "allowed", "forbidden"),
+    [
+        ({**TEXT, "pattern": "(?=a)b"}, '"x"', "1"),
+        ({**TEXT, "pattern": "a\\Z"}, '"x"', "1"),
+        ({"type": "array", "items": TEXT, "uniqueItems": True}, '["x"]', '"x"'),
+        ({**TEXT, "not": {"const": "x"}}, '"x"', "1"),
+        ({**TEXT, "if": {"minLength": 1}}, '"x"', "1"),
+        ({"enum": []}, "1", "x"),
+        ({"type": "integer", "exclusiveMinimum": True}, "1", '"x"'),
+        ({"type": "any"}, "1", "x"),
+        ({"type": "STRING"}, "1", "x"),
+        ({**TEXT, "minLength": 5, "maxLength": 1}, "1", "x"),
+        ({"$ref": "#/nowhere"}, "1", "x"),
+        ({"type": "object", "properties": {"enum": {"type": "any"}}}, '{"enum": 1}', "1"),
+        ({"anyOf": [{"type": "number", "multipleOf": 0.01}, {"type": "null"}]}, "0.5", '"x"'),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "0.5", '"x"'),
+    ],
+)
+def test_a_part_that_cannot_be_enforced_loosens_only_itself(
+    bad: Any, allowed: str, forbidden: str
+) -> None:
+    properties = {"bad": bad, "good": TEXT}
+    odd = Tool("odd", "", {"type": "object", "properties": properties, "required": ["bad"]})
+    problems: list[str] = []
+    grammar = tool_grammar([ADD, odd], choice="required", problems=problems)
+    (problem,) = problems
+    assert "'odd'" in problem
+    call = '<tool_call>\n{"name": "%s", "arguments": {"bad": %s, "good": %s}}\n</tool_call>'
+    assert accepts(grammar, A_SUM)
+    assert accepts(grammar, call % ("odd", allowed, '"x"'))
+    assert not accepts(grammar, call % ("odd", forbidden, '"x"'))
+    assert not accepts(grammar, call % ("odd", allowed, "1"))
+    assert not accepts(grammar, call % ("none", allowed, '"x"'))
+
+
+def test_a_keyword_that_is_null_or_an_empty_map_that_is_a_list_says_nothing() -> None:
+    inner = {"a": {**TEXT, "enum": None, "properties": []}}
+    odd = {"type": "object", "properties": inner, "required": None, "$defs": None}
+    reply = '<tool_call>\n{"name": "odd", "arguments": {"a": "b"}}\n</tool_call>'
+    assert accepts(tool_grammar([Tool("odd", "", odd)], choice="odd"), reply)
+    none, empty = (tool_grammar([Tool("now", "", each)]) for each in ({"properties": []}, {}))
+    assert none == empty
+
+
 def test_arguments_are_always_an_object():
     with pytest.raises(GrammarError, match=r"'odd'.*'array'"):
         tool_grammar([Tool("odd", "", {"type": "array"})])

@@ -138,7 +138,7 @@ class Call(Generic[C]):
     """One call of a model with overrides.
 
     Attributes:
-        not_enforced: why the form is not enforced although it should be; "" if it is.
+        not_enforced: what of the form is not enforced although it should be, and why; "" if it is.
     """
 
     def __init__(
@@ -205,11 +205,8 @@ class Call(Generic[C]):
         engine = model._loaded()
         if self.form is not None:  # compiling a new grammar takes time
             enforce = model.enforce if model.enforce is True or is_available() else False
-            options, problem = enforced(engine, self.form, options, enforce)
-            if problem:
-                self.not_enforced = (
-                    f"the form of replies is only described to the members, not enforced: {problem}"
-                )
+            options, self.not_enforced = enforced(engine, self.form, options, enforce)
+            if self.not_enforced:
                 model._warn_once(self.not_enforced)
         return engine, [
             replace(each, options=options, timeout=model.timeout) for each in self.requests

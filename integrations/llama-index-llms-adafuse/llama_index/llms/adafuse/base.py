@@ -462,12 +462,9 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
         if form.calls_tools or form.schema is not None:
             form.check_constraints(n for n in CONSTRAINTS if overrides.get(n) is not None)
             options = _without_constraints(options)
-        options, problem = enforced(self.engine, form, options, self.enforce)
-        if problem:
-            self._warn_once(
-                f"the form of a reply is not enforced, so the prompt requests it: {problem}. To "
-                "omit this warning, set enforce=False"
-            )
+        options, warning = enforced(self.engine, form, options, self.enforce)
+        if warning:
+            self._warn_once(f"{warning} To omit this warning, set enforce=False.")
         messages = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if not form.calls_tools and _describes_steps(messages):
             options["stop"] = (*self._ensemble.config.override(options).stop, OBSERVATION)
