@@ -341,7 +341,7 @@ class Command:
                 raise InvalidOptionError(f"option {name!r} is given twice, as a flag and with -o")
             typed[name] = value
             if name == "stop":
-                typed[name] = tuple(_unescaped(each) for each in value if each)
+                typed[name] = tuple(unescaped(each) for each in value if each)
             elif name == "json_schema":
                 typed[name] = read_schema(value)
         return typed
@@ -383,8 +383,8 @@ def parse_option(text: str, allowed: Sequence[str]) -> tuple[str, Any]:
         return name, value
 
 
-def _unescaped(text: str) -> str:
-    r"""Replace the escapes ``\n``, ``\t`` and ``\\`` in a stop sequence."""
+def unescaped(text: str) -> str:
+    r"""Replace the escapes ``\n``, ``\t`` and ``\\`` in the value of a flag."""
     escapes = {"n": "\n", "t": "\t", "\\": "\\"}
     return re.sub(r"\\([nt\\])", lambda found: escapes[found[1]], text)
 

@@ -18,7 +18,7 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
 )
-from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Command, Parser, Setup
+from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Command, Parser, Setup, unescaped
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar, tell
 from adafuse_llm.evaluation.files import Line, Results, is_lost, prompt_form, put, read_lines
 from adafuse_llm.evaluation.parallel import in_order
@@ -40,8 +40,9 @@ def add_prompt(parser: Parser) -> None:
     parser.flag("--prompts FILE", "Text with instructions and examples before every question.")
     parser.flag(
         "--template TEXT",
-        r"Template of a question, with {question}. \n is a line break. Default: the form of the "
-        r"examples in --prompts, otherwise 'Question: {question}\nAnswer:'.",
+        r"Template of a question, with {question}. \n is a line break, \\ a backslash. Default: "
+        r"the form of the examples in --prompts, otherwise 'Question: {question}\nAnswer:'.",
+        type=unescaped,
     )
     parser.flag("--chat", "Send the prompt as a chat message.")
     parser.flag("--max-requests NUMBER", "Number of questions to answer at the same time.")

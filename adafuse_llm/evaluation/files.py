@@ -57,18 +57,17 @@ def question_form(header: str, default: str = QUESTION_FORM) -> str:
 
 
 def prompt_form(prompts: Path | None, template: str | None) -> str:
-    r"""Return the prompt of a question, with ``{question}`` in the place of the question.
+    """Return the prompt of a question, with ``{question}`` in the place of the question.
 
     Args:
         prompts: file with instructions and examples to put before every question, or None.
-        template: template of a question, in which ``\n`` is a line break. None for the form of the
-            examples.
+        template: template of a question. None for the form of the examples.
 
     Raises:
         InvalidInputError: the file is not text, or the template lacks ``{question}``.
     """
     header = "" if prompts is None else read_text(prompts)
-    form = question_form(header) if template is None else template.replace("\\n", "\n")
+    form = question_form(header) if template is None else template
     if "{question}" not in form:
         raise InvalidInputError(f"--template must contain {{question}}; got {template!r}")
     return (f"{header.rstrip()}\n\n" if header.strip() else "") + form

@@ -216,3 +216,12 @@ def test_lines_can_have_messages_and_rounds_have_log_probabilities(
     assert '"messages"' in other["error"]
     refused = adafuse(*job, "--template", "Q: {question}", "--overwrite")
     assert "--template" in refused.stderr
+
+
+def test_the_escapes_of_a_template_leave_other_backslashes(adafuse, fakes, output, questions, spy):
+    asked = []
+    spy("generate", lambda options: asked.append(options["prompt"]))
+    template = r"Is $a \\neq \frac{b}{2}$?\n{question}"
+    job = ["run", "--test-set", questions({"question": "Why?", "answer": ""}), "--output", output]
+    assert adafuse(*job, "--template", template).exit_code == 0
+    assert asked == ["Is $a \\neq \\frac{b}{2}$?\nWhy?"]
