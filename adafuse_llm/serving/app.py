@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -229,7 +230,8 @@ async def _whole(service: Service, asked: bodies.ServedRequest, opened: Opened) 
             async for index, each in service.events(run)
             if (result := each if isinstance(each, Scores) else each.generation) is not None
         }
-    response = writer.response([done[index] for index in range(run.size)])
+    results = [done[index] for index in range(run.size)]
+    response = await anyio.to_thread.run_sync(writer.response, results)  # it may count tokens
     return JSONResponse(response, headers=bodies.warnings_header(asked.ignored.warnings))
 
 
@@ -254,7 +256,8 @@ async def _parts(
                     yield part
                 if each.generation is not None:
                     done[index] = each.generation
-        for part in begun.ending([done[index] for index in sorted(done)]):
+        results = [done[index] for index in sorted(done)]
+        for part in await anyio.to_thread.run_sync(lambda: [*begun.ending(results)]):
             yield part
     except Exception as error:
         if writer is None:

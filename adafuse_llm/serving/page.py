@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from adafuse_llm.report import styles
@@ -36,9 +36,12 @@ def page_route() -> Route:
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
+        "etag": f'"{hashlib.sha256(html.encode()).hexdigest()}"',
     }
 
-    async def show(_: Request) -> HTMLResponse:
+    async def show(request: Request) -> Response:
+        if headers["etag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
         return HTMLResponse(html, headers=headers)
 
     return Route("/", show, methods=["GET"])

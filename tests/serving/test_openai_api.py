@@ -263,7 +263,7 @@ def extension(**fields: Any) -> dict[str, Any]:
     [
         ("model", {"model": "gpt-9"}),
         ("messages", {"messages": []}),
-        ("messages", {"messages": [{"role": "user", "content": {"type": "text", "text": "x"}}]}),
+        ("messages", {"messages": [{"role": "usr", "content": "x"}]}),
         ("messages.0.name", {"messages": [{"role": "user", "content": "x", "name": 1}]}),
         ("max_tokens", {"max_tokens": 401}),
         ("n", {"n": 3}),

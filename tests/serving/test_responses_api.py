@@ -1,5 +1,6 @@
 """The Responses API of OpenAI, used by OpenAI's own client; tokens and context windows."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -116,6 +117,23 @@ def test_functions_are_called_and_their_results_are_read():
         chosen = {"type": "function", "name": "calculate"}
         (forced,) = ask(c, input="1364", **given, tool_choice=chosen).output
         assert forced.name == "calculate"
+
+
+def test_reasoning_is_counted_outside_the_event_loop(monkeypatch):
+    counted = []
+
+    def count(text, **_):
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        counted.append(text.strip())
+        return {"qwen": [1]}
+
+    with thinkers("qwen", script=lambda _: "<think>\nHm.\n</think>\n\nFour.") as engine:
+        monkeypatch.setattr(engine, "encode_text", count)
+        with openai_client(engine) as client:
+            ask(client, max_output_tokens=100)
+            list(ask(client, max_output_tokens=100, stream=True))
+    assert counted == ["Hm."] * 2
 
 
 def test_reasoning_is_an_item_and_returns_to_the_members():

@@ -24,7 +24,8 @@ from tests.support.waiting import wait_until
 
 @pytest.mark.quick
 def test_only_the_own_script_and_style_may_run() -> None:
-    response = TestClient(Starlette(routes=[page_route()])).get("/")
+    client = TestClient(Starlette(routes=[page_route()]))
+    response = client.get("/")
     policy = response.headers["content-security-policy"]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     digest = r"'sha256-[\w+/]{43}='"
@@ -37,6 +38,8 @@ def test_only_the_own_script_and_style_may_run() -> None:
     assert response.headers["x-content-type-options"] == "nosniff"
     assert response.headers["referrer-policy"] == "no-referrer"
     assert response.headers["cache-control"] == "no-cache"
+    again = client.get("/", headers={"If-None-Match": f"W/{response.headers['etag']}"})
+    assert (again.status_code, again.content) == (304, b"")
 
 
 @pytest.mark.quick
