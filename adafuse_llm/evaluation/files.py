@@ -43,7 +43,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path} is not UTF-8 text: {error}") from error
+        raise InvalidInputError(f"{path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
 
 
 def question_form(header: str, default: str = QUESTION_FORM) -> str:
@@ -84,8 +84,10 @@ def read_lines(content: bytes, *, conversations: bool = False) -> list[Line]:
     If `conversations`, a line may have ``messages`` in place of a question.
 
     Raises:
-        InvalidInputError: all lines are blank.
+        InvalidInputError: all lines are blank, or the text is UTF-16.
     """
+    if b"\0" in content:
+        raise InvalidInputError("the test set is not UTF-8 text. Save it as UTF-8.")
     raw = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
     lines = [_read_line(number, line, conversations) for number, line in raw if line.strip()]
     if not lines:

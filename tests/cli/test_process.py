@@ -67,6 +67,25 @@ def test_a_closed_pipe_is_silent_and_a_full_disk_is_one_line(start):
     assert (full.wait(timeout=60), full.stderr.read()) == (2, message)
 
 
+ECHO = """
+import sys
+from adafuse_llm import cli
+{before}
+cli.run = lambda _: print("●▽ é", input())
+cli.main()
+"""
+"""A command that prints marks, another character, and its input."""
+
+
+@pytest.mark.quick
+def test_characters_that_an_encoding_lacks_are_replaced_and_a_closed_stdout_is_silent(start):
+    ascii_only = "[each.reconfigure(encoding='ascii') for each in (sys.stdin, sys.stdout)]"
+    for before, shown in ((ascii_only, b"AL ? ??\n"), ("sys.stdout = None", b"")):
+        process = start(ECHO.format(before=before), stdin=subprocess.PIPE)
+        assert process.communicate("ü\n".encode(), timeout=60) == (shown, b"")
+        assert process.returncode == 0
+
+
 HOLD = """
 import sys
 from pathlib import Path

@@ -165,6 +165,13 @@ def test_bad_lines_are_reported_by_number(adafuse, job, output):
         assert f"line {each['line']}: {each['error']}\n" in result.stderr
 
 
+def test_a_test_set_in_utf_16_is_refused_as_a_whole(adafuse, job, output):
+    job[2].write_text('{"question": "who is ada?", "answer": "ada"}\n' * 2, encoding="utf-16")
+    result = adafuse(*job)
+    assert (result.exit_code, output.exists()) == (2, False)
+    assert "Save it as UTF-8." in result.stderr
+
+
 STEP = "Question: a\nLet's think step by step\nso\nThe answer is 1"
 
 
