@@ -224,6 +224,15 @@ def test_choices_have_room_for_the_whitespace_that_members_write_before_them() -
             assert AdaFuseEngine([member]).choose(**asked).text == "Yes"
 
 
+def test_equal_requests_of_a_run_are_cancelled_apart() -> None:
+    cancels = [threading.Event(), threading.Event()]
+    cancels[0].set()
+    requests = [Request(prompt="x", options={"max_new_tokens": 3}, cancel=e) for e in cancels]
+    assert requests[0] == requests[1]
+    results = AdaFuseEngine([FakeBackend("one", letters)]).open(requests).results()
+    assert [each.finish_reason for each in results] == ["cancelled", "length"]
+
+
 def test_the_requests_of_a_run_can_differ() -> None:
     engine = AdaFuseEngine([FakeBackend("one", letters)])
     run = engine.open(

@@ -61,6 +61,16 @@ def test_a_stream_has_the_role_the_spans_the_reason_and_the_usage(client, engine
     assert len({each.id for each in chunks}) == 1
 
 
+def test_the_usage_of_a_stream_counts_all_its_responses(client):
+    given = {"n": 2, "temperature": 1.0, "seed": 3}
+    *chunks, last = ask(client, stream=True, stream_options={"include_usage": True}, **given)
+    assert {each.choices[0].index for each in chunks} == {0, 1}
+    whole, single = ask(client, **given), ask(client, **{**given, "n": 1})
+    assert last.usage.total_tokens == whole.usage.total_tokens > single.usage.total_tokens
+    counted = [each.model_extra["adafuse"]["usage"]["completion_tokens"] for each in (last, whole)]
+    assert counted[0] == counted[1]
+
+
 def test_a_round_of_a_stream_says_whose_its_text_is(client, engine):
     def rounds(**given):
         chunks = ask(client, stream=True, extra_body={"adafuse": {"rounds": True}, **given})
