@@ -105,12 +105,11 @@ def tune(setup: Setup, flags: Namespace) -> int:
     identity = {
         "questions": hashlib.sha256(asked.encode()).hexdigest(),
         "metric": metric,
-        "max_requests": setup.file.runtime.max_requests,
         **setup.identity(config),
         "held-out": held_out,
         "seed": seed,
     }
-    numbers = range(1, 1_000_000)
+    numbers = range(1, 10**12)
     with ExitStack() as stack:
         stack.enter_context(results.lock())
         known = [] if flags.overwrite else results.done(identity, numbers)

@@ -268,8 +268,7 @@ def tune(
         held_out: share of the questions to keep from the search, for the test.
         fixed: options that are not searched. ``use`` names the members that may take part.
         known: data that `log` received in an earlier call. These answers are not decoded again.
-        log: called with the answers of every decoded setting, as JSON-safe data, unless one of them
-            failed due to the run.
+        log: called with every new answer, as JSON-safe data, unless it failed due to the run.
         cancel: an event that any thread can set to stop the search.
         on_answer: called for every new answer, with the names of the members and the answer.
 
@@ -390,7 +389,7 @@ def candidates(
 
 
 class _Answers:
-    """The answers of every setting. Each setting is decoded only once. Arguments: as for `tune`."""
+    """The answers of every setting. Each is decoded only once. Arguments: as for `tune`."""
 
     def __init__(
         self,
@@ -404,9 +403,7 @@ class _Answers:
     ) -> None:
         self._engine, self._single = engine, engine.with_strategy("single")
         self._metric, self._log, self._cancel, self._on_answer = metric, log, cancel, on_answer
-        self._done = {
-            line["key"]: [Answer(**fields) for fields in line["answers"]] for line in known
-        }
+        self._done = {line["key"]: Answer(**line["answer"]) for line in known}
         self._logged = len(self._done)
 
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
@@ -421,14 +418,18 @@ class _Answers:
         )
 
     def of(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Answer]:
-        key = json.dumps([[question.number for question in questions], options], sort_keys=True)
-        if key not in self._done:
-            answers = self._done[key] = list(self._decode(questions, options))
-            if self._log is not None and not any(is_lost(answer.error) for answer in answers):
+        keys = {
+            each.number: json.dumps([each.number, options], sort_keys=True) for each in questions
+        }
+        missing = [each for each in questions if keys[each.number] not in self._done]
+        for answer in self._decode(missing, options) if missing else ():
+            key = keys[answer.line]
+            self._done[key] = answer
+            if self._log is not None and not is_lost(answer.error):
                 self._logged += 1
-                data = [each.model_dump(mode="json", exclude_none=True) for each in answers]
-                self._log({"line": self._logged, "key": key, "answers": data})
-        return self._done[key]
+                data = answer.model_dump(mode="json", exclude_none=True)
+                self._log({"line": self._logged, "key": key, "answer": data})
+        return [self._done[key] for key in keys.values()]
 
     def calibrated(
         self, parts: Sequence[Sequence[Question]], options: dict[str, Any]

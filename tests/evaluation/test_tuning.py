@@ -143,7 +143,7 @@ def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
     }
     found = search(complementary(), log=lines.append, **options)
     assert len(answered) == 20 * (2 + 12 + 2)
-    assert len(lines) == 2 + 12 + 2
+    assert len(lines) == len(answered)
     answered.clear()
     again = search(complementary(), known=lines, **options)
     assert not answered
@@ -158,15 +158,16 @@ def test_a_cancelled_search_ends_at_once_and_its_log_is_used_again():
 
     def log(line):
         lines.append(line)
-        if len(lines) == 5:  # three members, two settings
+        if len(lines) == 9:  # of the first member's 20 answers
             cancel.set()
 
     with pytest.raises(RequestCancelledError, match="the search was cancelled"):
         search(complementary(), cancel=cancel, log=log)
-    assert len(lines) == 5
+    assert len(lines) >= 9
     again: list[Any] = []
     search(complementary(), known=lines, log=again.append)
-    assert [line["line"] for line in [*lines, *again]] == list(range(1, 6 + len(again)))
+    assert [line["line"] for line in [*lines, *again]] == [*range(1, len(lines + again) + 1)]
+    assert len({line["key"] for line in [*lines, *again]}) == len(lines + again)
 
 
 def test_fixed_options_are_kept_members_restricted_and_options_of_the_engine_not_used():
@@ -203,7 +204,7 @@ def test_lost_answers_allow_no_conclusion_and_are_decoded_again(monkeypatch):
     assert found.options == {"use": [found.best_member]}
     again = search(complementary(), known=lines, on_answer=lambda _, a: answered.append(a.line))
     assert held.number in answered
-    assert len(answered) == 20  # only this setting
+    assert answered == [held.number]
     assert again.pays
 
 
