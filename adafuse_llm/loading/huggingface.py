@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import threading
+from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from adafuse_llm.embedded import MEMBERS
-from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError, short_repr
+from adafuse_llm.errors import (
+    InvalidOptionError,
+    LoadError,
+    UnsupportedModelError,
+    short_list,
+    short_repr,
+)
 from adafuse_llm.loading.problems import describe, not_a_hub_id, reason_of
 from adafuse_llm.loading.specs import TransformersMember
 
@@ -21,6 +30,9 @@ if TYPE_CHECKING:
 
 COMPUTED: Final = re.compile(r"(^|\.)(inv_freq|position_ids)$")
 """Tensors that a model computes when it is created. Only old checkpoints store them."""
+
+LFS_POINTER: Final = b"version https://git-lfs"
+"""Start of the file that a clone has in place of a large one."""
 
 MAX_NAMED: Final = 5
 """Maximum number of tensors that an error names."""
@@ -50,6 +62,8 @@ def check_huggingface(spec: TransformersMember) -> None:
             f"or 'float16'; got {short_repr(dtype)}"
         )
     _check_path(spec)
+    if (problem := _file_problem(Path(spec.path))) is not None:
+        raise LoadError(f"{spec.label} cannot be loaded: {problem}")
     try:
         config = AutoConfig.from_pretrained(spec.path, **_source(spec))
         adapter = find_adapter_config_file(spec.path, revision=spec.revision)
@@ -87,6 +101,11 @@ def _check_path(spec: TransformersMember) -> None:
     if not exists:
         if (reason := not_a_hub_id(spec.path)) is not None:
             raise LoadError(f"{spec.label} cannot be loaded: {reason}")
+    elif (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise LoadError(
+            f"{spec.label} has only an adapter. Merge it into its model with peft's "
+            "merge_and_unload(), save the result with save_pretrained, and pass that folder."
+        )
     elif not (path / "config.json").is_file():
         is_inside = path.is_file() and (path.parent / "config.json").is_file()
         raise LoadError(
@@ -95,6 +114,25 @@ def _check_path(spec: TransformersMember) -> None:
             else f"{spec.label} is not a model folder (it has neither config.json nor GGUF files). "
             "Pass a folder written by save_pretrained, a GGUF file or a hub id."
         )
+
+
+def _file_problem(folder: Path) -> str | None:
+    """Return what is wrong with the files in a local folder, in one sentence; None for a hub id."""
+    for path in sorted(folder.glob("*.*")):
+        if path.suffix not in (".json", ".model", ".safetensors") or not path.is_file():
+            continue
+        with path.open("rb") as file:
+            start = file.read(len(LFS_POINTER))
+        if start == LFS_POINTER:
+            return f"{path.name} is a pointer of Git LFS. Run 'git lfs pull', or download the file."
+        if start.startswith(BOM_UTF8):
+            return f"{path.name} begins with a byte order mark. Save it as UTF-8 without one."
+    with suppress(OSError, ValueError, AttributeError, KeyError):
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        names = sorted({*index["weight_map"].values()})
+        if missing := [name for name in names if not (folder / name).exists()]:
+            return f"its folder lacks {short_list(missing)}. Download the model again."
+    return None
 
 
 def _check_quantization(spec: TransformersMember, stored: Any) -> None:

@@ -222,6 +222,16 @@ def encoder_decoder(folder: Path) -> None:
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
 
 
+def lost_shard(folder: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def only_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:1a\nsize 9\n"
 Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
 
 
@@ -243,6 +253,14 @@ Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.we
         (partial(configure, {"quantization_config": {"bits": 4}}), "quant_method"),
         (pickled, "pickle.*allow_pickle=True"),
         (evil_index, "cannot be loaded"),
+        (partial(spoil, "model.safetensors", LFS), r"model\.safetensors is a pointer of Git LFS"),
+        (partial(spoil, "tokenizer.json", LFS), r"tokenizer\.json is a pointer of Git LFS"),
+        (
+            partial(spoil, "config.json", b"\xef\xbb\xbf{}"),
+            "begins with a byte order",
+        ),
+        (lost_shard, r"lacks model-00002-of-00002\.safetensors"),
+        (only_adapter, r"only an adapter\. Merge"),
         (homemade, "trust_remote_code=True"),
         (encoder_decoder, "causal"),
     ],
