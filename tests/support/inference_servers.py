@@ -25,6 +25,7 @@ from tests.support.models import Recipe, model, tokenizer
 
 APIS = ("vllm", "sglang", "llama-server")
 GIVEN_LIMIT = 128
+LOWEST = torch.finfo(torch.float32).min  # what llama-server writes for a probability of 0
 RECIPE = Recipe("llama", "bytelevel", seed=71)
 
 
@@ -242,7 +243,7 @@ class InferenceServer:
             entries = [
                 {"id": token, "prob": float(chances[token])}
                 if is_after
-                else {"id": token, "logprob": float(found[token])}
+                else {"id": token, "logprob": max(float(found[token]), LOWEST)}
                 for token in found.topk(min(body["n_probs"], len(found))).indices.tolist()
             ]
             first = {"id": drawn, "top_probs" if is_after else "top_logprobs": entries}

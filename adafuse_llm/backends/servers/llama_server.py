@@ -12,6 +12,7 @@ from adafuse_llm.backends.servers.api import (
     ServerApi,
     ServerFacts,
     chosen_model,
+    finite,
 )
 from adafuse_llm.backends.servers.connection import Connection
 
@@ -183,7 +184,7 @@ def _ordered(answer: Any) -> list[Any]:
 
 def _listed(answer: Any) -> dict[int, float]:
     (first,) = answer["completion_probabilities"]
-    return {each["id"]: each["logprob"] for each in first["top_logprobs"]}
+    return {each["id"]: finite(each["logprob"]) for each in first["top_logprobs"]}
 
 
 def _after_biases(answer: Any) -> dict[int, float]:
