@@ -26,11 +26,13 @@ from adafuse_llm.text.words import UNSPACED
 
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
-SUFFIXES: Final = (".md", ".markdown", ".txt", ".pdf")
+MARKDOWN: Final = (".md", ".markdown")
+SUFFIXES: Final = (*MARKDOWN, ".txt", ".pdf")
 INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
 """The instruction that `question_messages` puts above the passages."""
 
-HEADING: Final = r"#{1,6}[ \t]+\S"
+HEADING: Final = re.compile(r"#{1,6}[ \t]+\S")
+BLANK: Final = re.compile(r"[^\S\n]*\n\s*\n")
 BREAKS: Final = ((r"\n\n", "\n\n"), (r"\n", "\n"), (r"(?<=[.!?])\s+", " "), (r"\s+", " "))
 """Where a long text is split: between paragraphs, lines, sentences and words. Each pattern has the
 text that joins short pieces again."""
@@ -59,11 +61,12 @@ def read_documents(
 ) -> list[Passage]:
     """Read text, Markdown and PDF files, and folders of such files, as passages.
 
-    A section, from its heading to the next heading, becomes one passage if it has at most
-    ``max_chars`` characters. A longer section is split between paragraphs, lines, sentences or
-    words. Passages follow the order of the paths, and files in a folder are sorted by name. Hidden
-    files and files with other suffixes are skipped. What else cannot be read in a folder is skipped
-    with a message. A PDF file needs the package pypdf, and must contain text, not only images.
+    A section of a Markdown file, from its heading to the next heading, becomes one passage if it
+    has at most ``max_chars`` characters. A longer section or another file is split between
+    paragraphs, lines, sentences or words. Passages follow the order of the paths, and files in a
+    folder are sorted by name. Hidden files and files with other suffixes are skipped. What else
+    cannot be read in a folder is skipped with a message. A PDF file needs the package pypdf, and
+    must contain text, not only images.
 
     Args:
         paths: the files and folders.
@@ -80,13 +83,16 @@ def read_documents(
     for root in roots:
         for file, source in _files(root):
             try:
-                text = _read(file, on_skip)
+                text = BLANK.sub("\n\n", _read(file, on_skip).replace("\r\n", "\n"))
             except (InvalidInputError, MissingDependencyError) as error:
                 if file == root:
                     raise
                 on_skip(f"skipped: {error}")
                 continue
-            passages += [Passage(source, piece) for piece in _split(text, max_chars)]
+            sections = _sections(text) if file.suffix.lower() in MARKDOWN else [text]
+            for section in sections:
+                pieces = _pieces(section.strip("\n").rstrip(), max_chars, BREAKS)
+                passages += [Passage(source, piece) for piece in pieces if piece]
     if not passages:
         raise InvalidInputError(
             f"no text in {short_list(map(str, roots))}: the documents are empty or cannot be read"
@@ -143,8 +149,8 @@ def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
     log.setLevel(logging.CRITICAL)  # it warns of each oddity in a file
     try:
         pages = [page.extract_text() for page in pypdf.PdfReader(path).pages]
-    except pypdf.errors.PyPdfError as error:
-        reason = f"it is not a readable PDF ({error})"
+    except Exception as error:  # also of packages that pypdf lacks, for some encrypted files
+        reason = f"it is not a readable PDF ({error}). Save it without a password"
         raise InvalidInputError(f"cannot read {path}: {reason}") from error
     finally:
         log.setLevel(level)
@@ -161,13 +167,18 @@ def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
     return "\n\n".join(pages)
 
 
-def _split(text: str, max_chars: int) -> Iterator[str]:
-    """Split a text at its headings, and leave out sections that are only a heading."""
-    text = re.sub(r"[^\S\n]*\n\s*\n", "\n\n", text.replace("\r\n", "\n"))
-    for part in re.split(rf"^(?={HEADING})", text, flags=re.MULTILINE):
-        section = part.strip("\n").rstrip()
-        if section and not re.fullmatch(rf"{HEADING}.*", section):
-            yield from _pieces(section, max_chars, BREAKS)
+def _sections(text: str) -> list[str]:
+    """Split Markdown at its headings, which are not in code. Headings stay with the text below."""
+    sections, has_text, in_code = [""], False, False
+    for line in text.split("\n"):
+        in_code ^= line.lstrip().startswith(("```", "~~~"))
+        is_heading = not in_code and HEADING.match(line) is not None
+        if is_heading and has_text:
+            sections.append("")
+            has_text = False
+        has_text = has_text or (bool(line.strip()) and not is_heading)
+        sections[-1] += f"{line}\n"
+    return sections
 
 
 def _pieces(text: str, max_chars: int, breaks: Sequence[tuple[str, str]]) -> list[str]:

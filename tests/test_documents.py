@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pypdf
 import pytest
 
 from adafuse_llm import documents
@@ -27,6 +28,15 @@ def test_a_heading_starts_a_passage_and_stays_with_its_text(tmp_path: Path) -> N
         Passage("town.md", "# Mill\n\nFounded in 1874."),
         Passage("town.md", "## Bakery\nWarm."),
     ]
+
+
+def test_a_line_with_a_hash_is_a_heading_only_in_markdown_and_no_heading_is_lost(tmp_path) -> None:
+    code = "```\n# a comment\n# another\n```"
+    path = write(tmp_path, "a.md", f"# Town\n\n## Mill\n\n{code}\n\n# Index\n")
+    texts = [passage.text for passage in read_documents([path])]
+    assert texts == [f"# Town\n\n## Mill\n\n{code}", "# Index"]
+    plain = "# not\n# a heading\nx = 1"
+    assert read_documents([write(tmp_path, "a.txt", plain)]) == [Passage("a.txt", plain)]
 
 
 def test_folders_are_read_in_name_order_without_hidden_and_other_files(tmp_path: Path) -> None:
@@ -82,11 +92,15 @@ def test_files_of_a_folder_that_cannot_be_read_are_skipped_with_a_message(
     write(tmp_path, "a.md", "text")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     (tmp_path / "broken.pdf").write_bytes(b"%PDF")
+    writer = pypdf.PdfWriter(write_pdf(tmp_path / "secret.pdf", "Ada Brook"))
+    writer.encrypt("key", algorithm="RC4-128")
+    writer.write(tmp_path / "secret.pdf")
     said: list[str] = []
     assert read_documents([tmp_path], on_skip=said.append) == [Passage("a.md", "text")]
     assert "broken.pdf: it is not a readable PDF" in said[0]
     assert "latin.txt: it is not UTF-8 text" in said[1]
-    assert len(said) == 2
+    assert "secret.pdf: it is not a readable PDF" in said[2]
+    assert len(said) == 3
 
 
 PASSAGES = [
