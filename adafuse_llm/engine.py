@@ -37,7 +37,7 @@ from adafuse_llm.encoding import (
     check_draws,
     text_tokens,
 )
-from adafuse_llm.errors import InvalidInputError, RequestCancelledError
+from adafuse_llm.errors import InvalidInputError, RequestCancelledError, short_repr
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.request import Checked, Request, converted
@@ -113,14 +113,19 @@ class AdaFuseEngine(Engine):
         on_round: RoundObserver | None = None,
     ) -> None:
         super().__init__(on_round)
-        if isinstance(members, str) or not all(isinstance(each, Backend) for each in members):
+        members = tuple(members)
+        if not all(isinstance(each, Backend) for each in members):
             raise InvalidInputError(
                 "members must be loaded backends. To load models by path or hub id, use "
                 "AdaFuseEngine.from_pretrained([...])."
             )
         if not members:
             raise InvalidInputError("an ensemble needs at least one member; got none")
-        self.backends: tuple[Backend, ...] = tuple(members)
+        for given, kind in ((config, AdaFuseConfig), (runtime, RuntimeConfig)):
+            if given is not None and not isinstance(given, kind):
+                name = kind.__name__
+                raise InvalidInputError(f"pass {name}(...), or None; got {short_repr(given)}")
+        self.backends: tuple[Backend, ...] = members
         self.members: tuple[str, ...] = tuple(backend.name for backend in self.backends)
         if len(set(self.members)) != len(self.members):
             raise InvalidInputError(

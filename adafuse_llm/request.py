@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -107,7 +107,11 @@ class Request:
         """Return a request with keyword arguments as in `Given`, and other fields."""
         options = {**given}
         named = {name: options.pop(name) for name in KEYWORDS if name in options}
-        return cls(options=options, **named, **fields)
+        fields = {  # an iterator is read once, here
+            name: tuple(value) if isinstance(value, Iterator) else value
+            for name, value in {**named, **fields}.items()
+        }
+        return cls(options=options, **fields)
 
     def checked(self, config: AdaFuseConfig, *, to_encode: bool = False) -> Checked:
         """Check the request.

@@ -76,6 +76,17 @@ def test_bad_requests_are_refused_before_anything_is_computed(
     assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
 
 
+def test_iterators_are_read_once_and_settings_of_another_kind_are_named(
+    pair: AdaFuseEngine,
+) -> None:
+    assert [each.text for each in pair.score("x", iter([" a", " b"])).texts] == [" a", " b"]
+    assert AdaFuseEngine(iter(pair.backends)).members == pair.members
+    for name, kind in (("config", "AdaFuseConfig"), ("runtime", "RuntimeConfig")):
+        given: Any = {name: {"max_new_tokens": 4}}
+        with pytest.raises(InvalidInputError, match=rf"pass {kind}\(\.\.\.\)"):
+            AdaFuseEngine(pair.backends, **given)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
