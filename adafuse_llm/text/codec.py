@@ -14,8 +14,9 @@ import itertools
 import json
 import re
 import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -124,6 +125,19 @@ class TextCodec(ABC):
         return None
 
 
+def cached(method: Callable[..., Any], size: int) -> Callable[..., Any]:
+    """Return a bound method with a cache that does not keep its object alive."""
+    weak = weakref.WeakMethod(method)
+
+    @functools.lru_cache(size)
+    def call(*args: Any, **options: Any) -> Any:
+        bound = weak()
+        assert bound is not None, "its object makes the call"
+        return bound(*args, **options)
+
+    return call
+
+
 class TokenizerCodec(TextCodec):
     """A codec for a Hugging Face tokenizer (fast or slow). It does not change the tokenizer.
 
@@ -134,7 +148,7 @@ class TokenizerCodec(TextCodec):
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._decode_context = functools.lru_cache(CACHED_CONTEXTS)(self._decode)
+        self._decode_context = cached(self._decode, CACHED_CONTEXTS)
         template = getattr(tokenizer, "chat_template", None)
         self.has_chat_template = bool(template)
         self.template_facts = TemplateFacts.of(

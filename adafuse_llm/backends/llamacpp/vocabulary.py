@@ -15,6 +15,7 @@ from adafuse_llm.backends.gguf.header import chat_templates, read_entries, read_
 from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
 from adafuse_llm.backends.text import MemberText
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
+from adafuse_llm.text.codec import cached
 from adafuse_llm.text.matchers import grammar_tokenizer
 
 SENTENCEPIECE, BPE, UNIGRAM = 1, 2, 4
@@ -103,7 +104,7 @@ class LlamaTokenizer:
             self._added[parses] = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
         self._closed = False
         self._lock = threading.Lock()
-        self._tokenize_short = functools.lru_cache(CACHED)(self._tokenize)
+        self._tokenize_short = cached(self._tokenize, CACHED)
         plain, whole = self._tokenize("a"), self._tokenize("a", add_special=True)
         start = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
         self.prefix_ids = whole[:start]

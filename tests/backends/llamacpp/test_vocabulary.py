@@ -2,10 +2,12 @@
 
 import copy
 import functools
+import gc
 import random
 import tempfile
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -242,6 +244,18 @@ def test_closing_waits_for_calls_that_run_and_refuses_later_ones(
     text.close()
     with pytest.raises(EngineClosedError, match="is closed"):
         text.codec.encode_prompt("The light")
+
+
+def test_a_file_is_freed_as_soon_as_nothing_uses_it() -> None:
+    gc.disable()  # a cycle would keep the weights until it runs
+    try:
+        text = llama(tokenizer("bytelevel"))
+        text.codec.decode_continuation(text.codec.encode_prompt("The light"), [70])
+        model = weakref.ref(text.tokenizer._model)
+        del text
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
