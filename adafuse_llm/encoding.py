@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from adafuse_llm.adjustment import NOTHING, Adjustment
+from adafuse_llm.adjustment import NOTHING, Adjustment, changes_of
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.member import Member, naming_member
@@ -269,7 +269,8 @@ def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustme
     if adjustment == NOTHING:
         return None
     if not backend.full:
-        option = next(name for name in ADJUSTMENTS if getattr(config, name))
+        changed = changes_of(adjustment)
+        option = next(name for name in ADJUSTMENTS if name in changed or name == "logit_bias")
         raise InvalidOptionError(
             f"option {option!r}: member {backend.name!r} cannot change its distributions; got "
             f"{short_repr(getattr(config, option))}. Leave the member out with use=[...], or leave "

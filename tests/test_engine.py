@@ -79,8 +79,10 @@ def test_bad_requests_are_refused_before_anything_is_computed(
 def test_iterators_are_read_once_and_settings_of_another_kind_are_named(
     pair: AdaFuseEngine,
 ) -> None:
-    assert [each.text for each in pair.score("x", iter([" a", " b"])).texts] == [" a", " b"]
-    assert AdaFuseEngine(iter(pair.backends)).members == pair.members
+    texts: Any = iter([" a", " b"])
+    assert [each.text for each in pair.score("x", texts).texts] == [" a", " b"]
+    members: Any = iter(pair.backends)
+    assert AdaFuseEngine(members).members == pair.members
     for name, kind in (("config", "AdaFuseConfig"), ("runtime", "RuntimeConfig")):
         given: Any = {name: {"max_new_tokens": 4}}
         with pytest.raises(InvalidInputError, match=rf"pass {kind}\(\.\.\.\)"):

@@ -88,8 +88,8 @@ def check_listed(members: Sequence[Backend], top: int) -> None:
             raise InvalidOptionError(
                 f"the request needs the {top} likeliest tokens, but member {member.name!r} lists "
                 f"{member.listed_limit} at most. Raise the limit of its server (vLLM: "
-                f"--max-logprobs {top}), lower branching_factor, top_logprobs or top_k, or leave "
-                "the member out with use=[...]."
+                f"--max-logprobs {top}), lower branching_factor or top_logprobs, or leave the "
+                "member out with use=[...]."
             )
 
 

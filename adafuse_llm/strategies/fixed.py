@@ -15,6 +15,9 @@ from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens, rounds_of_words
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
+MAX_WORDS = 100
+"""Maximum number of words per round, as for the option ``max_words``."""
+
 
 class FixedWords(Strategy):
     """AdaFuse with the same number of words in every round (the paper's Figure 2).
@@ -30,15 +33,15 @@ class FixedWords(Strategy):
         scorer: function that scores a candidate, which a subclass may replace.
 
     Raises:
-        InvalidOptionError: `words` is less than one.
+        InvalidOptionError: `words` is not from 1 to 100.
     """
 
     options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens", "weights"})
     scorer: Scorer = staticmethod(score)
 
     def __init__(self, words: int) -> None:
-        if words < 1:
-            raise InvalidOptionError(f"words per round must be 1 or more; got {words!r}")
+        if not 1 <= words <= MAX_WORDS:
+            raise InvalidOptionError(f"words per round must be 1 to {MAX_WORDS}; got {words!r}")
         self.words = words
 
     @property

@@ -56,7 +56,8 @@ def test_the_place_of_a_strategy_imports_it(place: str) -> None:
     ("name", "message"),
     [
         ("mixtur", r"must be one of auto, adafuse, .*Did you mean 'mixture'\?"),
-        ("fixed-0", "words per round must be 1 or more"),
+        ("fixed-0", "words per round must be 1 to 100"),
+        ("fixed-150", "words per round must be 1 to 100; got 150"),
         ("fixed-1000", "must be one of"),
         (
             "no.such.module:Own",

@@ -115,6 +115,11 @@ def test_what_a_server_cannot_give_is_an_error_before_any_compute(api: str, load
     refused: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
         ({"temperature": 0.7}, InvalidOptionError, "cannot draw"),
         ({"repetition_penalty": 1.2}, InvalidOptionError, "cannot change"),
+        (
+            {"repetition_penalty": 1.0, "presence_penalty": 0.5},
+            InvalidOptionError,
+            r"cannot change its distributions; got 0\.5",
+        ),
         ({"regex": "[a-z]+"}, GrammarError, "use choices"),
     )
     for options, kind, says in refused:
@@ -354,8 +359,9 @@ def raised(server: InferenceServer, tree: TokenTree, token: int, by: float) -> A
     return changed(tree.ids)
 
 
-def test_a_probability_of_zero_is_minus_infinity(load: Load) -> None:
-    loaded = load(server := InferenceServer("vllm"))
+@every_api
+def test_a_probability_of_zero_is_minus_infinity(api: str, load: Load) -> None:
+    loaded = load(server := InferenceServer(api))
     tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
     raised(server, tree, 40, -math.inf)
     assert evaluate(loaded, tree, 40) == (-math.inf,)
