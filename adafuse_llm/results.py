@@ -175,7 +175,7 @@ class Generation(_Result):
         strategy: name of the strategy that ran, such as ``"mixture"``, and never ``"auto"``. It
             says what the scores mean. Empty if the strategy is not known.
         logprob: log-probability of the response under the strategy's rule, in nats: the sum over
-            the rounds of `Candidate.logprob` of the winner. With ``adafuse``, ``fixed-N`` and
+            the rounds of `Candidate.logprob` of the winner. With ``adafuse`` and
             ``single``, this is the weighted mean of the members' log-likelihoods of the span, that
             is, equation 5 without the division by the number of tokens, over the members that can
             score it. With ``mixture``, it is the logarithm of the pooled probability of the word

@@ -82,9 +82,9 @@ class ServingConfig(Options):
     """Origins whose pages may use the server from a browser, such as https://app.example.org.
     Default: none but the server's own page."""
     allowed_strategies: Names = ()
-    """Strategies that requests may name, such as mixture, fixed-5 or mypackage.mymodule:MyStrategy.
+    """Strategies that requests may name, such as mixture or mypackage.mymodule:MyStrategy.
     Requests use the name of a strategy, never its place. They may always name `single` and the
-    server's own. Default: auto, adafuse, mixture, fixed-1, fixed-2 and fixed-3."""
+    server's own. Default: auto, adafuse and mixture."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Maximum bytes of the body of a request."""
     body_timeout: float = Field(default=60.0, gt=0, le=86_400)

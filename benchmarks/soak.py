@@ -47,7 +47,7 @@ from adafuse_llm import (
 from adafuse_llm.backends import Backend, Query, QueryResult
 from adafuse_llm.embedded import handbook_questions
 
-STRATEGIES = ("adafuse", "mixture", "single", "fixed-2")
+STRATEGIES = ("adafuse", "mixture", "single")
 QUESTIONS = 8
 WORKERS = 6
 STOPPED = FAULTY = 0.05

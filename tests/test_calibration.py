@@ -17,6 +17,7 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.report.page import fragment
 from adafuse_llm.report.styles import percent
 from adafuse_llm.serving import create_app
+from adafuse_llm.strategies import AdaFuse
 from langchain_adafuse import ChatAdaFuse
 from tests.support.commands import adafuse
 from tests.support.serving import served
@@ -93,11 +94,17 @@ def test_a_calibration_of_another_ensemble_is_refused(
         AdaFuseEngine(engine.backends, AdaFuseConfig(calibration=wrong))
 
 
+class Other(AdaFuse):
+    """The rule of the paper under another name."""
+
+    name = "other"
+
+
 def test_a_response_that_is_cut_or_of_others_has_no_confidence(engine: AdaFuseEngine) -> None:
     assert engine.generate("Q:", max_new_tokens=1).finish_reason == "length"
     assert engine.generate("Q:", max_new_tokens=1).confidence is None
     assert engine.generate("Q:", use="one").confidence is None
-    assert engine.with_strategy("fixed-1").generate("Q:").confidence is None
+    assert engine.with_strategy(Other()).generate("Q:").confidence is None
     assert engine.with_strategy("adafuse").generate("Q:").confidence is not None
     assert engine.generate("Q:", calibration=None).confidence is None
 

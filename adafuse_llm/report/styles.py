@@ -51,8 +51,8 @@ def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
     """Return what the scores of a strategy mean, or those of rounds that chose among texts."""
     if any(choice_probabilities(decided) for decided in rounds):
         return dict(MEANINGS["choices"])
-    is_papers = strategy == "single" or strategy.startswith("fixed-")
-    return dict(MEANINGS.get("adafuse" if is_papers else strategy, MEANINGS["other"]))
+    strategy = "adafuse" if strategy == "single" else strategy
+    return dict(MEANINGS.get(strategy, MEANINGS["other"]))
 
 
 @dataclass(frozen=True)

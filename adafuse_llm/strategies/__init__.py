@@ -11,15 +11,13 @@ from adafuse_llm.decoding.rounds import (
     play_round,
 )
 from adafuse_llm.decoding.score import Pool, PoolCandidate, Scorer, fuse, score, to_result
-from adafuse_llm.strategies.adafuse import AdaFuse
+from adafuse_llm.strategies.adafuse import AdaFuse, Single
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.fixed import FixedWords, Single
 from adafuse_llm.strategies.mixture import Mixture
 from adafuse_llm.strategies.registry import find_strategy
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",
-    "FixedWords",
     "Mixture",
     "Single",
     "find_strategy",

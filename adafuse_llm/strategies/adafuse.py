@@ -1,15 +1,20 @@
-"""The AdaFuse strategy."""
+"""The AdaFuse strategy, and one member alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
+from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import PlayRound, play_round
-from adafuse_llm.decoding.score import Scorer, score
+from adafuse_llm.decoding.score import PoolCandidate, score
+from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.results import Candidate
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 OF_ROUNDS = (
@@ -30,33 +35,60 @@ class AdaFuse(Strategy):
 
     Cost: each member processes its own proposal and the other members' proposals. It keeps only the
     key/value rows of the winner. A unanimous round costs each member about one pass per token.
+
+    A subclass may replace `scorer`, which scores a candidate, and `rule`.
     """
 
     name = "adafuse"
     options = frozenset({*CONSTRAINTS, *SAMPLING, *OF_ROUNDS})
 
+    def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:
+        """Return a candidate with its score, the numbers of the members and its log-probability."""
+        return score(candidate, members)
+
+    def rule(self, config: AdaFuseConfig) -> AdaFuseConfig:
+        """Return the options of a request's rounds."""
+        return config
+
     @override
     def top(self, config: AdaFuseConfig) -> int:
-        return max(2, config.branches)
+        return max(2, self.rule(config).branches)
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        return branch_tokens(members, config)
+        return branch_tokens(members, self.rule(config))
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        return rounds_of_words(context)
+        config = self.rule(context.config)
+        if len(context.members) == 1 and config.branching_factor is None:  # nothing to fuse
+            config = config.override({"branching_factor": 1})
+        return partial(play_round, context.members, config, context.drafting, scorer=self.scorer)
 
 
-def rounds_of_words(context: StrategyContext, scorer: Scorer = score) -> PlayRound:
-    """Return the function that plays rounds of Algorithm 1, with drafts if they are turned on.
+class Single(AdaFuse):
+    """One member alone, which decodes greedily. This is the baseline of every ensemble.
 
-    If one member decodes and `branching_factor` is not set, there is nothing to fuse, and B is 1.
+    The tokens are the same as those of the model's own greedy ``generate()``. A round has one word.
+    If the engine has several members, choose one with the option ``use=("name",)``. The score and
+    the NLL are both the word's mean negative log-likelihood per token, in nats.
     """
-    config = context.config
-    if len(context.members) == 1 and config.branching_factor is None:
-        config = config.override({"branching_factor": 1})
-    return partial(play_round, context.members, config, context.drafting, scorer=scorer)
+
+    name = "single"
+    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens"})
+
+    @override
+    def rule(self, config: AdaFuseConfig) -> AdaFuseConfig:
+        return config.override({"margin_threshold": 0.0, "max_words": 1, "branching_factor": 1})
+
+    @override
+    def check(self, members: Sequence[Backend]) -> None:
+        if len(members) != 1:
+            raise InvalidInputError(
+                f"strategy 'single' decodes with one member; got {len(members)} "
+                f"({', '.join(member.name for member in members)}). Choose one with the option "
+                f"use=({members[0].name!r},)."
+            )
 
 
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:

@@ -10,9 +10,8 @@ from typing import Final
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
-from adafuse_llm.strategies.adafuse import AdaFuse
+from adafuse_llm.strategies.adafuse import AdaFuse, Single
 from adafuse_llm.strategies.base import Strategy, refuse_unused_options
-from adafuse_llm.strategies.fixed import FixedWords, Single
 from adafuse_llm.strategies.mixture import Mixture
 
 AUTO: Final = "auto"
@@ -25,13 +24,9 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "adafuse": AdaFuse,
     "mixture": Mixture,
     "single": Single,
-    "fixed-1": lambda: FixedWords(1),
-    "fixed-2": lambda: FixedWords(2),
-    "fixed-3": lambda: FixedWords(3),
 }
-"""The strategies of this package by name. Those of the paper have its settings."""
+"""The strategies of this package by name."""
 
-_FIXED = re.compile(r"fixed-(\d{1,3})")
 _IMPORT = re.compile(r"[\w.]+:[\w.]+")
 
 
@@ -41,8 +36,7 @@ def find_strategy(
     """Return the strategy with a given name. Return a strategy object unchanged.
 
     The name ``auto`` stands for the strategy that `choose_strategy` chooses for the members. The
-    name ``fixed-N`` allows any number N of up to three digits. ``package.module:object`` imports a
-    strategy, or a class or function that returns it.
+    name ``package.module:object`` imports a strategy, or a class or function that returns it.
 
     Raises:
         InvalidOptionError: the name is unknown, the import fails, or the object is not a strategy.
@@ -54,8 +48,6 @@ def find_strategy(
         return choose_strategy(members, config or AdaFuseConfig())
     elif strategy in NAMED:
         return NAMED[strategy]()
-    elif match := _FIXED.fullmatch(strategy):
-        return FixedWords(int(match[1]))
     elif _IMPORT.fullmatch(strategy):
         return _imported(strategy)
     names = (AUTO, *NAMED)

@@ -287,7 +287,11 @@ def _sweeps(members: Sequence[str], alone: Sequence[Row], rows: Sequence[Row]) -
         name="table-2", title="Table 2: from one member to all", rows=(*alone, *_subsets(members))
     )
     adaptive = PLAIN.model_copy(update={"name": "adaptive, M = 3"})
-    fixed = (Row(name=f"{words} words a round", strategy=f"fixed-{words}") for words in (1, 2, 3))
+    always_sure = {"margin_threshold": 0.0, "branching_factor": 1}
+    fixed = (
+        Row(name=f"{words} words a round", options={**always_sure, "max_words": words})
+        for words in (1, 2, 3)
+    )
     yield Part(
         name="figure-2",
         title="Figure 2: a fixed number of words a round, and the adaptive one (B = 1)",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from typing_extensions import override
 
-from adafuse_llm import Candidate
-from adafuse_llm.strategies import FixedWords, Member, PoolCandidate, fuse, to_result
+from adafuse_llm import AdaFuseConfig, Candidate
+from adafuse_llm.strategies import AdaFuse, Member, PoolCandidate, fuse, to_result
 
 
-class SweetSpan(FixedWords):
+@dataclass(frozen=True)
+class SweetSpan(AdaFuse):
     """Spans of a fixed number of words, chosen by perplexity (arXiv 2409.18583).
 
     Every member proposes a greedy span, and computes the perplexity of every proposed span. If the
@@ -28,10 +30,14 @@ class SweetSpan(FixedWords):
     """
 
     name = "sweetspan"
+    options = AdaFuse.options - {"margin_threshold", "max_words", "branching_factor"}
+    words: int = 4
+    ratio: float = 10.0
 
-    def __init__(self, words: int = 4, ratio: float = 10.0) -> None:
-        super().__init__(words)
-        self.ratio = ratio
+    @override
+    def rule(self, config: AdaFuseConfig) -> AdaFuseConfig:
+        always_sure = {"margin_threshold": 0.0, "max_words": self.words, "branching_factor": 1}
+        return config.override(always_sure)
 
     @override
     def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:

@@ -23,7 +23,12 @@ from tests.support.sizes import sized
 KINDS = ("bytelevel", "sentencepiece", "unigram", "gemma", "legacy", "prefixed", "llama2", "llama3")
 """Kinds of tokenizers that can write every text after another text."""
 
-STRATEGIES = ("adafuse", "fixed-1", "fixed-3", "mixture")
+STRATEGIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("adafuse", {"branching_factor": 3}),
+    ("adafuse", {"margin_threshold": 0, "max_words": 1}),
+    ("adafuse", {"margin_threshold": 0, "max_words": 3}),
+    ("mixture", {}),
+)
 
 
 @functools.cache
@@ -52,8 +57,7 @@ def test_members_hold_the_prompt_and_the_response(kind: str) -> None:
     members = members_of(kind)
     with AdaFuseEngine(members) as engine:
         for place in range(KINDS.index(kind) % 5, len(PROMPTS), sized(5, 1)):
-            strategy, prompt = STRATEGIES[place % 4], PROMPTS[place]
-            options: dict[str, Any] = {"branching_factor": 3} if strategy == "adafuse" else {}
+            (strategy, options), prompt = STRATEGIES[place % 4], PROMPTS[place]
             forget(members)
             done = engine.with_strategy(strategy).generate(prompt, max_new_tokens=8, **options)
             check_prompt_is_exact(members, prompt, done)

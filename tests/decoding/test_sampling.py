@@ -92,8 +92,8 @@ def test_a_temperature_near_zero_writes_what_is_likeliest() -> None:
     ("strategy", "members", "rule"),
     [
         ("single", TRIPLE[1:2], {}),
-        ("fixed-1", PAIR, {"margin_threshold": 0, "max_words": 1}),
-        ("fixed-3", TRIPLE, {"margin_threshold": 0, "max_words": 3}),
+        ("adafuse", PAIR, {"margin_threshold": 0, "max_words": 1}),
+        ("adafuse", TRIPLE, {"margin_threshold": 0, "max_words": 3}),
     ],
 )
 def test_other_strategies_draw_what_the_reference_draws(
@@ -103,7 +103,7 @@ def test_other_strategies_draw_what_the_reference_draws(
     references = [reference(member) for member in members]
     expected = decode(references, PROMPTS[3], Options(**rule, **draws))
     with AdaFuseEngine([backend(member) for member in members], strategy=strategy) as ensemble:
-        found = ensemble.generate(PROMPTS[3], **draws)
+        found = ensemble.generate(PROMPTS[3], **rule, **draws)
     if strategy == "single":  # whose rounds have no margins
         assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
         assert found.usage.completion_tokens == expected.completion_tokens

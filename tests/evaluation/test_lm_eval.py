@@ -184,12 +184,12 @@ def test_models_are_loaded_like_on_the_command_line(monkeypatch, tmp_path):
     path = tmp_path / "tuned.yaml"
     path.write_text("models: [org/one]\ndtype: float64\nmax_words: 2\nmax_new_tokens: 9\n")
     given = {"batch_size": "auto", "device": "cuda:9"}
-    AdaFuseLM.create_from_arg_string("models=path/a;path/b,strategy=fixed-2,use=one", given)
+    AdaFuseLM.create_from_arg_string("models=path/a;path/b,strategy=single,use=one", given)
     AdaFuseLM.create_from_arg_string(f"config={path},max_words=1", {})
     AdaFuseLM(batch_size=2)
     (paths, options), (tuned, others), (embedded, _) = loaded
     assert [each.path for each in paths] == ["path/a", "path/b"]
-    assert (options["strategy"], options["config"].use) == ("fixed-2", ("one",))
+    assert (options["strategy"], options["config"].use) == ("single", ("one",))
     assert options["runtime"].max_requests == 16
     assert ([each.path for each in tuned], others["dtype"]) == (["org/one"], "float64")
     assert (others["config"].max_words, others["config"].max_new_tokens) == (1, 9)

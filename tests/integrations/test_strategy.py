@@ -7,7 +7,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm import InvalidOptionError
-from adafuse_llm.strategies import FixedWords
+from adafuse_llm.strategies import Mixture
 from langchain_adafuse import AdaFuseLLM as TextModel
 from langchain_adafuse import ChatAdaFuse
 
@@ -38,8 +38,8 @@ def test_a_strategy_is_checked_at_once_and_can_be_in_a_file(kind: Any, tmp_path:
 
 @pytest.mark.quick
 def test_a_strategy_without_grammars_enforces_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FixedWords, "options", frozenset())
-    plain, strategy = ChatAdaFuse.from_embedded(), ChatAdaFuse.from_embedded(strategy="fixed-1")
+    monkeypatch.setattr(Mixture, "options", frozenset())
+    plain, strategy = ChatAdaFuse.from_embedded(), ChatAdaFuse.from_embedded(strategy="mixture")
     plain.unload()
     for _ in range(2):
         assert plain._ensemble.can_enforce()

@@ -35,14 +35,14 @@ def test_models_can_be_mappings_of_the_settings_of_members(tmp_path: Path) -> No
 
 
 def test_an_engine_has_the_settings_of_its_file(tmp_path: Path) -> None:
-    text = "models: a/m\nstrategy: fixed-2\nmax_new_tokens: 5\nruntime: {max_requests: 3}"
+    text = "models: a/m\nstrategy: mixture\nmax_new_tokens: 5\nruntime: {max_requests: 3}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             members, "load_members", lambda *_, **__: ([FakeBackend("m", lambda _: {})], None)
         )
         engine = AdaFuseEngine.from_config(written(tmp_path, text))
     chosen = engine.strategy.name, engine.config.max_new_tokens, engine.runtime.max_requests
-    assert chosen == ("fixed-2", 5, 3)
+    assert chosen == ("mixture", 5, 3)
 
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "yes"}}}

@@ -103,8 +103,8 @@ def test_a_member_alone_answers_as_its_own_model(client, engine):
 @pytest.mark.parametrize(
     ("allowed", "known", "unknown"),
     [
-        ((), ["auto", "fixed-3", "single"], ["fixed-4", "sweetspan"]),
-        (("fixed-4", SWEET_SPAN), ["fixed-4", "sweetspan", "single"], ["mixture"]),
+        ((), ["auto", "mixture", "single"], ["sweetspan"]),
+        ((SWEET_SPAN,), ["sweetspan", "single"], ["mixture"]),
     ],
     ids=["default", "list"],
 )

@@ -8,7 +8,7 @@ import pytest
 from adafuse_llm import AdaFuseEngine, Candidate, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.strategies import (
-    FixedWords,
+    AdaFuse,
     Member,
     PoolCandidate,
     find_strategy,
@@ -20,13 +20,10 @@ pytestmark = pytest.mark.quick
 HERE = "tests.strategies.test_registry"
 
 
-class Least(FixedWords):
+class Least(AdaFuse):
     """Words that the members find least likely."""
 
     name = "least"
-
-    def __init__(self) -> None:
-        super().__init__(1)
 
     def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:
         usual = score(candidate, members)
@@ -48,7 +45,7 @@ def text(strategy: str) -> str:
 
 @pytest.mark.parametrize("place", ["least", "Least"])
 def test_the_place_of_a_strategy_imports_it(place: str) -> None:
-    assert text("fixed-1") == " a"
+    assert text("adafuse") == " a"
     assert text(f"{HERE}:{place}") == " b"
 
 
@@ -56,16 +53,13 @@ def test_the_place_of_a_strategy_imports_it(place: str) -> None:
     ("name", "message"),
     [
         ("mixtur", r"must be one of auto, adafuse, .*Did you mean 'mixture'\?"),
-        ("fixed-0", "words per round must be 1 to 100"),
-        ("fixed-150", "words per round must be 1 to 100; got 150"),
-        ("fixed-1000", "must be one of"),
         (
             "no.such.module:Own",
             r"imported or created \(ModuleNotFoundError: .*PYTHONPATH",
         ),
         (f"{HERE}:Most", r"created \(AttributeError"),
         (f"{HERE}:HERE", "must be a Strategy object, or a class or function"),
-        (f"{HERE}:FixedWords", r"created \(TypeError"),
+        (f"{HERE}:text", r"created \(TypeError"),
         (3, "must be one of"),
     ],
 )

@@ -8,7 +8,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, Invalid
 from adafuse_llm.backends import Backend, FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.decoding.draft import MAX_DRAFT
-from adafuse_llm.strategies import AdaFuse, FixedWords, Mixture, Single, Strategy, find_strategy
+from adafuse_llm.strategies import AdaFuse, Mixture, Single, Strategy, find_strategy
 from adafuse_llm.strategies.registry import NAMED
 from tests.support.compare import approximately, as_data
 from tests.support.models import PAIR, backend
@@ -63,7 +63,7 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("strategy", [AdaFuse(), Mixture(), Single(), FixedWords(7)])
+@pytest.mark.parametrize("strategy", [AdaFuse(), Mixture(), Single()])
 def test_a_strategy_is_given_by_name_or_as_an_object(strategy: Strategy) -> None:
     assert AdaFuseEngine([saying("a", "Yes")], strategy=strategy).strategy is strategy
     assert find_strategy(strategy.name).name == strategy.name
@@ -134,7 +134,12 @@ def test_a_member_that_does_not_know_all_tokens_is_not_mixed() -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("strategy", "words"), [(AdaFuse(), 3 - 1 + 4), (FixedWords(2), 2)])
+def test_without_members_auto_is_the_papers_rule() -> None:
+    assert find_strategy("auto").name == "adafuse"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("strategy", "words"), [(AdaFuse(), 3 - 1 + 4), (Single(), 1)])
 def test_memory_is_reserved_for_the_words_that_all_members_propose(
     strategy: Strategy, words: int
 ) -> None:

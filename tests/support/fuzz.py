@@ -41,7 +41,7 @@ PIECES = (
 PARTS = (*PIECES, "def f(x):", "Answer:", "  \n", "\u05e9\u05dc\u05d5\u05dd", "\U0001d53c", "\x85")
 """Texts that make up prompts."""
 
-STRATEGIES = ("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "mixture")
+STRATEGIES = ("adafuse", "single", "mixture")
 """Strategies. In each, a limit or a stop sequence changes nothing in the rounds before it."""
 
 CHARACTERS = sorted({*"".join((*PIECES, *PARTS)), *string.printable})

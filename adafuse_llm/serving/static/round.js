@@ -42,7 +42,7 @@ function markOpen(isOpen) {
 
 /** Return what the scores of a round mean. */
 function meaningOf(turn, probabilities) {
-  const name = (turn.strategy ?? "").replace(/^(single|fixed-.*)$/, "adafuse");
+  const name = turn.strategy === "single" ? "adafuse" : turn.strategy;
   return LOOKS.meanings[probabilities ? "choices" : name] ?? LOOKS.meanings.other;
 }
 

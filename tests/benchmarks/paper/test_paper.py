@@ -18,8 +18,8 @@ def test_the_tables_have_the_scores_and_a_resumed_run_decodes_only_what_was_lost
     path.write_text(
         "parts: [table-1, more]\nquestions: {table: 2, sweep: 1}\n"
         "without: [DeePEn, GaC, 'GaC, gated', UniTE, SweetSpan]\n"
-        "rows: [{name: two words, strategy: fixed-2}, {name: counts twice, "
-        "options: {weights: [2, 1, 1]}}]\n"
+        "rows: [{name: two words, options: {max_words: 2, margin_threshold: 0}}, "
+        "{name: counts twice, options: {weights: [2, 1, 1]}}]\n"
     )
     suite = ["--suite", str(path), "--output", str(out)]
 
