@@ -121,7 +121,6 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
         name = styles.owner(decided, names)
         look = by_name.get(name or "")
         joint = styles.shared(decided) or AGREED
-        probabilities = choice_probabilities(decided)
         margins = {
             marks[member]: ", ".join(f"{value:.2f}" for value in values)
             for member, values in decided.margins.items()
@@ -137,21 +136,10 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                 "stroke": look.stroke if look else joint.stroke,
                 "decided_by": f"{look.mark} {look.name}" if look else joint.name,
                 "forced": decided.forced,
-                "chosen": probabilities is not None,
+                "chosen": joint is CHOSEN,
                 "milliseconds": 1000 * decided.elapsed,
                 "margins": "; ".join(f"{mark} {values}" for mark, values in margins.items()),
-                "rows": [
-                    {
-                        "text": styles.quoted(candidate),
-                        "won": index == decided.winner,
-                        "nll": [styles.number_of(decided, candidate, name) for name in names],
-                        "score": styles.number(candidate.score),
-                        "last": styles.proposed_by(candidate, marks)
-                        if probabilities is None
-                        else styles.percent(probabilities[index]),
-                    }
-                    for index, candidate in styles.ranked(decided)
-                ],
+                "rows": styles.rows(decided, marks),
             }
         )
     return spans

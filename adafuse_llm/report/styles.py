@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
@@ -107,11 +108,6 @@ def facts(generation: Generation) -> list[str]:
     return [*shown, ending]
 
 
-def number_of(decided: Round, candidate: Candidate, member: str) -> str:
-    """Return the number of a member for a candidate, or why there is none."""
-    return number(candidate.nll.get(member)) if member in asked(decided) else "not asked"
-
-
 def reasoning_length(text: str, prefix: str = "") -> int:
     """Return the length of the reasoning and its markers at the beginning of a reply.
 
@@ -121,18 +117,6 @@ def reasoning_length(text: str, prefix: str = "") -> int:
     """
     _, answer = split_reasoning(text, prefix)
     return len(text) - len(answer)
-
-
-def proposed_by(candidate: Candidate, marks: Mapping[str, str]) -> str:
-    """Return the marks of the members that proposed a span, or "all" if all of several did.
-
-    Args:
-        candidate: the span.
-        marks: the mark of every member that decoded, by name.
-    """
-    if len(marks) > 1 and set(candidate.proposers) == set(marks):
-        return "all"
-    return " ".join(marks[name] for name in candidate.proposers) or "-"
 
 
 def members_of(generation: Generation) -> tuple[str, ...]:
@@ -165,11 +149,46 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
     )
 
 
-def ranked(decided: Round) -> list[tuple[int, Candidate]]:
-    """Return the candidates of a round with their indices, the best score first."""
+class Row(NamedTuple):
+    """What a display shows of a candidate.
+
+    Attributes:
+        text: the span, as `quoted` returns it.
+        won: whether the candidate won the round.
+        numbers: the number of each member, or why there is none.
+        score: the score, or a dash.
+        last: the marks of the members that proposed it, or "all" if all of several did. In a round
+            that chose among given texts, its probability.
+    """
+
+    text: str
+    won: bool
+    numbers: list[str]
+    score: str
+    last: str
+
+
+def rows(decided: Round, marks: Mapping[str, str]) -> list[Row]:
+    """Return a row for each candidate of a round, the best score first.
+
+    Args:
+        decided: the round.
+        marks: the mark of every member that decoded, by name.
+    """
+    probabilities, used = choice_probabilities(decided), asked(decided)
     scores = [math.inf if each.score is None else each.score for each in decided.candidates]
-    order = sorted(range(len(scores)), key=scores.__getitem__)
-    return [(index, decided.candidates[index]) for index in order]
+    found = []
+    for index in sorted(range(len(scores)), key=scores.__getitem__):
+        each = decided.candidates[index]
+        if probabilities is not None:
+            last = percent(probabilities[index])
+        elif len(marks) > 1 and set(each.proposers) == set(marks):
+            last = "all"
+        else:
+            last = " ".join(marks[name] for name in each.proposers) or "-"
+        numbers = [number(each.nll.get(name)) if name in used else "not asked" for name in marks]
+        found.append(Row(quoted(each), index == decided.winner, numbers, number(each.score), last))
+    return found
 
 
 def quoted(candidate: Candidate) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm.report import styles
-from adafuse_llm.report.styles import AGREED, FORCED, Shared, printable
+from adafuse_llm.report.styles import AGREED, CHOSEN, FORCED, Shared, printable
 from adafuse_llm.results import Candidate, Generation, Round
 from adafuse_llm.summary import Summary, asked, choice_probabilities, is_unanimous
 
@@ -145,23 +145,12 @@ class Display:
             table.add_column(header, justify="right", no_wrap=True)
         symbol = styles.meaning(self._strategy, [decided])["symbol"]
         table.add_column(symbol, justify="right", no_wrap=True)
-        probabilities = choice_probabilities(decided)
-        table.add_column("proposed by" if probabilities is None else "probability")
-        for index, candidate in styles.ranked(decided):
-            won = index == decided.winner
-            last = (
-                styles.proposed_by(candidate, marks)
-                if probabilities is None
-                else styles.percent(probabilities[index])
-            )
-            table.add_row(
-                ">" if won else "",
-                Text(quoted(candidate)),
-                *(styles.number_of(decided, candidate, member) for member in self.members),
-                styles.number(candidate.score),
-                last,
-                style="bold" if won else None,
-            )
+        is_chosen = styles.shared(decided) is CHOSEN
+        table.add_column("probability" if is_chosen else "proposed by")
+        for row in styles.rows(decided, marks):
+            mark, style = (">", "bold") if row.won else ("", None)
+            shown = Text(printable(row.text))
+            table.add_row(mark, shown, *row.numbers, row.score, row.last, style=style)
         return table
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:
