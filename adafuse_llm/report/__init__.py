@@ -1,6 +1,6 @@
 """Displays of a generation and its decisions.
 
 terminal  tables and spans in a terminal
-page      HTML pages and notebook output, from the ``.jinja`` templates
+page      output of notebooks, from the ``.jinja`` templates
 styles    the mark and the color of each member
 """

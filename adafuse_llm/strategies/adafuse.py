@@ -17,12 +17,6 @@ from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.results import Candidate
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
-OF_ROUNDS = (
-    *("margin_threshold", "max_words", "branching_factor"),
-    *("max_word_letters", "max_word_tokens", "weights"),
-)
-"""Options of the rounds of Algorithm 1."""
-
 
 @dataclass(frozen=True)
 class AdaFuse(Strategy):
@@ -40,7 +34,10 @@ class AdaFuse(Strategy):
     """
 
     name = "adafuse"
-    options = frozenset({*CONSTRAINTS, *SAMPLING, *OF_ROUNDS})
+    options = frozenset(
+        {*CONSTRAINTS, *SAMPLING, "margin_threshold", "max_words", "branching_factor", "weights"}
+        | {"max_word_letters", "max_word_tokens"}
+    )
 
     def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:
         """Return a candidate with its score, the numbers of the members and its log-probability."""
