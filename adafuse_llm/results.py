@@ -90,7 +90,7 @@ class Round(_Result):
         candidates: the pool, in order of proposal.
         winner: index of the committed candidate.
         text: the committed text. This is the winner's text, or the beginning of it if the whole
-            text has more tokens than ``max_new_tokens`` allows.
+            text has more tokens than ``max_new_tokens`` allows, or has a stop sequence.
         margins: margins Δ by member, one for each word that the member considered, at the start of
             the word (equation 1). Margins are dimensionless. A member that only read the candidates
             has none. A member that was not asked is absent.
@@ -159,8 +159,8 @@ def smallest_window(members: Iterable[MemberInfo], names: Container[str]) -> int
 class Generation(_Result):
     """A finished response with the rounds that produced it.
 
-    Joining the texts of the rounds gives ``text``, followed by the characters that a stop sequence
-    cut off, if any.
+    Joining the texts of the rounds gives ``text``. Rounds and tokens end with it, also where a stop
+    sequence cut the response off.
 
     To display a generation, make it the last expression of a notebook cell, or print it with rich
     in a terminal.

@@ -1123,6 +1123,17 @@ class Response:
                 return at
         return None
 
+    def cut(self, at: int) -> None:
+        """End the rounds at a character, and with them the tokens that begin there or later."""
+        begins = 0
+        for done in self.rounds:
+            size, begins = len(done.text), begins + len(done.text)
+            done.text = done.text[: max(0, at - begins + size)]
+            for own in done.logprobs.values():
+                end = sum(len(token.text) for token in own) - size + len(done.text)
+                starts = [sum(len(token.text) for token in own[:n]) for n in range(len(own))]
+                own[:] = [token for token, start in zip(own, starts, strict=True) if start < end]
+
     def repeats_a_call(self) -> bool:
         """Whether the grammar has calls of tools, and the last call is there twice."""
         *closed, _ = self.text.split("</tool_call>")
@@ -1201,6 +1212,8 @@ def decode(
             if kept is not winner or not fitted or response.is_full()
             else None
         )
+        if cut is not None:
+            response.cut(cut)
         if finish is not None:
             return ReferenceGeneration(
                 response.text[:cut],

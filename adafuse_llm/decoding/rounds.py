@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from math import inf, isfinite
 
 from adafuse_llm import results
@@ -197,6 +197,26 @@ class Response:
                     so_far = self.member_logprobs.get(member.name, 0.0)
                     self.member_logprobs[member.name] = so_far + winner.logprob(member)
 
+    def cut(self) -> None:
+        """Remove what a stop sequence cut off from the rounds, and the tokens that begin there."""
+        left = sum(len(done.text) for done in self.rounds) - len(self.transcript.text)
+        for number in range(len(self.rounds) - 1, -1, -1):
+            done = self.rounds[number]
+            if left <= 0:
+                return
+            kept = done.text[: max(0, len(done.text) - left)]
+            tokens = {}
+            for name, own in done.logprobs.items():
+                ends = [*accumulate(len(token.text) for token in own)]
+                last = ends[-1] - len(done.text) + len(kept) if own else 0
+                tokens[name] = tuple(
+                    token
+                    for token, end in zip(own, ends, strict=True)
+                    if end - len(token.text) < last
+                )
+            self.rounds[number] = done.model_copy(update={"text": kept, "logprobs": tokens})
+            left -= len(done.text) - len(kept)
+
     def event(
         self, shown: str, finish: FinishReason | None = None, cut_by: str = ""
     ) -> StreamEvent:
@@ -261,6 +281,8 @@ def decode(
         )
         if grammar is not None:
             grammar.commit(text)
+        if response.transcript.stopped:
+            response.cut()
         finish = _finish(outcome, members, response.transcript)
         cut_by = _limit(outcome, members) if finish == "length" else ""
         yield response.event(shown, finish, cut_by)

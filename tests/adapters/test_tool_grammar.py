@@ -179,11 +179,12 @@ def test_a_part_that_cannot_be_enforced_loosens_only_itself(
 
 
 def test_a_keyword_that_is_null_or_an_empty_map_that_is_a_list_says_nothing() -> None:
-    inner = {"a": {**TEXT, "enum": None, "properties": []}}
+    inner: Any = {"a": {**TEXT, "enum": None, "properties": []}}
     odd = {"type": "object", "properties": inner, "required": None, "$defs": None}
     reply = '<tool_call>\n{"name": "odd", "arguments": {"a": "b"}}\n</tool_call>'
     assert accepts(tool_grammar([Tool("odd", "", odd)], choice="odd"), reply)
-    none, empty = (tool_grammar([Tool("now", "", each)]) for each in ({"properties": []}, {}))
+    parameters: list[Any] = [{"properties": []}, {}]
+    none, empty = (tool_grammar([Tool("now", "", each)]) for each in parameters)
     assert none == empty
 
 
