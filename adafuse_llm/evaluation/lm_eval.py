@@ -26,6 +26,7 @@ import json
 import logging
 import math
 import re
+import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,12 @@ from tqdm import tqdm
 
 from adafuse_llm.config import FREE_TOKENS, NO_LIMIT
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command
+from adafuse_llm.errors import (
+    InvalidInputError,
+    MissingDependencyError,
+    RequestCancelledError,
+    install_command,
+)
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.sampling import derived_seed
@@ -99,6 +105,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
                 options[name] = tuple(options[name].split(";"))
         self.requests = 16 if str(batch_size).startswith("auto") else int(batch_size)
         self.check_greedy = check_greedy
+        self._cancel = threading.Event()  # Ctrl-C sets it
         self.options = options if engine is not None else {}
         if engine is not None:
             if config is not None:
@@ -134,7 +141,10 @@ class AdaFuseLM(LM):  # type: ignore[misc]
                 options["seed"] = derived_seed(seed, f"repeat {repeat} of {context}")
             is_open = config.max_new_tokens == NO_LIMIT
             prompt = self._prompt(context, FREE_TOKENS if is_open else config.most_tokens())
-            text = self.engine.generate(**{**options, **prompt}).answer
+            done = self.engine.generate(**{**options, **prompt}, cancel=self._cancel)
+            if done.finish_reason == "cancelled":
+                raise RequestCancelledError("the request was cancelled before its end")
+            text = done.answer
             self.cache_hook.add_partial("generate_until", request.args, text)
             return text
 
@@ -199,13 +209,15 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def _all(
         self, function: Any, items: Sequence[Any], unit: str, disable_tqdm: bool
     ) -> Iterator[Any]:
-        results = in_order(function, items, self.requests)
+        self._cancel.clear()
+        results = in_order(function, items, self.requests, self._cancel)
         yield from tqdm(results, total=len(items), unit=f" {unit}", disable=disable_tqdm)
 
     def _loglikelihoods(self, context: str, continuations: Sequence[str]) -> list[float]:
         room = max(map(self._tokens, continuations))
         prompt = self._prompt(context, room)
-        scores = self.engine.score(continuations=continuations, **{**self.options, **prompt}).texts
+        given = {**self.options, **prompt, "cancel": self._cancel}
+        scores = self.engine.score(continuations=continuations, **given).texts
         for each in scores:
             if each.loglikelihood is None:
                 logger.warning("no member can write %r after the context", each.text[:80])
@@ -219,7 +231,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         prompt = self._prompt(context, room)
         options = {**self.options, "stop": (), "max_new_tokens": room, "temperature": 0.0}
         response, wanted = "", [each.lstrip() for each in continuations]
-        for event in self.engine.stream(**{**options, **prompt}):
+        for event in self.engine.stream(**{**options, **prompt}, cancel=self._cancel):
             response = (response + event.text).lstrip()
             if not any(each.startswith(response) and each != response for each in wanted):
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,11 +18,15 @@ if the run is interrupted."""
 
 
 def in_order(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    workers: int,
+    cancel: threading.Event | None = None,
 ) -> Iterator[Result]:
     """Call a function for every item in `workers` threads. Yield the results in item order.
 
-    The engine decodes the requests of all threads in common forward passes.
+    The engine decodes the requests of all threads in common forward passes. `cancel` is set before
+    an error or Ctrl-C waits for the calls that run.
     """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="adafuse") as pool:
@@ -32,6 +37,10 @@ def in_order(
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
+        except BaseException:
+            if cancel is not None:
+                cancel.set()
+            raise
         finally:
             for future in waiting:
                 future.cancel()

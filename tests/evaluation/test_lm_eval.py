@@ -3,6 +3,8 @@
 import json
 import logging
 import math
+import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,6 +223,23 @@ def test_conversations_reach_every_member_in_its_own_template_and_begun_replies_
     assert seen >= {"im_start", "INST"}
     assert ensemble.chat_template(True) == "each member's own"
     assert ensemble.tokenizer_name == "adafuse:ink,quill"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_ctrl_c_cancels_the_requests_that_run():
+    rounds = []
+
+    def interrupt(each):
+        rounds.append(each)
+        if len(rounds) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    member = FakeBackend("oak", lambda _: {" a": 0.9, END: 0.1})
+    ensemble = AdaFuseLM(AdaFuseEngine([member], on_round=interrupt), max_words=1)
+    endless = instances((CONTEXT, {"until": [], "max_gen_toks": 3000}))
+    with pytest.raises(KeyboardInterrupt):
+        ensemble.generate_until(endless, disable_tqdm=True)
+    assert len(rounds) < 1000
 
 
 def test_local_tasks_run_offline_through_the_harness(tmp_path, monkeypatch):
