@@ -422,11 +422,6 @@ class AdaFuseConfig(Options):
                 f"{advice}"
             )
 
-    def reported_member(self, members: Sequence[str]) -> str:
-        """Return the first member with the highest weight (`member_weights`)."""
-        weights = self.member_weights(members)
-        return max(weights, key=lambda name: weights[name])
-
     def member_weights(self, members: Sequence[str]) -> dict[str, float]:
         """Return the weight of every member that decodes, by name and in the order of `members`.
 

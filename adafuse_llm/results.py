@@ -97,8 +97,8 @@ class Round(_Result):
         forced: whether the grammar allows no other text, so that no member was asked. The round
             then has one candidate without proposers.
         elapsed: wall-clock seconds from the start of the round to its commit.
-        logprobs: the committed tokens by member, with the option ``logprobs``. A member without
-            room for the text is absent.
+        logprobs: the committed tokens by member, with the option ``logprobs``. The member with the
+            highest weight is the first. A member without room for the text is absent.
     """
 
     index: int

@@ -11,14 +11,14 @@ IMPOSSIBLE = -9999.0
 """Log-probability of a token to which the member gives a probability of 0, as in OpenAI's API."""
 
 
-def openai_logprobs(rounds: Iterable[Round], member: str) -> dict[str, Any]:
-    """Return the committed tokens of one member, as ``logprobs`` of a choice in OpenAI's API.
+def openai_logprobs(rounds: Iterable[Round]) -> dict[str, Any]:
+    """Return the tokens of the member with the highest weight, as ``logprobs`` in OpenAI's API.
 
     Joining the tokens gives the committed text. At the start of a reply to messages, it has the
     whitespace that this member writes there, which is no part of the response. If several tokens
     form one character, the last one has its bytes, and the others have none.
     """
-    tokens = (token for done in rounds for token in done.logprobs.get(member, ()))
+    tokens = (token for done in rounds for token in next(iter(done.logprobs.values()), ()))
     return {
         "content": [
             {

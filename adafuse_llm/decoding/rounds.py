@@ -140,8 +140,8 @@ def _commit(
             steps.append(member.evaluate(parents, path, drafting=False))
         yield from in_lockstep(steps)
         tokens = {
-            member.name: member.logprobs(end, top_logprobs)
-            for member, end in candidate.nodes.items()
+            member.name: member.logprobs(candidate.nodes[member], top_logprobs)
+            for member in sorted(candidate.nodes, key=lambda each: -each.weight)
         }
     for member, end in candidate.nodes.items():
         member.commit(end, candidate.text)
@@ -373,7 +373,8 @@ def usage(members: Sequence[Member]) -> Usage:
         completion_tokens={member.name: member.response_tokens for member in members},
         forward_passes={member.name: member.passes for member in members},
         tokens_processed={member.name: member.tokens for member in members},
-        cached_tokens={member.name: member.reused for member in members},
+        # text that a grammar forces before the first pass can be kept from an earlier response, too
+        cached_tokens={each.name: min(each.reused, each.prompt_tokens) for each in members},
     )
 
 

@@ -193,10 +193,10 @@ def _open(
     run = engine.open(requests)
     config = engine.config.override(options)
     model = body.model or service.config.served_model_name
-    leader = None if config.counted_logprobs is None else config.reported_member(engine.members)
+    has_logprobs = config.counted_logprobs is not None
     if asked.echoed is None or extension.texts is not None:
-        return run, CompletionWriter(model, asked, run.size // inputs, leader)
-    return run, ResponseWriter(model, asked, engine, config, leader)
+        return run, CompletionWriter(model, asked, run.size // inputs, has_logprobs)
+    return run, ResponseWriter(model, asked, engine, config, has_logprobs)
 
 
 def _with_variables(

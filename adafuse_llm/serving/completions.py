@@ -26,10 +26,10 @@ FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 class CompletionWriter:
     """Writes `n` responses to each prompt: chat completions or completions.
 
-    They have the log-probabilities of the member `leader`, if it is not None.
+    They have log-probabilities of tokens if `has_logprobs`.
     """
 
-    def __init__(self, model: str, asked: ServedRequest, n: int, leader: str | None) -> None:
+    def __init__(self, model: str, asked: ServedRequest, n: int, has_logprobs: bool) -> None:
         is_chat = asked.conversation is not None
         self._kind = "chat.completion" if is_chat else "text_completion"
         self._chunk_kind = "chat.completion.chunk" if is_chat else self._kind
@@ -42,7 +42,9 @@ class CompletionWriter:
         self._choices: list[ChatChoice | TextChoice] = []
         for _ in range(self._prompts * n):
             reader = asked.form.reader()
-            self._choices.append(ChatChoice(leader, reader) if is_chat else TextChoice(leader))
+            self._choices.append(
+                ChatChoice(has_logprobs, reader) if is_chat else TextChoice(has_logprobs)
+            )
 
     def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         """Yield the chunks of a stream for an event."""
@@ -102,7 +104,7 @@ class CompletionWriter:
 
 @dataclass
 class ChatChoice:
-    """One reply to a conversation. Its log-probabilities are those of `leader`, if any.
+    """One reply to a conversation. It has log-probabilities of tokens if `has_logprobs`.
 
     Attributes:
         nothing: a part without text.
@@ -113,7 +115,7 @@ class ChatChoice:
 
     nothing: ClassVar[Mapping[str, Any]] = {"delta": {}}
 
-    leader: str | None
+    has_logprobs: bool
     reader: ReplyReader
     opening: list[dict[str, Any]] = field(
         default_factory=lambda: [{"delta": {"role": "assistant", "content": ""}}]
@@ -139,8 +141,8 @@ class ChatChoice:
         written |= {"reasoning_content": delta.reasoning} if delta.reasoning else {}
         written |= {"tool_calls": calls} if calls else {}
         choice: dict[str, Any] = {"delta": written, "logprobs": None}
-        if self.leader is not None and rounds:
-            choice["logprobs"] = {**openai_logprobs(rounds, self.leader), "refusal": None}
+        if self.has_logprobs and rounds:
+            choice["logprobs"] = {**openai_logprobs(rounds), "refusal": None}
         if end is not None:
             reason = FINISH_REASONS.get(end.finish_reason, end.finish_reason)
             choice["finish_reason"] = "tool_calls" if self.calls and reason == "stop" else reason
@@ -164,7 +166,7 @@ class TextChoice:
 
     nothing: ClassVar[Mapping[str, Any]] = {"text": ""}
 
-    leader: str | None
+    has_logprobs: bool
     opening: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     _offset: int = 0
@@ -176,9 +178,9 @@ class TextChoice:
         choice: dict[str, Any] = {"text": text, "logprobs": None}
         if end is not None:
             choice["finish_reason"] = FINISH_REASONS.get(end.finish_reason, end.finish_reason)
-        if self.leader is None or not rounds:
+        if not self.has_logprobs or not rounds:
             return choice
-        tokens = openai_logprobs(rounds, self.leader)["content"]
+        tokens = openai_logprobs(rounds)["content"]
         offsets = []
         for token in tokens:
             offsets.append(self._offset)

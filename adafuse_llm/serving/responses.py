@@ -174,10 +174,10 @@ class ResponseWriter:
         asked: ServedRequest,
         engine: Engine,
         config: AdaFuseConfig,
-        leader: str | None,
+        has_logprobs: bool,
     ) -> None:
         self._asked = asked
-        self._leader = leader
+        self._has_logprobs = has_logprobs
         self._warnings = [*asked.ignored.warnings]
         self._engine = engine
         self._reader = asked.form.reader()
@@ -204,8 +204,8 @@ class ResponseWriter:
             for kind in ("created", "in_progress"):
                 yield self._sent(f"response.{kind}", response=self._response("in_progress"))
         tokens: list[dict[str, Any]] = []
-        if self._leader is not None and event.round is not None:
-            tokens = openai_logprobs([event.round], self._leader)["content"]
+        if self._has_logprobs and event.round is not None:
+            tokens = openai_logprobs([event.round])["content"]
             self._tokens += tokens
         whole = event.generation
         delta = self._reader.add(event.text, event.reply_prefix, whole)
@@ -238,8 +238,8 @@ class ResponseWriter:
     def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """Return the whole response, if it is not streamed."""
         (generation,) = generations
-        if self._leader is not None:
-            self._tokens = openai_logprobs(generation.rounds, self._leader)["content"]
+        if self._has_logprobs:
+            self._tokens = openai_logprobs(generation.rounds)["content"]
         text, prefix = generation.text, generation.reply_prefix
         whole = StreamEvent(text=text, round=None, generation=generation, reply_prefix=prefix)
         for _ in self.events(0, whole):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError
+from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.backends import FakeBackend, Query, QueryResult
 from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import Mixture
@@ -58,6 +59,15 @@ def test_members_weigh_as_much_as_they_have_parameters(
         assert list(first.nll) == asked
         own = engine.generate("So:", max_new_tokens=1, weights=(1, 1)).rounds[0].candidates[0]
         assert list(own.nll) == ["one", "other"]
+
+
+def test_log_probabilities_are_those_of_the_member_with_the_highest_weight() -> None:
+    members = [fake("small", {"": {" a": 0.3}}), fake("large", {"": {" a": 0.4}})]
+    members[0].parameters, members[1].parameters = 1, 9
+    with AdaFuseEngine(members, strategy=Mixture()) as engine:
+        rounds = engine.generate("So:", max_new_tokens=1, logprobs=True).rounds
+    (token,) = openai_logprobs(rounds)["content"]
+    assert token["logprob"] == pytest.approx(math.log(0.4))
 
 
 @pytest.mark.quick

@@ -111,8 +111,7 @@ class Reply(ABC, Generic[C]):
         optional: dict[str, Any] = {"seed": whole.seed, CUT_KEY: cut_off(whole) or None}
         optional |= {"logprob": whole.logprob, "confidence": whole.confidence}
         if call.config.counted_logprobs is not None:
-            member = call.model._config.reported_member(call.model._ensemble.names)
-            optional["logprobs"] = openai_logprobs(whole.rounds, member)
+            optional["logprobs"] = openai_logprobs(whole.rounds)
         if call.model.round_detail != "none":
             optional["adafuse_summary"] = Summary.of(self.rounds).model_dump(mode="json")
         metadata = {

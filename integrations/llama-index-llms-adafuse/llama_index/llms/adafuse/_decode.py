@@ -186,9 +186,8 @@ class Decode(Generic[R]):
     def _logprobs(self, raw: AdaFuseRaw) -> list[list[LogProb]] | None:
         if self._config.counted_logprobs is None:
             return None
-        member = self._config.reported_member(self._engine.members)
         lists = []
-        for token in openai_logprobs(raw.rounds, member)["content"]:
+        for token in openai_logprobs(raw.rounds)["content"]:
             top = token.pop("top_logprobs")
             others = [each for each in top if each != token]
             lists.append([LogProb(**each) for each in (token, *others)])
