@@ -26,8 +26,8 @@ def to_turns(messages: Iterable[BaseMessage]) -> tuple[list[Turn], set[str]]:
     """Convert messages to turns.
 
     Returns:
-        The turns, and the types of content blocks that they omit. Other providers and tools write
-        such blocks, for example images.
+        The turns, and the types of content blocks that they omit, such as images. A note is in
+        their place, except in replies.
     """
     omitted: set[str] = set()
     return [_to_turn(message, omitted) for message in messages], omitted
@@ -36,27 +36,23 @@ def to_turns(messages: Iterable[BaseMessage]) -> tuple[list[Turn], set[str]]:
 def _to_turn(message: BaseMessage, omitted: set[str]) -> Turn:
     kind = message.type.removesuffix("MessageChunk").lower()
     role = getattr(message, "role", None) or ROLES.get(kind, kind)
-    turn: Turn = {"role": role, "content": message.content, "name": message.name}
+    texts, reasoning, others = _read(message)
+    turn: Turn = {"role": role, "content": "".join(texts), "name": message.name}
+    omitted |= others
     if isinstance(message, ToolMessage):
-        texts, _, others = _read(message)
-        names = ", ".join(sorted(others))
-        turn["content"] = "\n".join(texts) or (f"({names} left out)" if others else "")
+        turn["content"] = "\n".join(texts)
         turn["tool_call_id"] = message.tool_call_id
-        omitted |= others
     elif isinstance(message, AIMessage):
-        texts, reasoning, others = _read(message)
-        turn["content"] = "".join(texts)
         turn["reasoning"] = "\n\n".join(filter(None, reasoning)) or None
         calls = [*message.tool_calls, *message.invalid_tool_calls]
         turn["tool_calls"] = [
             {"id": call["id"] or "", "name": call["name"], "arguments": call["args"] or {}}
             for call in calls
         ]
-        omitted |= others
     return turn
 
 
-def _read(message: AIMessage | ToolMessage) -> tuple[list[str], list[str], set[str]]:
+def _read(message: BaseMessage) -> tuple[list[str], list[str], set[str]]:
     """Return the texts of a message, its reasoning, and the types of its other content blocks.
 
     The results of tools have JSON in blocks that LangChain does not know.
@@ -76,6 +72,8 @@ def _read(message: AIMessage | ToolMessage) -> tuple[list[str], list[str], set[s
             texts.append(json.dumps(value, ensure_ascii=False, default=str))
         elif kind not in UNREAD_BLOCKS:
             omitted.add(kind)
+            if not isinstance(message, AIMessage):
+                texts.append(f"[{kind}, not shown]")
     return texts, reasoning, omitted
 
 

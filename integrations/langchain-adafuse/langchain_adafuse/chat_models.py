@@ -112,9 +112,16 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None
     ) -> int:
-        """Count the tokens of the whole prompt in the first active member's chat template."""
+        """Count the tokens of the whole prompt in the first active member's chat template.
+
+        The messages can be any part of a conversation, in any order, as LangChain's trimming and
+        memories count them. Without text, they have 0 tokens.
+        """
         turns, _ = to_turns(messages)
-        prompt = to_conversation(turns, tools=to_tools(tools or ()))
+        described = to_tools(tools or ())
+        if not described and not any(turn["content"] or turn.get("tool_calls") for turn in turns):
+            return 0
+        prompt = to_conversation(turns, tools=described, warn=logger.debug)
         return len(self._first_tokens(messages=prompt))
 
     # Tools and schemas ------------------------------------------------------------------------
@@ -260,7 +267,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         if form is not None:
             described = {"tools": form.tools, "tool_choice": form.choice}
             described["instructions"] = form.instructions
-        prompt = to_conversation(turns, **described)
+        prompt = to_conversation(turns, **described, warn=self._warn_once)
         return Call(model, [Request(messages=prompt)], ChatReply, form)
 
     def _loaded(self) -> Engine:

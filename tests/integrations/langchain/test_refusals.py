@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import HumanMessage
 from langgraph.types import RetryPolicy
 
 from adafuse_llm import (
@@ -74,10 +73,7 @@ def test_tools_and_choices_that_cannot_be_read(chat, tool, options, named):
         chat.invoke("Hi", tools=[tool], **options)
 
 
-def test_pictures_and_unknown_methods(chat):
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    with pytest.raises(InvalidInputError, match="text"):
-        chat.invoke([HumanMessage([picture])])
+def test_unknown_methods_and_missing_schemas(chat):
     with pytest.raises(InvalidInputError, match="json_schema"):
         chat.with_structured_output({"title": "City"}, method="grammar")
     with pytest.raises(InvalidInputError, match="schema"):

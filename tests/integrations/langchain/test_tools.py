@@ -7,8 +7,15 @@ from typing import Any, cast
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.caches import InMemoryCache
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    trim_messages,
+)
 from langchain_core.tools import tool
 
 from langchain_adafuse import ChatAdaFuse, get_round_callback
@@ -170,7 +177,7 @@ def test_what_members_read_of_a_history(caplog):
     assert tokens == chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
     for template in TEMPLATES:
         (read, *_) = [each for each in prompts if template in each and "Thanks" in each]
-        result = json.dumps('1200\n{"é": 1}', ensure_ascii=False)
+        result = json.dumps('1200\n{"é": 1}\n[image, not shown]', ensure_ascii=False)
         for said in (
             *("Be brief.", "Anna: How many?", "I look.", "It has", "I stop.", "So."),
             f'<tool_response>\n{{"name": "population", "content": {result}}}',
@@ -180,6 +187,26 @@ def test_what_members_read_of_a_history(caplog):
         assert "tool_use" not in read
     (warning,) = caplog.messages
     assert warning.endswith(": image, server_tool_use")
-    picture = [*HISTORY[:4], ToolMessage([PICTURE], tool_call_id="1")]
-    assert bound.invoke(picture).content == "Well."
-    assert any("(image left out)" in prompt for prompt in prompts)
+    assert bound.invoke([HumanMessage([PICTURE])]).content == "Well."
+    assert any("user\n[image, not shown]" in prompt for prompt in prompts)
+
+
+def test_any_part_of_a_history_is_counted_and_trimmed() -> None:
+    chat = chat_that("Well.")
+    assert chat.get_num_tokens_from_messages([]) == 0
+    assert chat.get_num_tokens_from_messages([HumanMessage("")]) == 0
+    for part in (HISTORY[4:5], HISTORY[::-1], HISTORY[3:4]):
+        assert chat.get_num_tokens_from_messages(part) > 0
+    size = chat.get_num_tokens_from_messages(HISTORY)
+    trimmed = trim_messages(HISTORY, max_tokens=size // 2, token_counter=chat, strategy="last")
+    assert 0 < len(trimmed) < len(HISTORY)
+    assert chat.invoke(trimmed).content == "Well."
+
+
+def test_an_agent_summarizes_its_history() -> None:
+    chat = chat_that("Well.")
+    summary = SummarizationMiddleware(chat, trigger=("tokens", 100), keep=("messages", 3))
+    agent: Any = create_agent(chat, TOOLS, middleware=[summary])
+    messages = agent.invoke({"messages": HISTORY[1:]})["messages"]
+    assert messages[-1].content == "Well."
+    assert len(messages) < len(HISTORY)

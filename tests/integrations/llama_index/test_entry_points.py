@@ -23,7 +23,7 @@ from llama_index.core.callbacks import (
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, InvalidOptionError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
 from tests.support.llama_calls import FORMS, PATHS, ask, prompts_read, recorded
 from tests.support.models import CHATML, STRICT
 from tests.support.scripted import scripted, scripted_engine
@@ -168,15 +168,11 @@ async def test_a_completion_is_a_chat_with_one_user_message():
     assert "User: Is it?\n\nAssistant:" in await read(CHATML, None)
 
 
-def test_what_is_not_text_is_refused_from_users_and_left_out_of_results(engine, caplog):
-    llm = AdaFuseLLM(engine=engine)
+def test_what_is_not_text_is_left_out_with_a_note(caplog):
     picture, document = ImageBlock(image=b"AAAA"), DocumentBlock(data=b"North.")
-    for block in (picture, document):
-        with pytest.raises(InvalidInputError, match=r"message 1 contains (Image|Document)Block"):
-            llm.chat([ChatMessage("?"), ChatMessage(blocks=[block])])
     calls = [ToolCallBlock(tool_call_id=n, tool_name="look", tool_kwargs={}) for n in "12"]
     history = [
-        ChatMessage("Where?"),
+        ChatMessage(blocks=[TextBlock(text="Where?"), picture]),
         ChatMessage(role="assistant", blocks=[picture, TextBlock(text="I look."), *calls]),
         ChatMessage(
             role="tool",
@@ -186,7 +182,12 @@ def test_what_is_not_text_is_refused_from_users_and_left_out_of_results(engine, 
         ChatMessage(role="tool", blocks=[picture], additional_kwargs={"tool_call_id": "2"}),
     ]
     prompt = prompt_of_chat(*history)
-    for text in ("North.", "I look.", "(ImageBlock left out)"):
+    for text in (
+        "Where?\n[ImageBlock, not shown]",
+        "North.",
+        "I look.",
+        '"[ImageBlock, not shown]',
+    ):
         assert text in prompt
     (warning,) = caplog.messages
     assert "DocumentBlock, ImageBlock" in warning
@@ -216,8 +217,7 @@ def test_tool_calls_of_other_llms_are_read(blocks, extras):
 def test_a_result_without_its_call_is_text_of_the_user():
     result = ChatMessage("It is 3.", role="tool", additional_kwargs={"tool_call_id": "call_0"})
     prompt = prompt_of_chat(result, ChatMessage("Is that right?"))
-    assert "<|im_start|>user\nIt is 3." in prompt
-    assert "tool_response" not in prompt
+    assert '<|im_start|>user\n<tool_response>\n{"content": "It is 3."}' in prompt
 
 
 # Reasoning --------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.prompts import BasePromptTemplate
 
-from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Turn
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
@@ -23,25 +22,15 @@ _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "dev
 def to_turns(messages: Sequence[ChatMessage], warn: Callable[[str], None]) -> list[Turn]:
     """Convert messages to turns with a role, text and tool calls.
 
-    Calls may come from other LLMs: as blocks, or in the form of OpenAI in ``additional_kwargs``. If
-    no earlier message has the call that a result belongs to, the result becomes a user message.
-    `warn` is called with one sentence if blocks of tools or of other LLMs are left out.
-
-    Raises:
-        InvalidInputError: a message has content that is not text, or a call that cannot be read.
+    Calls may come from other LLMs: as blocks, or in the form of OpenAI in ``additional_kwargs``.
+    `warn` is called with one sentence if blocks are left out that are not text, such as images. A
+    note is in their place, except in replies.
     """
-    turns: list[Turn] = []
-    call_ids: set[str] = set()
     omitted: set[str] = set()
-    for number, message in enumerate(messages):
-        turn = _turn(number, message, omitted)
-        call_ids |= {str(call["id"]) for call in turn["tool_calls"] or () if call["id"]}
-        if turn["role"] == "tool" and turn["tool_call_id"] not in call_ids:
-            turn["role"] = "user"
-        turns.append(turn)
+    turns = [_turn(message, omitted) for message in messages]
     if omitted:
         names = ", ".join(sorted(omitted))
-        warn(f"members read only text, so blocks of tools and other LLMs are left out: {names}")
+        warn(f"members read only text, so other blocks are left out: {names}")
     return turns
 
 
@@ -70,14 +59,13 @@ def add_prompts(
     return [ChatMessage(role="system", blocks=[before, *first.blocks]), *result[1:]]
 
 
-def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
+def _turn(message: ChatMessage, omitted: set[str]) -> Turn:
     """Convert a message. Add the types of blocks that are left out to `omitted`."""
     role = _ROLES.get(message.role.value, message.role.value)
     extras = message.additional_kwargs
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
-    left_out: set[str] = set()
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):
             call_id, arguments = block.tool_call_id or "", block.tool_kwargs
@@ -88,16 +76,10 @@ def _turn(number: int, message: ChatMessage, omitted: set[str]) -> Turn:
             pass
         elif isinstance(block, TextBlock):
             texts.append(block.text)
-        elif role in ("tool", "assistant"):  # a user can change a message
-            left_out.add(type(block).__name__)
         else:
-            raise InvalidInputError(
-                f"message {number} contains {type(block).__name__}, but members read only text. "
-                "Pass the text of a document, for example from a reader of LlamaIndex"
-            )
-    if role == "tool" and left_out and not texts:
-        texts.append(f"({', '.join(sorted(left_out))} left out)")
-    omitted |= left_out
+            omitted.add(type(block).__name__)
+            if role != "assistant":
+                texts.append(f"[{type(block).__name__}, not shown]")
     return Turn(
         role=role,
         content="\n".join(texts),

@@ -473,6 +473,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             tools=form.tools,
             tool_choice=form.choice,
             instructions=ReplyForm(schema=form.schema).instructions,
+            warn=self._warn_once,
         )
         if self.messages_to_prompt in (None, generic_prompt):
             return Request(messages=conversation, options=options)
