@@ -215,6 +215,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
             if pydantic_class:
                 parser = PydanticToolsParser(tools=[pydantic_class], first_tool_only=True)
+                parser = RunnableLambda(partial(_instance, kind=pydantic_class, parser=parser))
             parser = RunnableLambda(partial(_called, name=name)) | parser
         else:
             form: dict[str, Any] = {"type": "json_object"}
@@ -224,6 +225,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             parser = RunnableGenerator(_whole, _awhole) | JsonOutputParser()
             if pydantic_class:  # the parser would also return instances of parts of the text
                 parser = PydanticOutputParser(pydantic_object=pydantic_class)
+                parser = RunnableLambda(partial(_instance, kind=pydantic_class, parser=parser))
                 parser = RunnableLambda(_check_whole) | parser
         if not include_raw:
             return bound | parser
@@ -411,6 +413,20 @@ def _whole(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
 async def _awhole(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage]:
     async for message in messages:
         yield _check_whole(message)
+
+
+def _instance(message: AIMessage, kind: Any, parser: Runnable[Any, Any]) -> Any:
+    """Return the instance of a class in a reply or its call.
+
+    It is read from JSON first, because a strict class takes a date or an enum only from there. Else
+    LangChain's parser reads the reply.
+    """
+    calls = message.tool_calls
+    written = json.dumps(calls[0]["args"]) if calls else message.text
+    try:
+        return kind.model_validate_json(written)
+    except (AttributeError, ValueError):  # a class of pydantic 1; text around the object
+        return parser.invoke(message)
 
 
 def _called(message: AIMessage, name: str) -> AIMessage:

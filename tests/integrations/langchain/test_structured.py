@@ -2,6 +2,7 @@
 
 import json
 import sys
+from datetime import date
 from functools import reduce
 from operator import add
 from typing import Any
@@ -159,6 +160,17 @@ def test_tools_keep_schemas_without_properties_and_recursive_ones():
             )
     chat = chat_that(json.dumps(REGION), enforce=True, max_new_tokens=200)
     assert chat.with_structured_output(Region).invoke("?") == Region(**REGION)
+
+
+class Founded(BaseModel, strict=True):
+    on: date
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_strict_class_takes_what_json_has_no_type_for(method):
+    chat = chat_that(written({"on": "1848-05-01"}, method, "Founded"))
+    found = chat.with_structured_output(Founded, method=method).invoke("When?")
+    assert found == Founded(on=date(1848, 5, 1))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_prompt
@@ -85,6 +86,8 @@ class LLMOptions(ModelKeywords, total=False):
 
     context_window: int | None
     is_chat_model: bool | None
+    is_function_calling_model: bool | None
+    request_timeout: float | None
     complete_as_chat: bool | None
     system_prompt: str | None
     messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
@@ -109,8 +112,12 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             options for loading them.
         dtype, device_map, revision, trust_remote_code, runtime, strategy: as for
             `AdaFuseEngine.from_pretrained`.
-        context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They
-            change nothing in the members.
+        context_window, is_chat_model, is_function_calling_model: values of the same names in
+            `metadata`, for LlamaIndex. They change nothing in the members. Core's agents and
+            programs call tools only of function-calling models, so set the last one to use them
+            with members whose calls cannot be enforced.
+        request_timeout: time limit of a call in seconds, excluding loading. A longer call raises
+            `RequestTimeoutError`. The keyword ``timeout`` of a call overrides it.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
             ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
@@ -133,6 +140,8 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
 
     context_window: int | None = Field(default=None, ge=1)
     is_chat_model: bool | None = None
+    is_function_calling_model: bool | None = None
+    request_timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     enforce: Enforce = "auto"
     complete_as_chat: bool | None = None
 
@@ -172,21 +181,23 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
 
         Reading them loads the members only if one of these files is not on this machine or does not
         tell. ``is_chat_model`` is true if at least one active member has a chat template, and
-        ``is_function_calling_model`` if well-formed tool calls can be enforced, too.
+        ``is_function_calling_model`` if well-formed tool calls can be enforced, too, unless the
+        fields of these names are set.
         """
         limit, names = self._config.max_new_tokens, self._names
         is_chat = self.is_chat_model
         if is_chat is None:
             is_chat = self._reads_messages(names)
+        calls = self.is_function_calling_model
+        if calls is None:
+            calls = is_chat and self.enforce is not False and self._ensemble.can_enforce()
         return LLMMetadata(
             context_window=self.context_window
             or self._known(lambda ensemble: ensemble.context_window(names))
             or LLMMetadata().context_window,
             num_output=FREE_TOKENS if limit in (None, NO_LIMIT) else limit,
             is_chat_model=is_chat,
-            is_function_calling_model=is_chat
-            and self.enforce is not False
-            and self._ensemble.can_enforce(),
+            is_function_calling_model=calls,
             model_name=self._model_name,
         )
 
@@ -418,9 +429,11 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
         self, prompt: str, formatted: bool, overrides: Mapping[str, Any]
     ) -> Decode[CompletionResponse]:
         def prepare() -> Prepared[CompletionResponse]:
-            request = self._prompt(prompt, formatted, overrides)
+            options = {**overrides}
+            timeout = options.pop("timeout", self.request_timeout)
+            request = self._prompt(prompt, formatted, options)
             reply = Reply(None if request.messages is None else ReplyForm())
-            return self.engine, request, reply.take_completion
+            return self.engine, replace(request, timeout=timeout), reply.take_completion
 
         return Decode(prepare)
 
@@ -448,7 +461,8 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             form = form_of(check_tools(keywords.get("tools") or ()), keywords)
             form = form.after(to_turns(messages, self._warn_once))
             overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
-            request = self._messages(messages, overrides, form)
+            timeout = overrides.pop("timeout", self.request_timeout)
+            request = replace(self._messages(messages, overrides, form), timeout=timeout)
             is_step = not form.calls_tools and _describes_steps(messages)
             return self.engine, request, Reply(form, is_step=is_step).take
 
