@@ -145,10 +145,13 @@ class EnsembleModel(EnsembleFields, Serializable):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Plain data with everything that affects a response: the key in LangChain's caches."""
+        options = self._options
+        if "stop" in options:  # LangChain writes a call's own `stop` under this name
+            options["stop_sequences"] = options.pop("stop")
         return {
             "model_name": self.model_name,
             "ensemble": self._ensemble.identity,
-            "options": self._options,
+            **options,
             **{name: getattr(self, name) for name in self._per_call if name != "timeout"},
         }
 

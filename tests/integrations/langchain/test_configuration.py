@@ -63,6 +63,11 @@ def test_bound_options_stay_when_tools_or_a_schema_are_bound(chat):
         assert reply.response_metadata["model_name"] == "quill"
 
 
+def test_a_copy_takes_options_under_all_their_names(kind, obliging):
+    copied = kind(engine=obliging).model_copy(update={"max_tokens": 2, "stop": "x"})
+    assert (copied.max_new_tokens, copied.stop) == (2, ("x",))
+
+
 def test_a_bound_choice_of_tools_stays_in_an_agent(chat):
     one = chat.bind(tool_choice="City", parallel_tool_calls=False, max_tokens=40)
     agent: Any = create_agent(one, [City], interrupt_before=["tools"])

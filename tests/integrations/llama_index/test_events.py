@@ -79,3 +79,10 @@ def test_a_stream_that_is_never_read_leaves_no_span_open(llm):
         del stream
         assert len(heard.closed("AdaFuse.decode")) == 1
     assert not heard.named(EVENTS[1])
+
+
+def test_rounds_are_no_events_if_nobody_wants_them(llm):
+    with recorded() as heard:
+        AdaFuseLLM(engine=llm.engine, round_events=False).complete("Go")
+    assert not heard.named("AdaFuseRoundEvent")
+    assert heard.named("AdaFuseGenerationEndEvent")

@@ -63,14 +63,16 @@ Prepared = tuple[Engine, Request, Callable[[Chunk], R]]
 class Decode(Generic[R]):
     """The decode of one request, in a span of its own.
 
-    `prepare` loads members and compiles grammars, so event loops call it in a thread.
+    `prepare` loads members and compiles grammars, so event loops call it in a thread. With
+    `round_events`, each round is an event.
 
     llama-index-core closes the span of an LLM call before a stream is read. The decode's span is
     its child, and stays open until the decode ends, fails or is left.
     """
 
-    def __init__(self, prepare: Callable[[], Prepared[R]]) -> None:
+    def __init__(self, prepare: Callable[[], Prepared[R]], *, round_events: bool) -> None:
         self._prepare = prepare
+        self._round_events = round_events
         self._done: dict[int, Generation] = {}
         self._span = f"AdaFuse.decode-{uuid.uuid4()}"
         self._context = copy_context()  # the one of the call, for all events of a stream
@@ -126,7 +128,7 @@ class Decode(Generic[R]):
         """Keep a complete response, and report the rounds of the first one."""
         if event.generation is not None:
             self._done[number] = event.generation
-        if number == 0 and event.round is not None:
+        if self._round_events and number == 0 and event.round is not None:
             self._emit(AdaFuseRoundEvent, **record(event.round))
 
     @contextmanager

@@ -88,6 +88,7 @@ class LLMOptions(ModelKeywords, total=False):
     is_chat_model: bool | None
     is_function_calling_model: bool | None
     request_timeout: float | None
+    round_events: bool
     complete_as_chat: bool | None
     system_prompt: str | None
     messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
@@ -118,6 +119,8 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             with members whose calls cannot be enforced.
         request_timeout: time limit of a call in seconds, excluding loading. A longer call raises
             `RequestTimeoutError`. The keyword ``timeout`` of a call overrides it.
+        round_events: whether each round is an event of LlamaIndex's instrumentation. Set it to
+            False for tools that log a warning for each event which they do not know.
         enforce: whether the members can write nothing but well-formed tool calls and objects.
             ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
@@ -142,6 +145,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
     is_chat_model: bool | None = None
     is_function_calling_model: bool | None = None
     request_timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    round_events: bool = True
     enforce: Enforce = "auto"
     complete_as_chat: bool | None = None
 
@@ -435,7 +439,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             reply = Reply(None if request.messages is None else ReplyForm())
             return self.engine, replace(request, timeout=timeout), reply.take_completion
 
-        return Decode(prepare)
+        return Decode(prepare, round_events=self.round_events)
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> Request:
         options = self._call_options(overrides)
@@ -466,7 +470,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             is_step = not form.calls_tools and _describes_steps(messages)
             return self.engine, request, Reply(form, is_step=is_step).take
 
-        return Decode(prepare)
+        return Decode(prepare, round_events=self.round_events)
 
     def _messages(
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any], form: ReplyForm
