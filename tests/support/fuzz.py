@@ -6,6 +6,7 @@ no model: their distributions depend on the last characters of the text.
 
 import functools
 import itertools
+import json
 import math
 import random
 import string
@@ -173,7 +174,8 @@ def _options(chance: random.Random, strategy: str, members: int) -> dict[str, An
 
 
 def _same(left: Generation, right: Generation) -> None:
-    """Fail unless two generations are equal, whatever they cost."""
+    """Fail unless two generations are equal, whatever they cost, and have only finite numbers."""
+    json.dumps(left.model_dump(mode="json"), allow_nan=False)
     one, two = as_data(left), as_data(right)
     is_same = one == two or one == approximately(two)
     assert is_same, f"{_short(left)} differs from {_short(right)}"
