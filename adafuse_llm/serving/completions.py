@@ -66,7 +66,7 @@ class CompletionWriter:
         if self._body.stream_options.include_usage:
             total = total_usage(generations, self._prompts)
             frame = self._frame([], {"usage": total.model_dump()}, is_chunk=True)
-            yield sent_event({**frame, "usage": openai_usage(total)})
+            yield sent_event({**frame, "usage": total.openai()})
         yield DONE
 
     def failure(self, error: ApiError) -> bytes:
@@ -78,13 +78,13 @@ class CompletionWriter:
         total, warnings, written = total_usage(results, self._prompts), [*self._warnings], []
         if self._body.adafuse.texts is not None:
             scores = {"scores": [each.model_dump(mode="json") for each in results]}
-            return {**self._frame([], scores), "usage": openai_usage(total)}
+            return {**self._frame([], scores), "usage": total.openai()}
         for index, (choice, generation) in enumerate(zip(self._choices, results, strict=True)):
             extension = wire.whole(generation, rounds=self._body.adafuse.rounds)
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
             warnings += choice.warnings
         extension = {"usage": total.model_dump(), **({"warnings": warnings} if warnings else {})}
-        return {**self._frame(written, extension), "usage": openai_usage(total)}
+        return {**self._frame(written, extension), "usage": total.openai()}
 
     def _chunk(self, index: int, part: dict[str, Any], extension: dict[str, Any]) -> bytes:
         choice = {"index": index, "logprobs": None, "finish_reason": None, **part}
@@ -211,16 +211,3 @@ def total_usage(generations: Sequence[Generation | Scores], prompts: int) -> Usa
             for member, count in counts.items():
                 sums[member] += 0 if once else count
     return Usage(**total)
-
-
-def openai_usage(usage: Usage) -> dict[str, Any]:
-    """Return the usage of the member with the most tokens, in the form of OpenAI's API."""
-    prompts, completions = usage.prompt_tokens, usage.completion_tokens
-    totals = {member: prompts[member] + completions[member] for member in prompts}
-    member = max(totals, key=totals.__getitem__)
-    return {
-        "prompt_tokens": prompts[member],
-        "completion_tokens": completions[member],
-        "total_tokens": totals[member],
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens[member]},
-    }

@@ -29,7 +29,6 @@ from adafuse_llm.serving.bodies import (
     parse,
     readable,
 )
-from adafuse_llm.serving.completions import openai_usage
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import event as sent_event
 from adafuse_llm.wire import EXTENSION
@@ -262,7 +261,7 @@ class ResponseWriter:
         )
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        usage, thought = openai_usage(generation.usage), generation.reasoning
+        usage, thought = generation.usage.openai(), generation.reasoning
         output, reasoning = usage["completion_tokens"], 0
         if thought:
             tokens = self._engine.encode_text(thought, use=tuple(generation.usage.prompt_tokens))

@@ -165,9 +165,12 @@ def test_only_the_first_call_counts_if_calls_are_not_parallel() -> None:
 
 
 def test_a_valid_call_of_no_tool_has_a_warning() -> None:
-    parts, (warning,) = read('<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>')
-    assert parts == [ToolCall("sub", {})]
-    assert "'sub'" in warning
+    for name in ("sub", "ADD"):
+        parts, (warning,) = read(
+            f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+        )
+        assert parts == [ToolCall(name, {})]
+        assert repr(name) in warning
     _, (warning,) = read('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
     assert "lacks the arguments b" in warning
 

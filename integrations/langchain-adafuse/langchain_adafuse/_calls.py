@@ -97,16 +97,16 @@ class Reply(ABC, Generic[C]):
     def metadata(self, whole: Response) -> tuple[dict[str, Any], UsageMetadata]:
         """Return the metadata of the whole response, and its token counts.
 
-        The counts, in LangChain's form, are those of the first active member.
+        The counts, in LangChain's form, are those of the member with the most tokens.
         """
         call, reason, counts = self.call, whole.finish_reason, whole.usage.model_dump()
-        first = next(iter(whole.usage.prompt_tokens))
-        prompt, completion = counts["prompt_tokens"][first], counts["completion_tokens"][first]
+        totals = whole.usage.openai()
+        details = totals.pop("prompt_tokens_details")
         usage = UsageMetadata(
-            input_tokens=prompt,
-            output_tokens=completion,
-            total_tokens=prompt + completion,
-            input_token_details={"cache_read": counts["cached_tokens"][first]},
+            input_tokens=totals["prompt_tokens"],
+            output_tokens=totals["completion_tokens"],
+            total_tokens=totals["total_tokens"],
+            input_token_details={"cache_read": details["cached_tokens"]},
         )
         optional: dict[str, Any] = {"seed": whole.seed, CUT_KEY: cut_off(whole) or None}
         optional |= {"logprob": whole.logprob, "confidence": whole.confidence}
@@ -120,11 +120,7 @@ class Reply(ABC, Generic[C]):
             "model_name": call.model_name,
             "model_provider": "adafuse",
             "strategy": whole.strategy,
-            "token_usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            },
+            "token_usage": totals,
             "usage_by_member": {
                 member: {kind: of_members[member] for kind, of_members in counts.items()}
                 for member in whole.usage.prompt_tokens

@@ -100,8 +100,8 @@ class EnsembleModel(EnsembleFields, Serializable):
         return "+".join(self._names)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Encode a text with the first active member's tokenizer. This loads the members."""
-        return self._first_tokens(prompt=text)
+        """Encode a text with the member that needs the most tokens. This loads the members."""
+        return self._most_tokens(prompt=text)
 
     # Names and copies -------------------------------------------------------------------------
 
@@ -237,10 +237,10 @@ class EnsembleModel(EnsembleFields, Serializable):
         }
         return create_model("CallOptions", __base__=Options, **fields)
 
-    def _first_tokens(self, **given: Any) -> list[int]:
-        """Return the tokens of a prompt or messages in the first active member's vocabulary."""
-        first = self._names[0]
-        return self._loaded().encode_prompt(use=first, weights=None, **given)[first]
+    def _most_tokens(self, **given: Any) -> list[int]:
+        """Return the tokens of a prompt or messages for the member that needs the most."""
+        encoded = self._loaded().encode_prompt(use=self._names, weights=None, **given)
+        return max(encoded.values(), key=len)
 
     @classmethod
     def _checked(cls, given: Mapping[str, Any], extra: tuple[str, ...]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     reads the messages in the format of its own chat template. A stream has one chunk per committed
     span, and at its end one with the metadata. ``response_metadata["adafuse_summary"]`` summarizes
     the rounds. With ``round_detail="full"``, ``additional_kwargs["adafuse_rounds"]`` has a record
-    of each round. Token counts are those of the first active member;
+    of each round. Token counts are those of the member with the most;
     ``response_metadata["usage_by_member"]`` has the token counts and forward passes of each member.
     ``additional_kwargs["reasoning_content"]`` has the reasoning between ``<think>`` and
     ``</think>``.
@@ -112,7 +112,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None
     ) -> int:
-        """Count the tokens of the whole prompt in the first active member's chat template.
+        """Count the tokens of the whole prompt, for the active member that needs the most.
 
         The messages can be any part of a conversation, in any order, as LangChain's trimming and
         memories count them. Without text, they have 0 tokens.
@@ -122,7 +122,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
         if not described and not any(turn["content"] or turn.get("tool_calls") for turn in turns):
             return 0
         prompt = to_conversation(turns, tools=described, warn=logger.debug)
-        return len(self._first_tokens(messages=prompt))
+        return len(self._most_tokens(messages=prompt))
 
     # Tools and schemas ------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llama_index.core.bridge.pydantic import BaseModel, ConfigDict, Field
 
 from adafuse_llm import Generation, Round, Usage
@@ -10,7 +12,7 @@ from adafuse_llm.summary import Summary
 
 
 class TokenUsage(BaseModel):
-    """Token counts of the first active member, as LlamaIndex expects.
+    """Token counts of the member with the most tokens, as LlamaIndex expects.
 
     The counts of other members differ, because each member has its own tokenizer. `members` has
     the counts of all members.
@@ -25,14 +27,8 @@ class TokenUsage(BaseModel):
 
     @classmethod
     def of(cls, usage: Usage) -> TokenUsage:
-        first = next(iter(usage.prompt_tokens))
-        prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
-        return cls(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            members=usage,
-        )
+        counts: Any = {name: n for name, n in usage.openai().items() if name in cls.model_fields}
+        return cls(members=usage, **counts)
 
 
 class AdaFuseRaw(BaseModel):
