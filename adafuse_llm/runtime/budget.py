@@ -65,8 +65,8 @@ class CacheBudget:
                 # Half of the memory that no request holds. How much of their reservations the
                 # running requests hold already is unknown, so the limit stays if it can be that.
                 free = backend.free_bytes()
-                least, most = free // 2, (free + _sum(running)[place]) // 2
-                self._limits[place] = min(max(self._limits.get(place, 0), least), most)
+                lowest, most = free // 2, (free + _sum(running)[place]) // 2
+                self._limits[place] = min(max(self._limits.get(place, 0), lowest), most)
             needs[place] += needed
         for place, needed in needs.items():
             if needed > self._limits[place]:
@@ -80,9 +80,13 @@ class CacheBudget:
                 )
         return needs, limit
 
-    def fits(self, requests: Iterable[Needs]) -> bool:
-        """Return whether these requests can run at the same time."""
-        return all(used <= limit for used, limit in self.use(requests).values())
+    def fits(self, requests: Iterable[Needs], elsewhere: Iterable[Needs] = ()) -> bool:
+        """Return whether these requests can run at the same time, beside those of other engines.
+
+        The others count where the limit is a part of the free memory, which all engines share.
+        """
+        others = _sum(elsewhere) if self._limit is None else Counter()
+        return all(used + others[at] <= limit for at, (used, limit) in self.use(requests).items())
 
     def use(self, requests: Iterable[Needs]) -> dict[str, tuple[int, int]]:
         """Return the bytes that requests reserve on each device, and the device's limit."""

@@ -347,7 +347,9 @@ class _Coordinator(threading.Thread):
     def _admit(self) -> None:
         while self._waiting and len(self.running) < self._most:
             job = next(iter(self._waiting))
-            if self.running and not self._budget.fits([job.needs, *self.needs]):
+            others = [each for each in list(_started) if each is not self]
+            elsewhere = [needs for other in others for needs in other.needs]
+            if self.running and not self._budget.fits([job.needs, *self.needs], elsewhere):
                 return
             del self._waiting[job]
             self.running[job] = None

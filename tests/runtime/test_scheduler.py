@@ -269,11 +269,14 @@ def test_the_default_limit_counts_what_running_requests_may_hold():
     assert limit(500, 200, 100) == 400  # another process holds more
     assert limit(1200, 200, 100) == 600
     assert limit(600) == 300
+    assert budget.fits([{"cpu": 200}], elsewhere=[{"cpu": 100}])
+    assert not budget.fits([{"cpu": 200}], elsewhere=[{"cpu": 101}])
 
 
-def test_only_a_limit_that_nobody_set_becomes_smaller_where_memory_is_short():
-    member = FakeBackend("dots", counting, bytes_per_token=1)
-    with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=600)) as engine:
+@pytest.mark.parametrize("runtime", [RuntimeConfig(cache_bytes=600), RuntimeConfig()])
+def test_only_a_limit_that_nobody_set_becomes_smaller_where_memory_is_short(runtime):
+    member = FakeBackend("dots", counting, bytes_per_token=1, free=1200)
+    with AdaFuseEngine([member], runtime=runtime) as engine:
         whole: DecodeOptions = {**FEW, "max_new_tokens": -1}
         fixed: DecodeOptions = {**FEW, "max_new_tokens": 2048}
         assert engine.generate("x", **whole).usage.completion_tokens["dots"] > 256
