@@ -32,6 +32,8 @@ INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not 
 """The instruction that `question_messages` puts above the passages."""
 
 HEADING: Final = re.compile(r"#{1,6}[ \t]+\S")
+FENCE: Final = re.compile(r"\s*(`{3,}(?!.*`)|~{3,})")
+"""The beginning of a block of code. The same characters, or more of them, end it."""
 BLANK: Final = re.compile(r"[^\S\n]*\n\s*\n")
 BREAKS: Final = ((r"\n\n", "\n\n"), (r"\n", "\n"), (r"(?<=[.!?])\s+", " "), (r"\s+", " "))
 """Where a long text is split: between paragraphs, lines, sentences and words. Each pattern has the
@@ -150,7 +152,7 @@ def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
     try:
         pages = [page.extract_text() for page in pypdf.PdfReader(path).pages]
     except Exception as error:  # also of packages that pypdf lacks, for some encrypted files
-        reason = f"it is not a readable PDF ({error}). Save it without a password"
+        reason = f"it is not a readable PDF, or it needs a password ({error})"
         raise InvalidInputError(f"cannot read {path}: {reason}") from error
     finally:
         log.setLevel(level)
@@ -169,10 +171,13 @@ def _read_pdf(path: Path, on_skip: Callable[[str], object]) -> str:
 
 def _sections(text: str) -> list[str]:
     """Split Markdown at its headings, which are not in code. Headings stay with the text below."""
-    sections, has_text, in_code = [""], False, False
+    sections, has_text, fence = [""], False, ""
     for line in text.split("\n"):
-        in_code ^= line.lstrip().startswith(("```", "~~~"))
-        is_heading = not in_code and HEADING.match(line) is not None
+        if fence and re.fullmatch(rf"\s*{fence}{fence[0]}*\s*", line):
+            fence = ""
+        elif not fence and (opens := FENCE.match(line)):
+            fence = opens[1]
+        is_heading = not fence and HEADING.match(line) is not None
         if is_heading and has_text:
             sections.append("")
             has_text = False

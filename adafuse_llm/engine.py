@@ -373,11 +373,13 @@ class AdaFuseEngine(Engine):
         needs, limit = self.scheduler.cache_needs(members, checked.limit, spare, least)
         for member in members:
             member.limit = limit
+        talk = checked.conversation
         transcript = Transcript(
             () if config.choices else config.stop,
             grammar.can_end if grammar else None,
             turns,
-            calls=CALL_CLOSES in (config.grammar or ""),
+            calls=CALL_CLOSES in (config.grammar or "") or bool(talk and talk.tools),
+            prefix=members[0].reply_prefix,
         )
         response = Response(members, self.strategy.name, transcript, config.calibration)
         return Job(

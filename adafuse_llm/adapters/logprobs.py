@@ -18,7 +18,9 @@ def openai_logprobs(rounds: Iterable[Round]) -> dict[str, Any]:
     whitespace that this member writes there, which is no part of the response. If several tokens
     form one character, the last one has its bytes, and the others have none.
     """
-    tokens = (token for done in rounds for token in next(iter(done.logprobs.values()), ()))
+    rounds = list(rounds)
+    member = next((name for done in rounds for name in done.logprobs), "")
+    tokens = (token for done in rounds for token in done.logprobs.get(member, ()))
     return {
         "content": [
             {

@@ -20,6 +20,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -165,6 +166,7 @@ class ReplyReader:
         self._at_start = False  # True while only whitespace has followed a call or reasoning
         self._text = ""  # all text so far
         self._calls: list[Call] = []
+        self._keys: set[str] = set()
         self._repeated: ToolCall | None = None
 
     def add(self, text: str, prefix: str = "", end: Ending | None = None) -> ReplyDelta:
@@ -308,8 +310,11 @@ class ReplyReader:
             delta.calls.append(part)
 
     def _is_left_out(self, call: Call) -> bool:
-        if isinstance(call, ToolCall) and any(_is_same(call, each) for each in self._calls):
-            self._repeated = self._repeated or call
+        if isinstance(call, ToolCall):
+            key = call_key(call.name, call.arguments)
+            if key in self._keys:
+                self._repeated = self._repeated or call
+            self._keys.add(key)
         return bool(self._repeated or (self._calls and not self._parallel))
 
     def _warnings(self, cut: str) -> list[str]:
@@ -337,12 +342,12 @@ class ReplyReader:
         return warnings
 
 
-def _is_same(one: ToolCall, other: Call) -> bool:
-    """Return whether two calls have the same name and arguments. In JSON, 1 is not true."""
-    if not isinstance(other, ToolCall) or one.name != other.name:
-        return False
-    texts = [json.dumps(each.arguments, sort_keys=True) for each in (one, other)]
-    return texts[0] == texts[1]
+def call_key(name: object, arguments: object) -> str:
+    """Return what two calls with the same name and arguments share. In JSON, 1 is not true."""
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # the text of a malformed call
+            arguments = json.loads(arguments or "{}")
+    return json.dumps([name, arguments], sort_keys=True, default=repr)
 
 
 def _may_be_calls(text: str) -> bool:

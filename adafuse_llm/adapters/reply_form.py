@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from adafuse_llm.adapters.conversation import Turn
-from adafuse_llm.adapters.reply import ReplyReader
+from adafuse_llm.adapters.reply import ReplyReader, call_key
 from adafuse_llm.adapters.schema import closed_schema
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.config import CONSTRAINTS
@@ -106,7 +106,7 @@ class ReplyForm:
                 calls, has_result = [], False
             has_result |= role == "tool"
             functions = [function_of(call) for call in turn.get("tool_calls") or ()]
-            calls += [repr((each.get("name"), each.get("arguments"))) for each in functions]
+            calls += [call_key(each.get("name"), each.get("arguments")) for each in functions]
         if not has_result:
             return replace(self, schema=None)
         return replace(self, choice="none") if len({*calls}) < len(calls) else self
@@ -155,7 +155,7 @@ def enforced(
             raise
         return free, f"the form of replies is only described to the members, not enforced: {error}"
     if problems:
-        return constrained, f"a part of the form of replies is not enforced: {' '.join(problems)}"
+        return constrained, f"a part of the form of replies is not enforced: {'; '.join(problems)}"
     return constrained, ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from adafuse_llm.errors import GrammarError, InvalidInputError
 from adafuse_llm.text.grammar import Grammar, json_rule
+from adafuse_llm.text.schema import is_absent
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value maps names to schemas."""
@@ -39,6 +40,8 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
             return schema
         part: dict[str, Any] = {}
         for key, value in schema.items():
+            if is_absent(key, value):
+                continue
             if key in _MAPS and isinstance(value, Mapping):
                 part[key] = {name: closed(each) for name, each in value.items()}
             else:
@@ -122,10 +125,14 @@ def _leave_out(schema: Any, path: tuple[str, ...]) -> bool:
         else:
             return False
         is_map = not is_map and key in _MAPS
-    if not isinstance(schema, dict) or schema.get(last, {}) == {}:
+    if not isinstance(schema, dict) or last not in schema or (is_map and schema[last] == {}):
         return False
     if is_map:
         schema[last] = {}  # in its place, because properties are written in this order
-    elif (left_out := schema.pop(last)) and last == "oneOf":
-        schema["anyOf"] = left_out
+        return True
+    left_out = schema.pop(last)
+    if last == "oneOf":
+        schema.setdefault("anyOf", left_out)
+    if last in _OPEN:  # what it allowed stays allowed
+        schema["additionalProperties"] = {}
     return True

@@ -123,12 +123,13 @@ def choose_best(
 
 
 def _commit(
-    candidate: PoolCandidate, top_logprobs: int | None
+    candidate: PoolCandidate, members: Sequence[Member], top_logprobs: int | None
 ) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
     """Commit a candidate in every member's tree. Return the committed tokens by member.
 
     Args:
         candidate: the candidate.
+        members: all members, in order.
         top_logprobs: as for `decode`; with None, no tokens are returned.
     """
     tokens = {}
@@ -141,7 +142,8 @@ def _commit(
         yield from in_lockstep(steps)
         tokens = {
             member.name: member.logprobs(candidate.nodes[member], top_logprobs)
-            for member in sorted(candidate.nodes, key=lambda each: -each.weight)
+            for member in sorted(members, key=lambda each: -each.weight)
+            if member in candidate.nodes
         }
     for member, end in candidate.nodes.items():
         member.commit(end, candidate.text)
@@ -263,7 +265,7 @@ def decode(
         started = time.perf_counter()
         outcome = forced_round(members) or (yield from play())
         response.count(outcome)
-        logprobs = yield from _commit(outcome.committed, top_logprobs)
+        logprobs = yield from _commit(outcome.committed, members, top_logprobs)
         elapsed = time.perf_counter() - started
         text = outcome.committed.shown
         shown = response.transcript.push(text)

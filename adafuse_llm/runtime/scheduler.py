@@ -286,9 +286,8 @@ class _Coordinator(threading.Thread):
             raise
         _started.add(self)
         atexit.unregister(_end_all_threads)
-        atexit.register(
-            _end_all_threads
-        )  # as the last one, so that it runs before models are freed
+        # what is registered last runs first, before libraries free their models
+        atexit.register(_end_all_threads)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self.unfinished.update(jobs)

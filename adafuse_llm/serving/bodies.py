@@ -375,7 +375,14 @@ def converse(
 ) -> None:
     """Add a conversation and the form of its reply to a request."""
     if body.tools or body.tool_choice is not None or response_format is not None:
-        asked.form = _form_of(asked, body, response_format).after(turns)
+        asked.form = whole = _form_of(asked, body, response_format)
+        if asked.enforce is not True:
+            asked.form = whole.after(turns)
+        if asked.form.schema is not whole.schema:
+            asked.ignored.warnings.append(
+                f"{body.FORM} applies once a tool has answered, because small members would "
+                'invent its values. To get it at once, send "strict": true.'
+            )
     form = asked.form
     asked.variables = body.chat_template_kwargs
     with naming(body.PROMPT):
@@ -433,16 +440,18 @@ def readable(content: Any, place: str, ignored: Ignored) -> Any:
     Thoughts are left out, and refusals become text. Clients send a message again with every later
     turn, so a note replaces what is not text, such as an image.
     """
-    if isinstance(content, str | None):
+    if not isinstance(content, list | Mapping):
         return content
     parts: list[Any] = []
     for part in content if isinstance(content, list) else [content]:
         given = part if isinstance(part, Mapping) else {"text": part}
         kind = given.get("type")
+        if kind in THOUGHTS:
+            continue
         text = given.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str):
             parts.append(text)
-        elif kind not in THOUGHTS:
+        else:
             parts.append(note_of(kind, place, ignored))
     return parts
 

@@ -54,7 +54,7 @@ _CLASSES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_NUMBERS, (int, float)),
     "type": (str, list),
 }
-_TYPES = {"array", "boolean", "integer", "null", "number", "object", "string"}
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _REFERENCE = {"$ref", "title", "description"}
 _DECIMALS, _DIGITS, _MAX_INTEGER, _FEW = 9, 15, 2**53, 12
 _LEAP = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
@@ -129,7 +129,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
         return [_prepared(each, (*path, str(n)), parts) for n, each in enumerate(schema)]
     if not isinstance(schema, dict):
         return schema
-    schema = {key: each for key, each in schema.items() if not _is_absent(key, each)}
+    schema = {key: each for key, each in schema.items() if not is_absent(key, each)}
     found: dict[str, Any] = {}
     for keyword, value in schema.items():
         place = (*path, keyword)
@@ -157,7 +157,7 @@ def _prepared(schema: Any, path: Path, parts: Parts) -> Any:
     return out
 
 
-def _is_absent(keyword: str, value: Any) -> bool:
+def is_absent(keyword: str, value: Any) -> bool:
     """Return whether a keyword says nothing. Some languages write null, or [] for an empty map."""
     return keyword != "const" and (value is None or (keyword in _MAPS and value == []))
 
@@ -167,12 +167,13 @@ def _check_keyword(keyword: str, value: Any, path: Path) -> None:
         _refuse(path, "is not supported", _REFUSED[keyword])
     if keyword == "minProperties" and value not in (0, 1):  # names can be repeated
         _refuse(path, "is supported only up to 1", "Use 'required', or check the parsed response.")
-    if keyword == "enum" and not value:
-        _refuse(path, "allows no value", "Correct it.")
-    if keyword == "type" and not {*([value] if isinstance(value, str) else value)} <= _TYPES:
-        _refuse(path, f"must be of {', '.join(sorted(_TYPES))}; got {short_repr(value)}")
     if type(value) not in _CLASSES.get(keyword, (type(value),)):
         _refuse(path, f"has the wrong type; got {short_repr(value)}", "Correct it.")
+    if keyword == "enum" and not value:
+        _refuse(path, "allows no value", "Correct it.")
+    kinds = (value if isinstance(value, list) else [value]) if keyword == "type" else []
+    if any(kind not in _TYPES for kind in kinds):
+        _refuse(path, f"must be of {', '.join(_TYPES)}; got {short_repr(value)}", "Correct it.")
 
 
 def _check_constant(value: Any, path: Path) -> None:

@@ -6,14 +6,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
 
 TURNS = ("\nUser:", "\nAssistant:")
 """Beginnings of the next turn in the plain format of conversations (`Conversation.plain_text`). A
 member without a chat template may go on with such a turn instead of ending its reply."""
 
-_CALL = re.compile(rf'{CALL_OPENS}[\s\S]*?{CALL_CLOSES}|^\{{.*"arguments".*\}}$', re.MULTILINE)
-"""A whole call between its markers, or without them in a line of its own."""
+_CALL = re.compile(rf"{CALL_OPENS}[\s\S]*?{CALL_CLOSES}")
+_BARE_CALL = re.compile(r'^\{.*"arguments".*\}$', re.MULTILINE)
+"""A whole call between its markers, and one without them in a line of its own, which only counts in
+a reply that begins with JSON."""
 
 
 class Transcript:
@@ -26,7 +29,8 @@ class Transcript:
         turns: beginnings of a next turn, which also end the response, without the whitespace before
             them.
         calls: whether the response may call tools. Then it ends after a call that it has made
-            before, because small models repeat one call without end.
+            before, but for reasoning, because small models repeat one call without end.
+        prefix: text with which the chat templates began the response.
 
     Attributes:
         text: the response so far, up to the first stop sequence or turn.
@@ -42,6 +46,7 @@ class Transcript:
         turns: Sequence[str] = (),
         *,
         calls: bool = False,
+        prefix: str = "",
     ) -> None:
         self.text = ""
         self.shown = 0
@@ -50,6 +55,7 @@ class Transcript:
         self._can_end = can_end
         self._turns = tuple(turns)
         self._calls = calls
+        self._prefix = prefix
 
     def push(self, span: str) -> str:
         """Add a span, and return the text that can be shown now.
@@ -65,9 +71,12 @@ class Transcript:
         elif cut is not None:
             self.text, self.stopped = self.text[:cut], "stop_sequence"
         elif self._calls:
-            calls = [*_CALL.finditer(self.text)]
+            answer = split_reasoning(self.text, self._prefix)[1]
+            pattern = _BARE_CALL if answer.lstrip()[:1] in ("{", "[", "`") else _CALL
+            calls = [*pattern.finditer(answer)]
             if len({match[0] for match in calls}) < len(calls):
-                self.text, self.stopped = self.text[: calls[-1].end()], "stop"
+                end = len(self.text) - len(answer) + calls[-1].end()
+                self.text, self.stopped = self.text[:end], "stop"
         visible = len(self.text)
         if not self.stopped:  # a stop sequence or a turn could cut the end off
             visible -= begun_size(self.text, self._stops)

@@ -55,7 +55,8 @@ def picture_report(engine: AdaFuseEngine, browser: Browser) -> None:
     generation = engine.generate(messages=question_messages(READ_QUESTION, passages))
     shown = next(each.index for each in generation.rounds if WORD in each.text)
     with tempfile.TemporaryDirectory() as folder:
-        page = generation.to_html(Path(folder) / "report.html", title=READ_QUESTION)
+        page = Path(folder) / "report.html"
+        page.write_text(f'<meta charset="utf-8">{generation._repr_html_()}', encoding="utf-8")
         for scheme in ("light", "dark"):
             size = {"width": 880, "height": 640}
             tab = browser.new_page(color_scheme=scheme, viewport=size, device_scale_factor=2)

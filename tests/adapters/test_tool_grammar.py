@@ -159,6 +159,14 @@ TEXT = {"type": "string"}
         ({"type": "object", "properties": {"enum": {"type": "any"}}}, '{"enum": 1}', "1"),
         ({"anyOf": [{"type": "number", "multipleOf": 0.01}, {"type": "null"}]}, "0.5", '"x"'),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "0.5", '"x"'),
+        ({"type": 5}, "1", "x"),
+        ({"type": [{"type": "string"}]}, "1", "x"),
+        ({**TEXT, "not": {}}, '"x"', "1"),
+        (
+            {"type": "object", "patternProperties": {"^(?!x)": {}}, "additionalProperties": False},
+            '{"a": 1}',
+            "1",
+        ),
     ],
 )
 def test_a_part_that_cannot_be_enforced_loosens_only_itself(
@@ -184,6 +192,8 @@ def test_a_keyword_that_is_null_or_an_empty_map_that_is_a_list_says_nothing() ->
     reply = '<tool_call>\n{"name": "odd", "arguments": {"a": "b"}}\n</tool_call>'
     assert accepts(tool_grammar([Tool("odd", "", odd)], choice="odd"), reply)
     parameters: list[Any] = [{"properties": []}, {}]
+    closed = close_objects({"properties": inner, "additionalProperties": None, "anyOf": None})
+    assert closed["additionalProperties"] is False
     none, empty = (tool_grammar([Tool("now", "", each)]) for each in parameters)
     assert none == empty
 

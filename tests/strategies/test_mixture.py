@@ -68,6 +68,11 @@ def test_log_probabilities_are_those_of_the_member_with_the_highest_weight() -> 
         rounds = engine.generate("So:", max_new_tokens=1, logprobs=True).rounds
     (token,) = openai_logprobs(rounds)["content"]
     assert token["logprob"] == pytest.approx(math.log(0.4))
+    after = {"": {" a": 0.4}, " a": {" b": 0.3, END: 0.1}}
+    pair = [fake("one", after), fake("two", {"": {" a": 0.2}, " a": {" b": 0.9}})]
+    with AdaFuseEngine(pair, strategy="adafuse") as engine:
+        rounds = engine.generate("So:", max_new_tokens=2, logprobs=True, max_words=1).rounds
+    assert [next(iter(done.logprobs)) for done in rounds] == ["one"] * len(rounds)
 
 
 @pytest.mark.quick

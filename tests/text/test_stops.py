@@ -76,6 +76,19 @@ def test_a_repeated_call_ends_a_response_with_calls() -> None:
             assert transcript.stopped == ("stop" if calls else None)
 
 
+def test_calls_in_reasoning_and_in_prose_do_not_end_a_response() -> None:
+    call = '{"name": "add", "arguments": {}}'
+    marked = f"<tool_call>{call}</tool_call>"
+    for prefix, text in (
+        ("", f"<think>Perhaps\n{call}\nor\n{call}\n"),
+        ("<think>", f"{marked}{marked}</think>{marked}"),
+        ("", f"So:\n{call}\n{call}\n"),
+    ):
+        transcript = Transcript(calls=True, prefix=prefix)
+        transcript.push(text)
+        assert (transcript.text, transcript.stopped) == (text, None)
+
+
 LETTERS = st.text(st.sampled_from("ab \n"), max_size=5)
 STOPS = st.lists(st.text(st.sampled_from("ab \n"), min_size=1, max_size=4), max_size=3)
 

@@ -258,7 +258,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             form = form_of(to_tools(keywords.get("tools") or ()), asked)
             form.check_constraints(n for n in CONSTRAINTS if getattr(model, n) is not None)
         turns, omitted = to_turns(given)
-        if form is not None:
+        if form is not None and model.enforce is not True:
             form = form.after(turns)
         if omitted:
             self._warn_once(

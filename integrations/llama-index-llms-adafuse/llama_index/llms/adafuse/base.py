@@ -463,7 +463,8 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
     ) -> Decode[ChatResponse]:
         def prepare() -> Prepared[ChatResponse]:
             form = form_of(check_tools(keywords.get("tools") or ()), keywords)
-            form = form.after(to_turns(messages, self._warn_once))
+            if self.enforce is not True:
+                form = form.after(to_turns(messages, lambda _: None))
             overrides = {key: value for key, value in keywords.items() if key not in FORM_KEYWORDS}
             timeout = overrides.pop("timeout", self.request_timeout)
             request = replace(self._messages(messages, overrides, form), timeout=timeout)
@@ -482,7 +483,7 @@ class AdaFuseLLM(EnsembleFields, CustomLLM, FunctionCallingLLM):
             options = _without_constraints(options)
         options, warning = enforced(self.engine, form, options, self.enforce)
         if warning:
-            self._warn_once(f"{warning} To omit this warning, set enforce=False.")
+            self._warn_once(warning)
         messages = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if not form.calls_tools and _describes_steps(messages):
             options["stop"] = (*self._ensemble.config.override(options).stop, OBSERVATION)
