@@ -226,7 +226,9 @@ def test_conversations_reach_every_member_in_its_own_template_and_begun_replies_
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-def test_ctrl_c_cancels_the_requests_that_run():
+def test_ctrl_c_cancels_the_requests_that_run(request):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     rounds = []
 
     def interrupt(each):
