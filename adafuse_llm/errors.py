@@ -3,15 +3,15 @@
 A message states what is wrong, what is allowed, what was given and what to do. The second base of a
 class decides what frameworks do with it:
 
-| what failed | second base | LlamaIndex's components | LangGraph's retries |
-|---|---|---|---|
-| the request, now and later | `LookupError` | raise it | raise it |
-| a member's reply | `ValueError` | log it, and go on without this reply | raise it |
-| a member, a server, the queue | none, or `ConnectionError` | raise it | try again |
-| loading, or time ran out | `OSError`, `TimeoutError` | raise it | raise it |
+- `LookupError`: the request fails now and later. LlamaIndex's components and LangGraph's retries
+  raise it.
+- `ValueError`: a member's reply has not the requested form. LlamaIndex's extractors and
+  synthesizers log it, and go on without this reply. LangGraph raises it.
+- none, or `ConnectionError`: a member, a server or the queue failed, perhaps only now. LlamaIndex
+  raises it, and LangGraph tries again.
+- `OSError`, `TimeoutError`: a model cannot be loaded, or time ran out. Both raise it.
 
-No error is a `RuntimeError`, because LlamaIndex's `asyncio_run` replaces those by another one, and
-only errors of replies are a `ValueError`, which its extractors and synthesizers skip.
+No error is a `RuntimeError`, because LlamaIndex's `asyncio_run` replaces those by another one.
 """
 
 from __future__ import annotations
