@@ -5,7 +5,7 @@ class decides what frameworks do with it:
 
 - `LookupError`: the request fails now and later. LlamaIndex's components and LangGraph's retries
   raise it.
-- `ValueError`: a member's reply has not the requested form. LlamaIndex's extractors and
+- `ValueError`: a member's reply does not have the requested form. LlamaIndex's extractors and
   synthesizers log it, and go on without this reply. LangGraph raises it.
 - none, or `ConnectionError`: a member, a server or the queue failed, perhaps only now. LlamaIndex
   raises it, and LangGraph tries again.

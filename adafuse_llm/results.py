@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -133,17 +133,6 @@ class Usage(_Result):
     forward_passes: dict[str, int]
     tokens_processed: dict[str, int]
     cached_tokens: dict[str, int]
-
-    def openai(self) -> dict[str, Any]:
-        """Return the counts of the member with the most tokens, in the form of OpenAI's API."""
-        totals = {name: n + self.completion_tokens[name] for name, n in self.prompt_tokens.items()}
-        member = max(totals, key=totals.__getitem__)
-        return {
-            "prompt_tokens": self.prompt_tokens[member],
-            "completion_tokens": self.completion_tokens[member],
-            "total_tokens": totals[member],
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens[member]},
-        }
 
 
 class MemberInfo(_Result):

@@ -1,14 +1,27 @@
-"""Log-probabilities of committed tokens in the form of OpenAI's API."""
+"""Log-probabilities of committed tokens, and counts of tokens, in the form of OpenAI's API."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from adafuse_llm.results import Round
+from adafuse_llm.results import Round, Usage
 
 IMPOSSIBLE = -9999.0
 """Log-probability of a token to which the member gives a probability of 0, as in OpenAI's API."""
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    """Return the counts of the member with the most tokens, as ``usage`` in OpenAI's API."""
+    prompts, completions = usage.prompt_tokens, usage.completion_tokens
+    totals = {member: prompts[member] + completions[member] for member in prompts}
+    member = max(totals, key=totals.__getitem__)
+    return {
+        "prompt_tokens": prompts[member],
+        "completion_tokens": completions[member],
+        "total_tokens": totals[member],
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens[member]},
+    }
 
 
 def openai_logprobs(rounds: Iterable[Round]) -> dict[str, Any]:

@@ -167,15 +167,7 @@ class EnsembleFields(OptionFields):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy the model with other fields. If they describe other members, these load anew."""
-        update = {
-            self._names_of_fields.get(name, name): each for name, each in (update or {}).items()
-        }
-        options = {name: update[name] for name in AdaFuseConfig.model_fields if name in update}
-        update |= {
-            name: getattr(AdaFuseConfig().override({name: each}), name)
-            for name, each in options.items()
-            if each is not None
-        }
+        update = self._checked(update or {}, extra=(*type(self).model_fields, "engine"))
         copied = super().model_copy(update=update, deep=deep)
         if not {"members", "engine", *LOADING}.isdisjoint(update):
             copied.__dict__.pop("_ensemble", None)

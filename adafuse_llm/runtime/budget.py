@@ -81,7 +81,7 @@ class CacheBudget:
         return needs, limit
 
     def fits(self, requests: Iterable[Needs], elsewhere: Iterable[Needs] = ()) -> bool:
-        """Return whether these requests can run at the same time, beside those of other engines.
+        """Return whether these requests and those that other engines run fit at the same time.
 
         The others count where the limit is a part of the free memory, which all engines share.
         """

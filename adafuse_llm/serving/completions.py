@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from adafuse_llm import wire
-from adafuse_llm.adapters.logprobs import openai_logprobs
+from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import ReplyReader, ToolCall
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.bodies import ServedRequest
@@ -66,7 +66,7 @@ class CompletionWriter:
         if self._body.stream_options.include_usage:
             total = total_usage(generations, self._prompts)
             frame = self._frame([], {"usage": total.model_dump()}, is_chunk=True)
-            yield sent_event({**frame, "usage": total.openai()})
+            yield sent_event({**frame, "usage": openai_usage(total)})
         yield DONE
 
     def failure(self, error: ApiError) -> bytes:
@@ -78,13 +78,13 @@ class CompletionWriter:
         total, warnings, written = total_usage(results, self._prompts), [*self._warnings], []
         if self._body.adafuse.texts is not None:
             scores = {"scores": [each.model_dump(mode="json") for each in results]}
-            return {**self._frame([], scores), "usage": total.openai()}
+            return {**self._frame([], scores), "usage": openai_usage(total)}
         for index, (choice, generation) in enumerate(zip(self._choices, results, strict=True)):
             extension = wire.whole(generation, rounds=self._body.adafuse.rounds)
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
             warnings += choice.warnings
         extension = {"usage": total.model_dump(), **({"warnings": warnings} if warnings else {})}
-        return {**self._frame(written, extension), "usage": total.openai()}
+        return {**self._frame(written, extension), "usage": openai_usage(total)}
 
     def _chunk(self, index: int, part: dict[str, Any], extension: dict[str, Any]) -> bytes:
         choice = {"index": index, "logprobs": None, "finish_reason": None, **part}

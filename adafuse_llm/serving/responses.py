@@ -12,7 +12,7 @@ from pydantic import Field
 
 from adafuse_llm import wire
 from adafuse_llm.adapters.conversation import Turn
-from adafuse_llm.adapters.logprobs import openai_logprobs
+from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import short_repr
@@ -261,7 +261,7 @@ class ResponseWriter:
         )
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        usage, thought = generation.usage.openai(), generation.reasoning
+        usage, thought = openai_usage(generation.usage), generation.reasoning
         output, reasoning = usage["completion_tokens"], 0
         if thought:
             tokens = self._engine.encode_text(thought, use=tuple(generation.usage.prompt_tokens))

@@ -70,7 +70,7 @@ class Transcript:
             self.text, self.stopped = self.text[:turn].rstrip(), "stop"
         elif cut is not None:
             self.text, self.stopped = self.text[:cut], "stop_sequence"
-        elif self._calls:
+        elif self._calls and ("}" in span or ">" in span):  # a call may end here
             answer = split_reasoning(self.text, self._prefix)[1]
             pattern = _BARE_CALL if answer.lstrip()[:1] in ("{", "[", "`") else _CALL
             calls = [*pattern.finditer(answer)]

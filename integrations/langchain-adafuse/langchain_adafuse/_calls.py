@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from adafuse_llm import ContextWindowError, Engine, InvalidOptionError, Request, StreamEvent
 from adafuse_llm import Generation as Response
-from adafuse_llm.adapters.logprobs import openai_logprobs
+from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import cut_off
 from adafuse_llm.adapters.reply_form import ReplyForm, enforced
 from adafuse_llm.run import check_one_response
@@ -100,7 +100,7 @@ class Reply(ABC, Generic[C]):
         The counts, in LangChain's form, are those of the member with the most tokens.
         """
         call, reason, counts = self.call, whole.finish_reason, whole.usage.model_dump()
-        totals = whole.usage.openai()
+        totals = openai_usage(whole.usage)
         details = totals.pop("prompt_tokens_details")
         usage = UsageMetadata(
             input_tokens=totals["prompt_tokens"],

@@ -7,6 +7,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import BaseModel, ConfigDict, Field
 
 from adafuse_llm import Generation, Round, Usage
+from adafuse_llm.adapters.logprobs import openai_usage
 from adafuse_llm.results import FinishReason
 from adafuse_llm.summary import Summary
 
@@ -27,7 +28,9 @@ class TokenUsage(BaseModel):
 
     @classmethod
     def of(cls, usage: Usage) -> TokenUsage:
-        counts: Any = {name: n for name, n in usage.openai().items() if name in cls.model_fields}
+        counts: Any = {
+            name: n for name, n in openai_usage(usage).items() if name in cls.model_fields
+        }
         return cls(members=usage, **counts)
 
 
