@@ -32,7 +32,6 @@ from __future__ import annotations
 __version__ = "0.1.0"  # set before the imports because the imported modules read it
 
 from adafuse_llm import errors
-from adafuse_llm.client import RemoteEngine
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import *  # noqa: F403  # all of them
@@ -43,6 +42,7 @@ from adafuse_llm.loading.specs import (
     ServerMember,
     TransformersMember,
 )
+from adafuse_llm.remote.client import RemoteEngine
 from adafuse_llm.request import Request
 from adafuse_llm.results import (
     Candidate,

@@ -23,7 +23,7 @@ from typing_extensions import Unpack
 
 from adafuse_llm.calibration import Calibration
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
-from adafuse_llm.sampling import derived_seeds
+from adafuse_llm.tree.sampling import derived_seeds
 
 __all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from adafuse_llm.adjustment import NOTHING, Adjustment, changes_of
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.member import Member, naming_member
@@ -18,14 +17,15 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     short_repr,
 )
+from adafuse_llm.grammar.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText
 from adafuse_llm.request import Checked
-from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import check_listed
-from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText
+from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.opening import Opening, SpaceTokens
-from adafuse_llm.text.prompt_warnings import mixed_templates, spelled_token
 from adafuse_llm.text.reply_start import mixed_reasoning, start_replies
 from adafuse_llm.text.templates import ReplyStart, member_variables
+from adafuse_llm.tree.adjustment import NOTHING, Adjustment, changes_of
+from adafuse_llm.tree.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -307,3 +307,27 @@ def _check_windows(members: Sequence[Member]) -> None:
         )
         advice = "" if len(full) == len(members) else ", or leave these members out"
         raise ContextWindowError(f"{tokens}. Shorten the prompt{advice}.")
+
+
+def spelled_token(name: str, codec: TextCodec, prompt: str) -> str | None:
+    """Return a warning if a prompt spells out a control token of a member, or None."""
+    token = codec.control_token_in(prompt)
+    return token and (
+        f"the prompt contains {token!r}, which is a control token of member {name!r}. In a prompt, "
+        "it is plain text, so the member reads neither a conversation nor a gap to fill in. To "
+        "send a conversation, pass messages=[...]; each member then uses its own chat template"
+    )
+
+
+def mixed_templates(has_template: Mapping[str, bool]) -> str | None:
+    """Return a warning if some members have a chat template and others do not, or None."""
+    plain = [name for name, has in has_template.items() if not has]
+    others = [name for name, has in has_template.items() if has]
+    if not plain or not others:
+        return None
+    return (
+        f"only some members have a chat template: {', '.join(map(repr, others))}, but not "
+        f"{', '.join(map(repr, plain))}. Members without one are usually base models. They read "
+        "messages as plain text (User: ...), and often expect other answers than members with one. "
+        "Use only instruction-tuned models or only base models, or leave members out with use=[...]"
+    )

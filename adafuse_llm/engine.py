@@ -38,6 +38,8 @@ from adafuse_llm.encoding import (
     text_tokens,
 )
 from adafuse_llm.errors import InvalidInputError, RequestCancelledError, short_repr
+from adafuse_llm.grammar.grammar import NO_LEAD, Grammar
+from adafuse_llm.grammar.matchers import is_available
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.request import Checked, Request, converted
@@ -53,8 +55,6 @@ from adafuse_llm.strategies.base import (
 )
 from adafuse_llm.strategies.registry import AUTO, find_strategy
 from adafuse_llm.text.conversation import CALL_CLOSES
-from adafuse_llm.text.grammar import NO_LEAD, Grammar
-from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.stops import TURNS, Transcript
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from adafuse_llm.reasoning import split_reasoning
+from adafuse_llm.text.reasoning import split_reasoning
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -18,13 +18,13 @@ from itertools import pairwise
 from typing import Any
 from unittest import SkipTest
 
-from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends import base
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.backends.fake import answered
-from adafuse_llm.sampling import Draw
 from adafuse_llm.text.codec import TextCodec
-from adafuse_llm.tree import Next, Node, TokenTree
+from adafuse_llm.tree.adjustment import Adjustment
+from adafuse_llm.tree.sampling import Draw
+from adafuse_llm.tree.tokens import Next, Node, TokenTree
 
 __all__ = ["BackendTests"]
 

@@ -19,7 +19,7 @@ import pytest
 from adafuse_llm.adapters.model import warn_once
 from adafuse_llm.backends.llamacpp.library import find_library
 from adafuse_llm.errors import MissingDependencyError
-from adafuse_llm.text import grammar, trial
+from adafuse_llm.grammar import grammar, trial
 from benchmarks.real import members
 from tests.support import sizes
 

@@ -12,7 +12,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from adafuse_llm import AdaFuseConfig
-from adafuse_llm.text.grammar import Grammar
+from adafuse_llm.grammar.grammar import Grammar
 
 FORMS = ("json_schema", "regex", "grammar")
 """Options that a grammar enforces token by token."""

@@ -15,7 +15,6 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from adafuse_llm.adapters.reply import read_json
-from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.text.conversation import (
     CALL_CLOSES,
     CALL_OPENS,
@@ -30,6 +29,7 @@ from adafuse_llm.text.conversation import (
     function_of,
     to_json,
 )
+from adafuse_llm.text.reasoning import split_reasoning
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from adafuse_llm.backends.file_facts import file_has_template, file_window
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.grammar.matchers import is_available
 from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.specs import GGUFMember, MemberSpec, ServerMember, as_specs, member_names
 from adafuse_llm.results import smallest_window
 from adafuse_llm.strategies.registry import AUTO, find_strategy
-from adafuse_llm.text.matchers import is_available
 
 if TYPE_CHECKING:
     from os import PathLike

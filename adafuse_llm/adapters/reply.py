@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from adafuse_llm.errors import short_list, short_repr
-from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool, map_json
+from adafuse_llm.text.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.stops import begun_size
 
 CUT = ("length", "cancelled")

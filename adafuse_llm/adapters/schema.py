@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from adafuse_llm.errors import GrammarError, InvalidInputError
-from adafuse_llm.text.grammar import Grammar, json_rule
-from adafuse_llm.text.schema import is_absent
+from adafuse_llm.grammar.grammar import Grammar, json_rule
+from adafuse_llm.grammar.schema import is_absent
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value maps names to schemas."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from adafuse_llm.adapters.schema import closed_schema
 from adafuse_llm.errors import GrammarError, InvalidInputError
-from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS, Tool
+from adafuse_llm.text.reasoning import REASONING_CLOSES, REASONING_OPENS
 
 _SPACE = r"[\s\x1c-\x1f]"
 _ANY = "(?s:.*)"

@@ -5,13 +5,13 @@ A backend implements one kind of member. The backend for Hugging Face models is 
 `adafuse_llm.testing` has tests for backends.
 """
 
-from adafuse_llm.adjustment import Adjustment, Changes
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.fake import FakeBackend, answered
 from adafuse_llm.text.codec import TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
-from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
+from adafuse_llm.tree.adjustment import Adjustment, Changes
+from adafuse_llm.tree.tokens import Next, Node, TokenTree, is_allowed
 
 __all__ = [
     "Adjustment",

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.config import GRAMMARS
 from adafuse_llm.errors import GrammarError
+from adafuse_llm.grammar.grammar import GrammarVocabulary
+from adafuse_llm.grammar.matchers import llguidance
 from adafuse_llm.text.codec import TextCodec
-from adafuse_llm.text.grammar import GrammarVocabulary
-from adafuse_llm.text.matchers import llguidance
 from adafuse_llm.text.opening import SpaceTokens
-from adafuse_llm.tree import Next, Node, TokenTree
+from adafuse_llm.tree.adjustment import NOTHING, Adjustment
+from adafuse_llm.tree.tokens import Next, Node, TokenTree
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,9 +104,9 @@ class Backend(ABC):
 
             - lists only tokens that ``Node.allowed`` permits in `Next`, and sets ``Next.mass``;
             - sets ``Next.drawn`` for every node with a ``Node.draw``
-              (:mod:`adafuse_llm.sampling`);
+              (:mod:`adafuse_llm.tree.sampling`);
             - applies ``TokenTree.changes`` to the logits after a node before it computes anything
-              from them (:mod:`adafuse_llm.adjustment`).
+              from them (:mod:`adafuse_llm.tree.adjustment`).
 
             `adafuse_llm.backends.answered` does all three. For other members, such as those on
             servers, an engine refuses options that need this.

@@ -9,7 +9,7 @@ from itertools import islice
 
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.errors import MemberError
-from adafuse_llm.tree import Next, Node
+from adafuse_llm.tree.tokens import Next, Node
 
 ROUNDING = 0.01
 """Amount by which rounding errors may raise a log-probability above 0."""

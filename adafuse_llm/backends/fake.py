@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.adjustment import NOTHING, changed
 from adafuse_llm.backends.base import Backend, Query, QueryResult
-from adafuse_llm.sampling import token_codes
+from adafuse_llm.grammar.matchers import grammar_tokenizer
 from adafuse_llm.text.codec import TextCodec
-from adafuse_llm.text.matchers import grammar_tokenizer
-from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
+from adafuse_llm.tree.adjustment import NOTHING, changed
+from adafuse_llm.tree.sampling import token_codes
+from adafuse_llm.tree.tokens import Next, Node, TokenTree, is_allowed
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,17 +17,17 @@ from adafuse_llm import (
     LoadError,
     MissingDependencyError,
 )
-from adafuse_llm.adjustment import changes_of
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.cli.common import FAILED, Command, Parser, Setup
 from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.encoding import mixed_templates
 from adafuse_llm.errors import short_repr
 from adafuse_llm.loading.checks import MESSAGES
 from adafuse_llm.report.styles import printable
-from adafuse_llm.text.exactness import change_of
-from adafuse_llm.text.prompt_warnings import mixed_templates
+from adafuse_llm.text.codec import change_of
+from adafuse_llm.tree.adjustment import changes_of
 
 PROBES: Final = {
     "emoji": " 🙂",

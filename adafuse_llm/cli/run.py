@@ -22,7 +22,7 @@ from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Command, Pars
 from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar, tell
 from adafuse_llm.evaluation.files import Line, Results, is_lost, prompt_form, put, read_lines
 from adafuse_llm.evaluation.parallel import in_order
-from adafuse_llm.sampling import derived_seed
+from adafuse_llm.tree.sampling import derived_seed
 
 
 def add_flags(parser: Parser) -> None:

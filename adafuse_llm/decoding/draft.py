@@ -39,7 +39,7 @@ from adafuse_llm.decoding.member import Ask, Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import added
-from adafuse_llm.tree import Node
+from adafuse_llm.tree.tokens import Node
 
 E = TypeVar("E")
 Events: TypeAlias = Generator[Ask | E, None, None]

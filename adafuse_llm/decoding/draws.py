@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from adafuse_llm.sampling import Draw, Sampling
 from adafuse_llm.text.words import REPLACEMENT
-from adafuse_llm.tree import Node
+from adafuse_llm.tree.sampling import Draw, Sampling
+from adafuse_llm.tree.tokens import Node
 
 
 class Draws:
-    """The draws of one member in one response (`adafuse_llm.sampling`).
+    """The draws of one member in one response (`adafuse_llm.tree.sampling`).
 
     A draw depends on the text of the response before it, in whole characters, so it is the same for
     all members. The tokens that leave this text as it is are counted.

@@ -11,17 +11,17 @@ from math import isfinite
 from typing import TypeVar
 from weakref import proxy
 
-from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.decoding.draws import Draws
 from adafuse_llm.decoding.permits import Form, Permits
 from adafuse_llm.errors import InvalidInputError, MemberError
+from adafuse_llm.grammar.grammar import GrammarText
 from adafuse_llm.results import TokenLogprob, TopToken
-from adafuse_llm.sampling import Sampling, derived_seed
-from adafuse_llm.text.grammar import GrammarText
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.words import added
-from adafuse_llm.tree import Next, Node, TokenTree
+from adafuse_llm.tree.adjustment import Adjustment
+from adafuse_llm.tree.sampling import Sampling, derived_seed
+from adafuse_llm.tree.tokens import Next, Node, TokenTree
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.errors import MemberError
-from adafuse_llm.text.grammar import Allowed, GrammarText, GrammarVocabulary
-from adafuse_llm.text.matchers import after
+from adafuse_llm.grammar.grammar import Allowed, GrammarText, GrammarVocabulary
+from adafuse_llm.grammar.matchers import after
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.words import added
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.text import words
-from adafuse_llm.tree import Node
+from adafuse_llm.tree.tokens import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from adafuse_llm import results
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.errors import DecodingError
-from adafuse_llm.text.exactness import difference
+from adafuse_llm.text.codec import difference
 from adafuse_llm.text.opening import Opening
 from adafuse_llm.text.words import leading_space
-from adafuse_llm.tree import Node
+from adafuse_llm.tree.tokens import Node
 
 
 class PoolCandidate:

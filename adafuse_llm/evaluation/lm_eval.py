@@ -45,7 +45,7 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.evaluation.parallel import in_order
 from adafuse_llm.loading.config_file import ConfigFile, read_config
-from adafuse_llm.sampling import derived_seed
+from adafuse_llm.tree.sampling import derived_seed
 
 __all__ = ["AdaFuseLM"]
 

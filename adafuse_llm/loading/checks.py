@@ -9,7 +9,7 @@ from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.errors import InvalidInputError, UnsupportedModelError, short_list
 from adafuse_llm.loading.problems import describe
-from adafuse_llm.text.exactness import change_of
+from adafuse_llm.text.codec import change_of
 
 PLAIN: Final = "\nTwo  spaces, 3.5 lines."
 """A text that every tokenizer must preserve."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.adjustment import changes_of
 from adafuse_llm.errors import (
     LoadError,
     MemberError,
@@ -20,6 +19,7 @@ from adafuse_llm.errors import (
 from adafuse_llm.loading.gguf import load_gguf_text
 from adafuse_llm.loading.huggingface import load_tokenizer
 from adafuse_llm.loading.specs import GGUFMember, ServerMember
+from adafuse_llm.tree.adjustment import changes_of
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.servers.api import ServerApi, ServerFacts

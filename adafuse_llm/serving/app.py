@@ -20,8 +20,10 @@ from starlette.routing import Route
 from adafuse_llm import errors
 from adafuse_llm.adapters.reply_form import enforced
 from adafuse_llm.config import GRAMMARS
+from adafuse_llm.encoding import spelled_token
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError
+from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.request import Request as EngineRequest
 from adafuse_llm.results import Generation, Scores, smallest_window
 from adafuse_llm.run import Run
@@ -33,9 +35,7 @@ from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.responses import ResponseWriter, read_response
 from adafuse_llm.serving.service import SINGLE, Service
 from adafuse_llm.text.codec import TextCodec
-from adafuse_llm.text.prompt_warnings import spelled_token
 from adafuse_llm.text.templates import SWITCHES
-from adafuse_llm.wire import EXTENSION
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig, advice
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
+from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.text.conversation import Conversation, check_tools, function_of
-from adafuse_llm.wire import EXTENSION
 
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields for the option ``max_new_tokens``."""

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from adafuse_llm import wire
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import ReplyReader, ToolCall
+from adafuse_llm.remote import wire
+from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.bodies import ServedRequest
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.http import DONE
 from adafuse_llm.serving.http import event as sent_event
-from adafuse_llm.wire import EXTENSION
 
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""

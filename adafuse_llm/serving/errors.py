@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, InvalidOptionError
-from adafuse_llm.wire import EXTENSION, error_fields
+from adafuse_llm.remote.wire import EXTENSION, error_fields
 
 CONTEXT_CODE = "context_length_exceeded"
 """Code of a prompt that is too long. Frameworks recognize it."""
@@ -91,7 +91,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as JSON data. `RemoteEngine` reads the extension (`adafuse_llm.wire`)."""
+        """The error as JSON data. `RemoteEngine` reads the extension (`adafuse_llm.remote.wire`)."""
         return {
             "error": {
                 "message": self.message[:MAX_MESSAGE],

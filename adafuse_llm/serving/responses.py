@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from adafuse_llm import wire
 from adafuse_llm.adapters.conversation import Turn
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import CUT, Part, Reasoning, Text, ToolCall
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import short_repr
 from adafuse_llm.interface import Engine
+from adafuse_llm.remote import wire
+from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.bodies import (
     NO_STORE,
@@ -31,7 +32,6 @@ from adafuse_llm.serving.bodies import (
 )
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import event as sent_event
-from adafuse_llm.wire import EXTENSION
 
 
 class _TextField(Nested):

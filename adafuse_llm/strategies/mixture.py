@@ -20,7 +20,7 @@ from adafuse_llm.decoding.score import Pool, PoolCandidate, to_result
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext, check_word_ends
 from adafuse_llm.text.words import has_end
-from adafuse_llm.tree import Node
+from adafuse_llm.tree.tokens import Node
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
+from adafuse_llm.text.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.templates import (
     Messages,
     ReplyStart,
@@ -30,6 +31,12 @@ from adafuse_llm.text.templates import (
     render_conversation,
 )
 from adafuse_llm.text.words import REPLACEMENT, added
+
+CONTEXT = "a b"
+"""Text before a text that is checked."""
+
+SHOWN = 24
+"""Maximum number of characters that a difference shows."""
 
 CONTEXT_TOKENS = 8
 """Number of context tokens that are decoded together with a continuation. More tokens are used if
@@ -473,3 +480,27 @@ class _ControlTokens:
         if len(cuts) == 1 and len(text) > 1 and not self.ids.isdisjoint(tokens):
             cuts.append(len(text) // 2)
         return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]
+
+
+def change_of(codec: TextCodec, text: str) -> str | None:
+    """Return what a tokenizer changes in a continuation, or None if it changes nothing."""
+    context = codec.encode_prompt(CONTEXT)
+    tokens, is_exact = codec.encode_continuation(context, text)
+    return None if is_exact else difference(text, codec.decode_continuation(context, tokens))
+
+
+def difference(text: str, read: str) -> str:
+    """Describe how `read` differs from `text`, in ASCII, from the first difference to the last."""
+    size = min(len(text), len(read))
+    before = _same(zip(text, read, strict=False))
+    after = min(size - before, _same(zip(reversed(text), reversed(read), strict=False)))
+    given, changed = text[before : len(text) - after], read[before : len(read) - after]
+    return f"{_shown(given)} becomes {_shown(changed)}"
+
+
+def _same(pairs: zip[tuple[str, str]]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")

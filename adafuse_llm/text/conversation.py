@@ -46,7 +46,7 @@ from adafuse_llm.errors import (
     short_list,
     short_repr,
 )
-from adafuse_llm.reasoning import REASONING_OPENS
+from adafuse_llm.text.reasoning import REASONING_OPENS
 from adafuse_llm.text.words import check_text
 
 ROLES = ("system", "user", "assistant", "tool")

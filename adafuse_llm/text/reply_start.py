@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.reasoning import CLOSING, REASONING_CLOSES, REASONING_OPENS, open_reasoning
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.conversation import Conversation, check_conversation
+from adafuse_llm.text.reasoning import CLOSING, REASONING_CLOSES, REASONING_OPENS, open_reasoning
 from adafuse_llm.text.templates import SWITCHES, ReplyStart
 
 THOUGHTS = tuple(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
+from adafuse_llm.text.reasoning import split_reasoning
 
 TURNS = ("\nUser:", "\nAssistant:")
 """Beginnings of the next turn in the plain format of conversations (`Conversation.plain_text`). A

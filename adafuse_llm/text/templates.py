@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
-from adafuse_llm.reasoning import REASONING_CLOSES
 from adafuse_llm.text.conversation import (
     CALL_OPENS,
     HOW_TO_CALL,
@@ -25,6 +24,7 @@ from adafuse_llm.text.conversation import (
     Tool,
     to_json,
 )
+from adafuse_llm.text.reasoning import REASONING_CLOSES
 from adafuse_llm.text.words import check_text
 
 OPTION = "chat_template_kwargs"

@@ -11,8 +11,8 @@ from adafuse_llm import GrammarError
 from adafuse_llm.adapters.reply import ReplyReader, Text, ToolCall
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.adapters.tool_grammar import tool_grammar
+from adafuse_llm.grammar.matchers import byte_tokenizer
 from adafuse_llm.text.conversation import Tool
-from adafuse_llm.text.matchers import byte_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
 

@@ -10,8 +10,8 @@ import pytest
 from adafuse_llm import AdaFuseEngine, MemberError, RuntimeConfig
 from adafuse_llm.backends import FakeBackend, Query, QueryResult
 from adafuse_llm.backends.checks import check_results
-from adafuse_llm.sampling import Draw
-from adafuse_llm.tree import Next, TokenTree
+from adafuse_llm.tree.sampling import Draw
+from adafuse_llm.tree.tokens import Next, TokenTree
 
 pytestmark = pytest.mark.quick
 

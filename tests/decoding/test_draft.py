@@ -15,7 +15,7 @@ from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts, Lookup
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.tree import Node
+from adafuse_llm.tree.tokens import Node
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, engine
 from tests.support.sizes import sized

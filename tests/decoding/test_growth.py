@@ -10,7 +10,7 @@ from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends.fake import FakeBackend, FakeCodec
 from adafuse_llm.decoding.draft import Lookup
 from adafuse_llm.text.stops import Transcript
-from adafuse_llm.tree import TokenTree
+from adafuse_llm.tree.tokens import TokenTree
 
 WORDS = (" the", " tide", " rose", " over", " slow", " stones")
 

@@ -9,7 +9,7 @@ import pytest
 from adafuse_llm import Generation
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.tree import TokenTree
+from adafuse_llm.tree.tokens import TokenTree
 from tests.real.reference import CachedMember, check
 from tests.reference import ReferenceMember
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from adafuse_llm import Generation
 from adafuse_llm.backends import Backend, FakeBackend, Query, QueryResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.tree import TokenTree
+from adafuse_llm.tree.tokens import TokenTree
 from tests.support.models import Recipe, model, tokenizer
 
 INCOMPLETE = "\ufffd"

@@ -10,8 +10,7 @@ from tokenizers import normalizers
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.text.codec import TokenizerCodec
-from adafuse_llm.text.exactness import change_of, difference
+from adafuse_llm.text.codec import TokenizerCodec, change_of, difference
 from tests.support.models import CHATML, tokenizer
 from tests.support.scripted import Scripted, scripted
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.words import added, ends_before, is_closed, is_incomplete, leading_space
-from adafuse_llm.tree import is_allowed
+from adafuse_llm.tree.tokens import is_allowed
 
 pytestmark = pytest.mark.quick
 

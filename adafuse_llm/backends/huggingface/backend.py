@@ -21,7 +21,7 @@ from adafuse_llm.backends.huggingface.trial import choose
 from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBackend
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
-from adafuse_llm.tree import TokenTree
+from adafuse_llm.tree.tokens import TokenTree
 
 R = TypeVar("R")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment
+from adafuse_llm.tree.adjustment import FORBIDDEN, NOTHING, Adjustment
 
 OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 """Settings that have an effect only if ``do_sample`` is true."""

@@ -12,7 +12,7 @@ from adafuse_llm.backends.huggingface.packing import PackedCache, use_packed_att
 from adafuse_llm.backends.huggingface.path_form import PathForm
 from adafuse_llm.backends.huggingface.rows import Piece, Rows, TreeForm
 from adafuse_llm.backends.logits.rows import Logits, RequestLogits
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 PREFILL_TOKENS = 2048
 """Maximum number of tokens in one forward pass. This limits the memory for activations."""

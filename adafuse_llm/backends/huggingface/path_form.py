@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from adafuse_llm.backends.huggingface.model import Decoder
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class PathForm:

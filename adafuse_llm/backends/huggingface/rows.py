@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from adafuse_llm.backends.logits.rows import to_device
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 FIRST_ROWS = 64
 

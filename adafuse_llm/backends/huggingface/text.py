@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from adafuse_llm.backends.text import MemberText
-from adafuse_llm.text.matchers import grammar_tokenizer
+from adafuse_llm.grammar.matchers import grammar_tokenizer
 
 BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
 """Decoders of tokenizers whose tokens have known bytes."""

@@ -12,7 +12,7 @@ from adafuse_llm.backends.huggingface.packing import attentions_of, set_attentio
 from adafuse_llm.backends.huggingface.passes import Passes, RequestState
 from adafuse_llm.backends.huggingface.rows import bytes_per_token
 from adafuse_llm.errors import UnsupportedModelError
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 PROMPTS = (6, 4)
 """Numbers of tokens of the two prompts, where the window has room for them."""

@@ -21,7 +21,7 @@ from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBacken
 from adafuse_llm.backends.logits.rows import Logits, check_tokens
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
 from adafuse_llm.errors import InvalidOptionError, LoadError
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 MAX_KEPT = 16
 """Maximum number of finished requests whose cells a member keeps. Every pass reads the positions of

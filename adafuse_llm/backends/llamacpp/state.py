@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from adafuse_llm.backends.llamacpp.context import Context, Entry
 from adafuse_llm.backends.logits.rows import RequestLogits, unknown
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class LlamaState(RequestLogits):

@@ -15,8 +15,8 @@ from adafuse_llm.backends.gguf.header import chat_templates, read_entries, read_
 from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
 from adafuse_llm.backends.text import MemberText
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
+from adafuse_llm.grammar.matchers import grammar_tokenizer
 from adafuse_llm.text.codec import cached
-from adafuse_llm.text.matchers import grammar_tokenizer
 
 SENTENCEPIECE, BPE, UNIGRAM = 1, 2, 4
 """The kinds of vocabularies that causal models with attention have, as llama.cpp numbers them."""

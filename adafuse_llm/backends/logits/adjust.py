@@ -1,4 +1,4 @@
-"""Apply the changes of `adafuse_llm.adjustment` to logits, for many nodes at a time.
+"""Apply the changes of `adafuse_llm.tree.adjustment` to logits, for many nodes at a time.
 
 Shapes: n nodes, v vocabulary.
 """
@@ -10,8 +10,8 @@ from itertools import chain, repeat
 
 import torch
 
-from adafuse_llm.adjustment import Changes
 from adafuse_llm.backends.logits.rows import to_device
+from adafuse_llm.tree.adjustment import Changes
 
 
 def adjusted(

@@ -15,7 +15,7 @@ from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
 from adafuse_llm.backends.logits.rows import RequestLogits, check_tokens
 from adafuse_llm.backends.prefixes import MIN_SHARED, CachedTokens, PrefixCache
 from adafuse_llm.backends.text import MemberText
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,4 @@
-"""Draw tokens from logits by the rule of `adafuse_llm.sampling`, for many nodes at a time.
+"""Draw tokens from logits by the rule of `adafuse_llm.tree.sampling`, for many nodes at a time.
 
 Shapes: n nodes, v vocabulary, t likeliest tokens. Draws use float64, so that rounding decides
 nothing.
@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from adafuse_llm.backends.logits.rows import to_device
-from adafuse_llm.sampling import Draw
+from adafuse_llm.tree.sampling import Draw
 
 FIRST_LIKELY = 512
 """Number of likeliest tokens among which `top_p` is looked for first."""

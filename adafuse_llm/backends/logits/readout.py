@@ -20,8 +20,8 @@ from adafuse_llm.backends.logits.adjust import adjusted
 from adafuse_llm.backends.logits.draw import drawn, likeliest, signed
 from adafuse_llm.backends.logits.rows import RequestLogits, to_device
 from adafuse_llm.backends.text import MemberText
-from adafuse_llm.sampling import token_codes
-from adafuse_llm.tree import Next, Node, TokenTree
+from adafuse_llm.tree.sampling import token_codes
+from adafuse_llm.tree.tokens import Next, Node, TokenTree
 
 
 class TokenTable:

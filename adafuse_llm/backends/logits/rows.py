@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 import torch
 
 from adafuse_llm.backends.base import Query
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class Logits:

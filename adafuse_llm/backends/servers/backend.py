@@ -14,7 +14,7 @@ from adafuse_llm.backends.servers.api import Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.backends.text import MemberText
 from adafuse_llm.errors import MemberError, MemberUnavailableError
-from adafuse_llm.tree import Next, Node, TokenTree
+from adafuse_llm.tree.tokens import Next, Node, TokenTree
 
 logger = logging.getLogger(__name__)
 

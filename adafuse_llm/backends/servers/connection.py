@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import httpx
 
-from adafuse_llm.at_fork import after_fork
+from adafuse_llm.backends.at_fork import after_fork
 from adafuse_llm.errors import MemberError, MemberUnavailableError
 
 logger = logging.getLogger(__name__)

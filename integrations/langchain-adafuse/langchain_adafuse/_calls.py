@@ -22,9 +22,9 @@ from adafuse_llm import Generation as Response
 from adafuse_llm.adapters.logprobs import openai_logprobs, openai_usage
 from adafuse_llm.adapters.reply import cut_off
 from adafuse_llm.adapters.reply_form import ReplyForm, enforced
+from adafuse_llm.grammar.matchers import is_available
 from adafuse_llm.run import check_one_response
 from adafuse_llm.summary import Summary, record
-from adafuse_llm.text.matchers import is_available
 
 if TYPE_CHECKING:
     from langchain_adafuse._model import EnsembleModel

@@ -12,7 +12,7 @@ from adafuse_llm.backends import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend
 from adafuse_llm.backends.huggingface.rows import TreeForm, bytes_per_token
 from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.tree import Node, TokenTree
+from adafuse_llm.tree.tokens import Node, TokenTree
 from tests.support.models import TINY, Recipe, model, tokenizer
 
 PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the post. " * 3

@@ -11,7 +11,7 @@ from torch.nn import functional
 from adafuse_llm.backends.base import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, few_rows
 from adafuse_llm.backends.huggingface.few_rows import FewRows
-from adafuse_llm.tree import TokenTree
+from adafuse_llm.tree.tokens import TokenTree
 from tests.support.models import Recipe, model, tokenizer
 
 pytestmark = pytest.mark.quick

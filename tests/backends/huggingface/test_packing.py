@@ -15,7 +15,7 @@ from accelerate import dispatch_model
 from adafuse_llm import AdaFuseEngine, MemberOutOfMemoryError, RuntimeConfig
 from adafuse_llm.backends import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, packing, passes
-from adafuse_llm.tree import TokenTree
+from adafuse_llm.tree.tokens import TokenTree
 from tests.reference import Options, decode
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
 from tests.support.models import (

@@ -8,8 +8,8 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from adafuse_llm.backends.logits import draw
 from adafuse_llm.backends.logits.rows import Logits, RequestLogits
-from adafuse_llm.sampling import Draw, text_hash
-from adafuse_llm.tree import TokenTree
+from adafuse_llm.tree.sampling import Draw, text_hash
+from adafuse_llm.tree.tokens import TokenTree
 from tests import reference_sampling
 from tests.reference_sampling import kept
 

@@ -15,7 +15,7 @@ from langchain_core.runnables import ConfigurableField
 from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, RuntimeConfig, TransformersMember
-from adafuse_llm.text.matchers import is_available
+from adafuse_llm.grammar.matchers import is_available
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.models import CHATML
 from tests.support.scripted import scripted, scripted_engine

@@ -1,4 +1,4 @@
-"""Set-up of the tests of texts."""
+"""Set-up of the tests of grammars."""
 
 import pytest
 

@@ -7,8 +7,8 @@ import pytest
 
 from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.tool_grammar import tool_grammar
-from adafuse_llm.reasoning import open_reasoning, split_reasoning
 from adafuse_llm.text.conversation import Tool
+from adafuse_llm.text.reasoning import open_reasoning, split_reasoning
 from tests.support.thinkers import continuing, thinkers
 
 ASKED = [{"role": "user", "content": "The capital?"}]

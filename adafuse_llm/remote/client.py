@@ -20,14 +20,14 @@ from pydantic_core import to_json
 from typing_extensions import Unpack, override
 
 from adafuse_llm import errors
-from adafuse_llm.at_fork import after_fork
+from adafuse_llm.backends.at_fork import after_fork
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, ServerError, ServerNotReadyError
 from adafuse_llm.interface import Engine
+from adafuse_llm.remote.wire import ResponseReader, read_error
 from adafuse_llm.request import Checked, Request, converted, numbered
 from adafuse_llm.results import MemberInfo, RoundObserver, Scores
 from adafuse_llm.run import Deliver, Run
-from adafuse_llm.wire import ResponseReader, read_error
 
 if TYPE_CHECKING:
     import httpx

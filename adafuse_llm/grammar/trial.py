@@ -19,7 +19,7 @@ from typing import Final
 
 from adafuse_llm.child import begin, limit_process, run_limited
 from adafuse_llm.errors import GrammarError, QueueFullError
-from adafuse_llm.text.matchers import byte_tokenizer, compiled, next_bytes
+from adafuse_llm.grammar.matchers import byte_tokenizer, compiled, next_bytes
 
 logger = logging.getLogger(__name__)
 

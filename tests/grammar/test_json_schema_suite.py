@@ -14,7 +14,7 @@ from tests.support.schemas import is_valid, walk
 
 pytest.importorskip("llguidance")
 
-from adafuse_llm.text.grammar import Grammar
+from adafuse_llm.grammar.grammar import Grammar
 
 ORDERS, SAMPLES = 24, 12
 """How many orders of the properties of a document, and how many random texts, are tried."""

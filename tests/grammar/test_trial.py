@@ -14,9 +14,9 @@ pytest.importorskip("llguidance")
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError, QueueFullError, Tool, child
 from adafuse_llm.adapters.reply_form import ReplyForm, enforced
-from adafuse_llm.text import trial
-from adafuse_llm.text.grammar import Grammar
-from adafuse_llm.text.trial import MAX_BYTES, MAX_CPU_SECONDS, try_grammar
+from adafuse_llm.grammar import trial
+from adafuse_llm.grammar.grammar import Grammar
+from adafuse_llm.grammar.trial import MAX_BYTES, MAX_CPU_SECONDS, try_grammar
 from tests.support.hostile import RULES, SCHEMAS, chain, lark_chain, lark_json
 from tests.support.models import Recipe, backend
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.text.matchers import (
+from adafuse_llm.grammar.matchers import (
     after,
     byte_tokenizer,
     compiled,
@@ -28,8 +28,8 @@ from adafuse_llm.text.matchers import (
     next_bytes,
     next_tokens,
 )
-from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
-from adafuse_llm.text.trial import try_grammar
+from adafuse_llm.grammar.schema import COMPILE_OPTIONS, enforceable
+from adafuse_llm.grammar.trial import try_grammar
 from adafuse_llm.text.words import REPLACEMENT
 
 NO_LEAD = ""
@@ -44,7 +44,7 @@ MAX_FORCED = 1_000
 
 MAX_GRAMMARS = 16
 """Maximum number of compiled grammars that are kept, for each member and for texts. A grammar grows
-while texts are read, up to `adafuse_llm.text.matchers.MAX_LEXER_STATES`."""
+while texts are read, up to `adafuse_llm.grammar.matchers.MAX_LEXER_STATES`."""
 
 OPTIONS = '%llguidance {"no_forcing": true, "allow_invalid_utf8": false}'
 """Last line of every grammar, which overrules earlier ones. Text without an alternative may have

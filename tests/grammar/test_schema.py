@@ -16,9 +16,9 @@ pytest.importorskip("llguidance")
 
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.text import schema as prepared_schemas
-from adafuse_llm.text.grammar import Grammar, GrammarText
-from adafuse_llm.text.schema import enforceable
+from adafuse_llm.grammar import schema as prepared_schemas
+from adafuse_llm.grammar.grammar import Grammar, GrammarText
+from adafuse_llm.grammar.schema import enforceable
 from tests.support.schemas import is_valid, walk
 
 pytestmark = pytest.mark.quick

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
-from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment, changed
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.huggingface.checkpoint import ignored_settings, own_adjustment
 from adafuse_llm.backends.logits.adjust import adjusted
+from adafuse_llm.tree.adjustment import FORBIDDEN, NOTHING, Adjustment, changed
 from tests.reference_adjustment import processed, processors
 from tests.support.models import Recipe
 from tests.support.models import engine as tiny_engine

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from adafuse_llm.adjustment import Adjustment, Changes
-from adafuse_llm.sampling import Draw
+from adafuse_llm.tree.adjustment import Adjustment, Changes
+from adafuse_llm.tree.sampling import Draw
 
 
 @dataclass(frozen=True, slots=True)

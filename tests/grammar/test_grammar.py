@@ -11,8 +11,8 @@ pytest.importorskip("llguidance")
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar
-from adafuse_llm.tree import is_allowed
+from adafuse_llm.grammar.grammar import NO_LEAD, ONE_SPACE, Grammar
+from adafuse_llm.tree.tokens import is_allowed
 from tests.decoding.cases import FORMS
 from tests.reference_grammar import Follower, Language, Lead, token_bytes
 from tests.support.models import Recipe, backend, reference, tokenizer

@@ -7,7 +7,7 @@ import pytest
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
 from adafuse_llm.backends import FakeBackend, Node, TokenTree
 from adafuse_llm.decoding.draws import Draws
-from adafuse_llm.sampling import Sampling, token_codes
+from adafuse_llm.tree.sampling import Sampling, token_codes
 
 pytestmark = pytest.mark.quick
 

@@ -1,0 +1,1 @@
+"""Engines on other machines: their client, and the data on the wire."""

@@ -1,0 +1,1 @@
+"""What members evaluate: trees of tokens, and how their probabilities are adjusted and drawn."""
