@@ -30,7 +30,6 @@ from adafuse_llm.results import (
     smallest_window,
 )
 from adafuse_llm.run import Run, check_one_response, with_alternatives
-from adafuse_llm.summary import choice_probabilities
 
 __all__ = ["Engine"]
 
@@ -352,7 +351,7 @@ def _choice(generation: Generation) -> Choice:
     return Choice(
         text=generation.text,
         index=played.winner,
-        probabilities=choice_probabilities(played) or (),
+        probabilities=played.choice_probabilities or (),
         nll={
             name: tuple(candidate.nll[name] for candidate in played.candidates)
             for name in played.candidates[0].nll

@@ -110,6 +110,39 @@ class Round(_Result):
     forced: bool = False
     logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The members that proposed or scored. A strategy need not ask all."""
+        named = (name for each in self.candidates for name in (*each.proposers, *each.nll))
+        return tuple(dict.fromkeys([*self.margins, *named]))
+
+    @property
+    def is_unanimous(self) -> bool | None:
+        """Whether several members proposed the same span, and no other span was proposed.
+
+        A round with more than one candidate is not unanimous, even if all members proposed the
+        winner, because members that are unsure propose alternatives. None if fewer than two members
+        proposed, because then nobody could agree or disagree.
+        """
+        members = {name for candidate in self.candidates for name in candidate.proposers}
+        return len(self.candidates) == 1 if len(members) > 1 else None
+
+    @property
+    def choice_probabilities(self) -> tuple[float, ...] | None:
+        """The probability of each candidate: the softmax of the negative fused scores.
+
+        None if the round did not choose among given texts (the option `choices`). Such a round has
+        the texts as candidates, which no member proposed.
+        """
+        if self.forced or any(self.margins.values()):
+            return None
+        scores = [each.score for each in self.candidates if each.ends and not each.proposers]
+        known = [score for score in scores if score is not None]
+        if not known or len(known) < len(self.candidates):
+            return None
+        powers = [math.exp(min(known) - score) for score in known]
+        return tuple(power / sum(powers) for power in powers)
+
 
 RoundObserver = Callable[[Round], None]
 """A function to call with every round."""

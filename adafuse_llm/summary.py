@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from adafuse_llm.results import Round
+if TYPE_CHECKING:
+    from adafuse_llm.results import Round
 
-__all__ = ["Summary", "asked", "choice_probabilities", "is_unanimous", "record"]
+__all__ = ["Summary", "record"]
 
 
 class Summary(BaseModel):
@@ -22,7 +22,7 @@ class Summary(BaseModel):
         rounds: number of rounds.
         forced: number of rounds whose text was forced (`Round.forced`). No member proposed or
             scored it, so these rounds count in `rounds` and `seconds` only.
-        asked: number of rounds in which each member was asked (:func:`asked`).
+        asked: number of rounds in which each member was asked (`Round.asked`).
         backed: number of rounds that each member backed. A member backs a round if it proposed the
             committed span. A span with several proposers counts for each of them.
         decided: number of rounds that each member decided. A member decides a round if no other
@@ -32,7 +32,7 @@ class Summary(BaseModel):
             distribution). Forced rounds, and rounds without a word, such as one that only ended
             the response, are absent.
         agreement: share of unanimous rounds among the rounds in which several members proposed
-            (:func:`is_unanimous`). None if there are no such rounds.
+            (`Round.is_unanimous`). None if there are no such rounds.
         mean_margin: mean margin Δ by member, over the words that the member considered
             (equation 1). Members that considered no words are absent.
         seconds: wall-clock seconds of all rounds.
@@ -53,7 +53,7 @@ class Summary(BaseModel):
     @classmethod
     def of(cls, rounds: Iterable[Round | Mapping[str, Any]]) -> Summary:
         """Summarize rounds of one ensemble, or the records that :func:`record` returns."""
-        records = [record(each) if isinstance(each, Round) else each for each in rounds]
+        records = [each if isinstance(each, Mapping) else record(each) for each in rounds]
         free = [entry for entry in records if not entry["forced"]]
         agreed = [each for entry in records if (each := entry["unanimous"]) is not None]
         margins: dict[str, list[float]] = {}
@@ -80,49 +80,13 @@ class Summary(BaseModel):
         )
 
 
-def asked(done: Round) -> tuple[str, ...]:
-    """Return the members that proposed or scored in a round. A strategy need not ask all."""
-    named = (name for each in done.candidates for name in (*each.proposers, *each.nll))
-    return tuple(dict.fromkeys([*done.margins, *named]))
-
-
-def is_unanimous(done: Round) -> bool | None:
-    """Return whether several members proposed the same span, and no other span was proposed.
-
-    A round with more than one candidate is not unanimous, even if all members proposed the winner.
-    Members that are unsure propose alternatives. The result is None if fewer than two members
-    proposed, because then nobody could agree or disagree: one member decodes, a strategy such as
-    ``mixture`` did not need the proposals of others, or the round is forced or chose among given
-    texts.
-    """
-    members = {name for candidate in done.candidates for name in candidate.proposers}
-    return len(done.candidates) == 1 if len(members) > 1 else None
-
-
-def choice_probabilities(done: Round) -> tuple[float, ...] | None:
-    """Return the probability of each candidate of a round that chose among given texts.
-
-    The option `choices` makes such a round: the candidates are the given texts, which no member
-    proposed. The probabilities are the softmax of the negative fused scores. For every other round,
-    the result is None.
-    """
-    if done.forced or any(done.margins.values()):
-        return None
-    scores = [each.score for each in done.candidates if each.ends and not each.proposers]
-    finite = [score for score in scores if score is not None]
-    if not finite or len(finite) < len(done.candidates):
-        return None
-    powers = [math.exp(min(finite) - score) for score in finite]
-    return tuple(power / sum(powers) for power in powers)
-
-
 def record(done: Round) -> dict[str, Any]:
     """Return a round as plain JSON data, for callbacks, chunks and traces.
 
     It has the committed text, its proposers and its score, the members that were ``asked``
-    (:func:`asked`), every candidate and the margins, and says whether the round was ``unanimous``
-    (:func:`is_unanimous`) or ``forced`` (`Round.forced`). A round that chose among given texts also
-    has the ``probability`` of the chosen text (:func:`choice_probabilities`). A round with
+    (`Round.asked`), every candidate and the margins, and says whether the round was ``unanimous``
+    (`Round.is_unanimous`) or ``forced`` (`Round.forced`). A round that chose among given texts also
+    has the ``probability`` of the chosen text (`Round.choice_probabilities`). A round with
     log-probabilities has the ``logprobs`` of its tokens by member (`Round.logprobs`).
     """
     whole, winner = done.model_dump(mode="json"), done.candidates[done.winner]
@@ -131,10 +95,10 @@ def record(done: Round) -> dict[str, Any]:
         "text": done.text,
         "proposers": list(winner.proposers),
         "score": winner.score,
-        "asked": list(asked(done)),
-        "unanimous": is_unanimous(done),
+        "asked": list(done.asked),
+        "unanimous": done.is_unanimous,
         **{key: whole[key] for key in ("forced", "elapsed", "winner", "candidates", "margins")},
     }
-    if (probabilities := choice_probabilities(done)) is not None:
+    if (probabilities := done.choice_probabilities) is not None:
         data["probability"] = probabilities[done.winner]
     return {**data, "logprobs": whole["logprobs"]} if done.logprobs else data

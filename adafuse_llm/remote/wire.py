@@ -12,7 +12,6 @@ from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, MemberError
 from adafuse_llm.report.styles import owner, shared
 from adafuse_llm.results import Generation, Round, StreamEvent, Usage, total_logprob
-from adafuse_llm.summary import choice_probabilities
 
 EXTENSION = "adafuse"
 """Name of the field with what OpenAI's API does not have, in requests and in answers."""
@@ -47,7 +46,7 @@ def chunk(
             **played.model_dump(mode="json"),
             "owner": owner(played, tuple(played.candidates[played.winner].nll)),
             "shared": None if kind is None else kind.kind,
-            "probabilities": choice_probabilities(played),
+            "probabilities": played.choice_probabilities,
         }
     if rounds and event is not None:
         fields |= {"text": event.text, "reply_prefix": event.reply_prefix}

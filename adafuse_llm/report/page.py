@@ -9,14 +9,16 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from adafuse_llm.report import styles
 from adafuse_llm.report.styles import AGREED, CHOSEN, FORCED, Look
-from adafuse_llm.results import Generation
-from adafuse_llm.summary import Summary, choice_probabilities
+from adafuse_llm.summary import Summary
+
+if TYPE_CHECKING:
+    from adafuse_llm.results import Generation
 
 HERE = Path(__file__).parent
 
@@ -66,7 +68,7 @@ def _response(generation: Generation, *, title: str, place: int) -> str:
             for each in (AGREED, CHOSEN, FORCED)
             if each in found or (each is AGREED and len(members) > 1 and CHOSEN not in found)
         ],
-        chooses=any(choice_probabilities(decided) for decided in generation.rounds),
+        chooses=any(decided.choice_probabilities for decided in generation.rounds),
         meaning=styles.meaning(generation.strategy, generation.rounds),
         summary=" · ".join(
             [

@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from adafuse_llm.results import Candidate, FinishReason, Generation, Round
-from adafuse_llm.summary import asked, choice_probabilities, is_unanimous
 from adafuse_llm.text.reasoning import split_reasoning
+
+if TYPE_CHECKING:
+    from adafuse_llm.results import Candidate, FinishReason, Generation, Round
 
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 """Colors by Okabe and Ito, which color-blind readers can distinguish. They differ in lightness."""
@@ -50,7 +51,7 @@ MEANINGS = json.loads(Path(__file__).with_name("meanings.json").read_text(encodi
 
 def meaning(strategy: str, rounds: Sequence[Round] = ()) -> dict[str, str]:
     """Return what the scores of a strategy mean, or those of rounds that chose among texts."""
-    if any(choice_probabilities(decided) for decided in rounds):
+    if any(decided.choice_probabilities for decided in rounds):
         return dict(MEANINGS["choices"])
     strategy = "adafuse" if strategy == "single" else strategy
     return dict(MEANINGS.get(strategy, MEANINGS["other"]))
@@ -128,9 +129,9 @@ def shared(decided: Round) -> Shared | None:
     """Return the look of a round's text if it belongs to no single member, or None."""
     if decided.forced:
         return FORCED
-    if choice_probabilities(decided) is not None:
+    if decided.choice_probabilities is not None:
         return CHOSEN
-    return AGREED if is_unanimous(decided) else None
+    return AGREED if decided.is_unanimous else None
 
 
 def owner(decided: Round, members: Sequence[str]) -> str | None:
@@ -175,7 +176,7 @@ def rows(decided: Round, marks: Mapping[str, str]) -> list[Row]:
         decided: the round.
         marks: the mark of every member that decoded, by name.
     """
-    probabilities, used = choice_probabilities(decided), asked(decided)
+    probabilities, used = decided.choice_probabilities, decided.asked
     scores = [math.inf if each.score is None else each.score for each in decided.candidates]
     found = []
     for index in sorted(range(len(scores)), key=scores.__getitem__):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -12,8 +13,10 @@ from rich.text import Text
 
 from adafuse_llm.report import styles
 from adafuse_llm.report.styles import AGREED, CHOSEN, FORCED, Shared, printable
-from adafuse_llm.results import Candidate, Generation, Round
-from adafuse_llm.summary import Summary, asked, choice_probabilities, is_unanimous
+from adafuse_llm.summary import Summary
+
+if TYPE_CHECKING:
+    from adafuse_llm.results import Candidate, Generation, Round
 
 TYPES = ("", "underline", "italic", "bold", "", "")
 """Text styles by member. Neighboring members differ in style as well as in color."""
@@ -95,7 +98,7 @@ class Display:
             winner = decided.candidates[decided.winner]
             owner = self._owner(decided)
             is_cut = len(decided.text) < len(winner.text)  # by a length limit
-            used = asked(decided)
+            used = decided.asked
             others = [printable(name) for name in self.members if used and name not in used]
             left_out = f"not asked: {', '.join(others)}" if others else ""
             table.add_row(
@@ -159,7 +162,7 @@ class Display:
             seconds = sum(decided.elapsed for decided in generation.rounds)
         rounds = generation.rounds
         summary = Summary.of(rounds)
-        agreed = [each for decided in rounds if (each := is_unanimous(decided)) is not None]
+        agreed = [each for decided in rounds if (each := decided.is_unanimous) is not None]
         joint = f"{len(agreed)} where several proposed"
         words = Counter(summary.words_per_round)
         passes = generation.usage.forward_passes
@@ -201,7 +204,7 @@ def quoted(candidate: Candidate) -> str:
 
 def _preferred_to(decided: Round) -> str:
     """Describe the best candidate that did not win, after the probability of the winner."""
-    probabilities = choice_probabilities(decided)
+    probabilities = decided.choice_probabilities
     others = [
         (candidate.score, index)
         for index, candidate in enumerate(decided.candidates)

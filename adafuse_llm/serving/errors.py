@@ -91,7 +91,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as JSON data. `RemoteEngine` reads the extension (`adafuse_llm.remote.wire`)."""
+        """The error as JSON. `RemoteEngine` reads its extension (`adafuse_llm.remote.wire`)."""
         return {
             "error": {
                 "message": self.message[:MAX_MESSAGE],

@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.results import StreamEvent
-from adafuse_llm.summary import is_unanimous
 
 SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Upper bounds of the buckets of the histograms."""
@@ -75,7 +74,7 @@ class Metrics(Collector):
         done = event.round
         if done is not None:
             self._rounds.inc()
-        if done is not None and (unanimous := is_unanimous(done)) is not None:
+        if done is not None and (unanimous := done.is_unanimous) is not None:
             members = done.candidates[done.winner].proposers
             self._joint.inc()
             self._unanimous.inc(unanimous)

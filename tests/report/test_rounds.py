@@ -8,7 +8,7 @@ import pytest
 from adafuse_llm import Generation, Round
 from adafuse_llm.report.page import fragment
 from adafuse_llm.report.styles import owner
-from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous, record
+from adafuse_llm.summary import Summary, record
 from tests.report.test_report import printed
 
 pytestmark = pytest.mark.quick
@@ -86,7 +86,7 @@ def test_a_summary_counts_what_was_backed_and_decided_and_leaves_forced_rounds_o
 def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else(
     done: Round, unanimous: bool | None
 ) -> None:
-    assert is_unanimous(done) is unanimous
+    assert done.is_unanimous is unanimous
     assert record(done)["unanimous"] is unanimous
     assert Summary.of([done]).agreement == unanimous
     assert (owner(done, MEMBERS) is None) is bool(unanimous)
@@ -96,10 +96,10 @@ def test_the_probabilities_of_given_texts_are_the_softmax_of_their_scores() -> N
     done = chosen(SCORES, 1)
     total = sum(math.exp(-score) for score in SCORES.values())
     expected = [math.exp(-score) / total for score in SCORES.values()]
-    assert choice_probabilities(done) == pytest.approx(expected)
+    assert done.choice_probabilities == pytest.approx(expected)
     assert record(done)["probability"] == pytest.approx(expected[1])
-    assert choice_probabilities(chosen({"a": 2000.0, "b": 900.0}, 1)) == (0.0, 1.0)
-    assert all(choice_probabilities(other) is None for other in JSON.rounds)
+    assert chosen({"a": 2000.0, "b": 900.0}, 1).choice_probabilities == (0.0, 1.0)
+    assert all(other.choice_probabilities is None for other in JSON.rounds)
 
 
 def test_forced_text_is_shown_as_such() -> None:

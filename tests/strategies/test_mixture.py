@@ -12,7 +12,6 @@ from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.backends import FakeBackend, Query, QueryResult
 from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import Mixture
-from adafuse_llm.summary import asked as read_by
 from tests.reference import Options, WordMixture, decode
 from tests.support.compare import assert_same
 from tests.support.models import PAIR, TRIPLE, Recipe, backend, reference
@@ -97,7 +96,7 @@ def test_a_member_that_gives_a_word_a_probability_of_0_has_been_asked() -> None:
     with AdaFuseEngine(members, strategy=Mixture()) as engine:
         first = engine.generate("So:", weights=(4, 2, 2), max_new_tokens=1).rounds[0]
     assert list(first.candidates[0].nll) == ["m0", "m2"]
-    assert read_by(first) == ("m0", "m1", "m2")
+    assert first.asked == ("m0", "m1", "m2")
 
 
 @pytest.mark.parametrize("is_sharp", [False, True])
