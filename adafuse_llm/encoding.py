@@ -9,7 +9,7 @@ from typing import Any
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
-from adafuse_llm.decoding.member import Member, naming_member
+from adafuse_llm.decoding.member import MemberState, naming_member
 from adafuse_llm.decoding.permits import Form
 from adafuse_llm.errors import (
     ContextWindowError,
@@ -17,7 +17,7 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     short_repr,
 )
-from adafuse_llm.grammar.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText
+from adafuse_llm.grammar.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarState
 from adafuse_llm.request import Checked
 from adafuse_llm.strategies.base import check_listed
 from adafuse_llm.text.codec import TextCodec
@@ -64,7 +64,7 @@ class Encoder:
         seeds: Sequence[int | None] = (None,),
         *,
         to_score: bool = False,
-    ) -> list[list[Member]]:
+    ) -> list[list[MemberState]]:
         """Return the active members with their encoded prompts, for each response.
 
         Args:
@@ -112,7 +112,7 @@ class Encoder:
             adjustment = _adjustment(backend, config, checked.limit) if decodes_freely else None
             prompts.append((backend, ids, weight, space_tokens, form, adjustment))
 
-        def members_of(seed: int | None) -> list[Member]:
+        def members_of(seed: int | None) -> list[MemberState]:
             own = None if response is None else response.copy()
             sampling = None
             if decodes_freely and config.temperature and seed is not None:
@@ -120,7 +120,7 @@ class Encoder:
                     seed, config.temperature, config.top_p, config.top_k, config.min_p
                 )
             return [
-                Member(
+                MemberState(
                     backend,
                     ids,
                     top,
@@ -149,7 +149,7 @@ class Encoder:
         }
 
     def _reply_starts(
-        self, checked: Checked, active: Active, response: GrammarText | None, *, to_score: bool
+        self, checked: Checked, active: Active, response: GrammarState | None, *, to_score: bool
     ) -> tuple[dict[str, ReplyStart], str]:
         """Return how the chat templates begin the reply, and the text that they began it with."""
         variables = self._variables(active, checked.config)
@@ -169,7 +169,7 @@ class Encoder:
         self,
         backend: Backend,
         grammar: Grammar,
-        response: GrammarText,
+        response: GrammarState,
         opening: Opening,
         space_tokens: SpaceTokens | None,
     ) -> tuple[Form, SpaceTokens | None]:
@@ -197,7 +197,7 @@ def text_tokens(backend: Backend, text: str) -> list[int]:
 def check_draws(active: Active, config: AdaFuseConfig) -> None:
     """Check that all active members can draw responses."""
     for backend, _ in active:
-        if not backend.full:
+        if not backend.knows_distributions:
             raise InvalidOptionError(
                 f"option 'temperature': member {backend.name!r} cannot draw tokens; got "
                 f"{config.temperature}. Leave the member out with use=[...], or leave the "
@@ -205,7 +205,7 @@ def check_draws(active: Active, config: AdaFuseConfig) -> None:
             )
 
 
-def check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
+def check_choices(members: Sequence[MemberState], config: AdaFuseConfig) -> int:
     """Check that all choices fit the limits of all members. Return the number of their tokens."""
     choices = config.choices or ()
     if members[0].opening.is_reply and (spaced := [each for each in choices if each[0].isspace()]):
@@ -268,7 +268,7 @@ def _adjustment(backend: Backend, config: AdaFuseConfig, limit: int) -> Adjustme
     adjustment = replace(backend.own_adjustment, **given)
     if adjustment == NOTHING:
         return None
-    if not backend.full:
+    if not backend.knows_distributions:
         changed = changes_of(adjustment)
         option = next(name for name in ADJUSTMENTS if name in changed or name == "logit_bias")
         raise InvalidOptionError(
@@ -296,7 +296,7 @@ def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _check_windows(members: Sequence[Member]) -> None:
+def _check_windows(members: Sequence[MemberState]) -> None:
     """Check that the prompt leaves room for a response in every member's context window."""
     full = [member for member in members if member.is_full(member.tree.root)]
     if full:

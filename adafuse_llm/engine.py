@@ -20,8 +20,8 @@ from adafuse_llm.config import (
     DecodeOptions,
     RuntimeConfig,
 )
-from adafuse_llm.decoding.draft import Drafting, Drafts
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.draft import Drafts, NoDrafts
+from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.decoding.rounds import (
     PlayRound,
     Response,
@@ -353,14 +353,14 @@ class AdaFuseEngine(Engine):
             for members, seed in zip(responses, seeds, strict=True)
         ]
 
-    def _decoding(self, checked: Checked, members: Sequence[Member], seed: int | None) -> Job:
+    def _decoding(self, checked: Checked, members: Sequence[MemberState], seed: int | None) -> Job:
         config = checked.config.model_copy(update={"seed": seed})
         grammar = members[0].grammar
         is_free = config.choices is None and grammar is None
         has_plain = not all(member.codec.has_chat_template for member in members)
         turns = TURNS if is_free and checked.conversation is not None and has_plain else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
-        drafts = Drafting()
+        drafts = NoDrafts()
         if self.runtime.drafting:
             most, scheduler = CROWD * len(self.backends), self.scheduler
             drafts = Drafts(members, lambda: scheduler.running > most)
@@ -385,7 +385,7 @@ class AdaFuseEngine(Engine):
         return Job(
             members,
             needs,
-            drafts.around(decode(response, play, config.counted_logprobs)),
+            drafts.wrap(decode(response, play, config.counted_logprobs)),
             cancelled=partial(response.event, "", "cancelled"),
             cancel=checked.request.cancel,
             timeout=checked.request.timeout,

@@ -1,7 +1,7 @@
 """Tests for backends: the rules of `Backend`, as a class to inherit in a test file.
 
 Its method ``member`` returns your backend, as in ``class TestMine(BackendTests)``. Three rules are
-only for members that know whole distributions (`Backend.full`).
+only for members that know whole distributions (`Backend.knows_distributions`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class BackendTests:
 
     def _bench(self, *, full: bool = False) -> _Bench:
         bench = _Bench(self)
-        if full and not bench.member.full:
+        if full and not bench.member.knows_distributions:
             raise SkipTest("the backend does not know whole distributions")
         return bench
 

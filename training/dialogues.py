@@ -16,7 +16,7 @@ from typing import Final, Literal, get_args
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.embedded.tools import CALCULATE, LOOK_UP, REACT_HEADER
-from adafuse_llm.text.conversation import Call, Message, Tool
+from adafuse_llm.text.conversation import Message, MessageCall, Tool
 from training.world.agent_cases import AgentCase, ToolUse
 
 Form = Literal["tool calls", "ReAct"]
@@ -65,7 +65,7 @@ def _tool_turns(
         for use in each.uses:
             key = f"call-{len(turns)}"
             arguments = {ARGUMENTS[use.tool]: use.argument}
-            call: Call = {"id": key, "name": use.tool, "arguments": arguments}
+            call: MessageCall = {"id": key, "name": use.tool, "arguments": arguments}
             turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
             turns.append({"role": "tool", "content": use.result, "tool_call_id": key})
         turns.append({"role": "assistant", "content": each.answer})

@@ -20,8 +20,8 @@ from adafuse_llm.text.conversation import (
     CALL_OPENS,
     RESULT_CLOSES,
     RESULT_OPENS,
-    Call,
     Conversation,
+    MessageCall,
     Tool,
     check_content,
     check_conversation,
@@ -100,7 +100,7 @@ class _Calls:
     waiting: list[str] = field(default_factory=list)
     odd: dict[str, None] = field(default_factory=dict)
 
-    def add(self, call: Any) -> Call | str:
+    def add(self, call: Any) -> MessageCall | str:
         """Return a call; as members write it, if it has no name or no object of arguments."""
         function, key = function_of(call), isinstance(call, Mapping) and call.get("id")
         key = str(key or f"call_{len(self.names)}")

@@ -88,7 +88,7 @@ class InvalidToolCall:
     is_closed: bool = True
 
 
-Call = ToolCall | InvalidToolCall
+ParsedCall = ToolCall | InvalidToolCall
 Part = Text | Reasoning | ToolCall | InvalidToolCall
 
 _KIND_AFTER: dict[str, type[Text | Reasoning | ToolCall]] = {
@@ -113,7 +113,7 @@ class ReplyDelta:
     parts: list[Part] = field(default_factory=list)
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -165,7 +165,7 @@ class ReplyReader:
         self._may_be_calls = bool(tools)
         self._at_start = False  # True while only whitespace has followed a call or reasoning
         self._text = ""  # all text so far
-        self._calls: list[Call] = []
+        self._calls: list[ParsedCall] = []
         self._keys: set[str] = set()
         self._repeated: ToolCall | None = None
 
@@ -309,7 +309,7 @@ class ReplyReader:
         else:
             delta.calls.append(part)
 
-    def _is_left_out(self, call: Call) -> bool:
+    def _is_left_out(self, call: ParsedCall) -> bool:
         if isinstance(call, ToolCall):
             key = call_key(call.name, call.arguments)
             if key in self._keys:
@@ -382,7 +382,7 @@ def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
     return calls, ""
 
 
-def _problem(call: Call, tools: Sequence[Tool]) -> str:
+def _problem(call: ParsedCall, tools: Sequence[Tool]) -> str:
     """Return why a call cannot be executed, or "". Types of arguments are not checked."""
     if isinstance(call, InvalidToolCall):
         return call.error
@@ -396,7 +396,7 @@ def _problem(call: Call, tools: Sequence[Tool]) -> str:
     return f"the call of {call.name!r} lacks the arguments {short_list(missing)}" if missing else ""
 
 
-def _unclosed(text: str, cut: str) -> Call:
+def _unclosed(text: str, cut: str) -> ParsedCall:
     """Read a call without its closing marker. If its JSON is whole, the call is.
 
     `cut` is what cut the reply off, if anything did.
@@ -408,7 +408,7 @@ def _unclosed(text: str, cut: str) -> Call:
     return InvalidToolCall(None, text, error, is_cut=bool(cut), is_closed=False)
 
 
-def _read_call(text: str) -> Call:
+def _read_call(text: str) -> ParsedCall:
     """Parse the text between the markers of a call, without repairing it."""
     try:
         return _to_call(read_json(text), text)
@@ -416,7 +416,7 @@ def _read_call(text: str) -> Call:
         return InvalidToolCall(None, text, f"the call is not JSON: {error}")
 
 
-def _to_call(call: Any, text: str) -> Call:
+def _to_call(call: Any, text: str) -> ParsedCall:
     """Convert the JSON of a call, whose text is `text`."""
     name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str):

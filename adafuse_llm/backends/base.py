@@ -39,9 +39,6 @@ class Query:
             earlier query evaluates the parent.
         top: number of likeliest next tokens in each summary, at least two.
         word_ends: whether each summary must have ``Next.word_end_logprob``.
-        may_draft: whether the engine may add drafts. Backends ignore it.
-        plain: the same query without its drafts, which the engine sends if this one fails; None if
-            it has none. Backends ignore it.
     """
 
     tree: TokenTree
@@ -49,8 +46,6 @@ class Query:
     score: tuple[Node, ...]
     top: int
     word_ends: bool = False
-    may_draft: bool = False
-    plain: Query | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ class Backend(ABC):
         codec: converts text to tokens and tokens to text.
         end_ids: token ids that end a response.
         context_window: maximum number of tokens in a sequence, prompt included; None for no limit.
-        full: whether the member knows whole distributions. Such a member
+        knows_distributions: whether the member knows whole distributions. Such a member
 
             - lists only tokens that ``Node.allowed`` permits in `Next`, and sets ``Next.mass``;
             - sets ``Next.drawn`` for every node with a ``Node.draw``
@@ -127,7 +122,7 @@ class Backend(ABC):
     codec: TextCodec
     end_ids: frozenset[int]
     context_window: int | None = None
-    full: bool = False
+    knows_distributions: bool = False
     listed_limit: int | None = None
     parameters: int | None = None
     own_adjustment: Adjustment = NOTHING
@@ -209,17 +204,17 @@ class Backend(ABC):
     def has_word_ends(self) -> bool:
         """Return whether the member sets ``Next.word_end_logprob`` if a query asks for it.
 
-        By default, a `full` member with `token_texts` of its own does.
+        By default, a member with `knows_distributions` and `token_texts` of its own does.
         """
-        return self.full and type(self).token_texts is not Backend.token_texts
+        return self.knows_distributions and type(self).token_texts is not Backend.token_texts
 
     @property
     def token_texts(self) -> Sequence[str] | None:
         """The text of each token in the middle of a text, by token id.
 
         U+FFFD stands for an incomplete character. The text is empty for ids without a token. None
-        if the texts are not known, or the member is not `full`. The engine then never restricts the
-        tokens, and passes spaces at the end of a prompt as part of the prompt.
+        if the texts are not known, or the member does not know distributions. The engine then never
+        restricts the tokens, and passes spaces at the end of a prompt as part of the prompt.
         """
         return None
 
@@ -283,6 +278,6 @@ class Backend(ABC):
         """Return the natural log of the probability of every token after a node, [vocabulary].
 
         ``Node.allowed`` does not change it. The node must be evaluated: the method runs no forward
-        pass. Any thread may call it. The members of this package that are `full` have it.
+        pass. Any thread may call it. Members of this package with `knows_distributions` have it.
         """
         raise NotImplementedError(f"member {self.name!r} has no method 'distribution'")

@@ -47,7 +47,7 @@ class FakeBackend(Backend):
         passes: number of nodes that the backend has evaluated so far, for assertions in tests.
     """
 
-    full = True
+    knows_distributions = True
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class FakeBackend(Backend):
 def answered(
     backend: Backend, query: Query, logits: Callable[[tuple[int, ...]], Iterable[float]]
 ) -> QueryResult:
-    """Return the result of a query for a member that is `full`, without any cache.
+    """Return the result of a query for a member that knows distributions, without any cache.
 
     Args:
         backend: the member. Only with its `token_texts`, the result has ``Next.word_end_logprob``.

@@ -31,8 +31,8 @@ from adafuse_llm.config import SAMPLING
 from adafuse_llm.documents import question_messages
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.confidence import Reliability
+from adafuse_llm.evaluation.exact_match import load_metric
 from adafuse_llm.evaluation.files import Results, prompt_form
-from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.tuning import (
     Answer,
     Question,

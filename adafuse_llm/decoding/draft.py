@@ -15,12 +15,12 @@ anyway carry three kinds of drafts:
 A member drafts the last two kinds while it has processed at most 2 + B tokens per committed token,
 and never if further tokens of a pass are expensive (`Backend.token_cost`).
 
-`Drafts.around` adds the drafts to the queries of a request, between the algorithm and the driver.
+`Drafts.wrap` adds the drafts to the queries of a request, between the algorithm and the driver.
 The algorithm and its members know nothing of them.
 
-A strategy in which one member writes most words has other drafts: `Drafts.ahead` lets a smaller
-member write a few tokens, which the larger one reads in its next pass (speculative decoding,
-Leviathan et al., arXiv 2211.17192).
+A strategy in which one member writes most words has other drafts: `Drafts.propose_lead` lets a
+smaller member write a few tokens, which the larger one reads in its next pass (speculative
+decoding, Leviathan et al., arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from typing import TypeAlias, TypeVar
 
 from typing_extensions import override
 
-from adafuse_llm.backends.base import Query
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Ask, Member, Steps, in_lockstep
+from adafuse_llm.decoding.member import Ask, MemberQuery, MemberState, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import added
@@ -43,7 +42,7 @@ from adafuse_llm.tree.tokens import Node
 
 E = TypeVar("E")
 Events: TypeAlias = Generator[Ask | E, None, None]
-Proposals: TypeAlias = Mapping[Member, Steps[Proposal]]
+Proposals: TypeAlias = Mapping[MemberState, Steps[Proposal]]
 
 WIN_SHARE = 0.4
 """Lowest share of the members that propose a candidate which is likely to win. Members whose
@@ -84,7 +83,7 @@ class Lookup:
         self._read = 0
         self._places: dict[tuple[int, ...], int] = {}
 
-    def after(self, member: Member, node: Node) -> list[Node]:
+    def after(self, member: MemberState, node: Node) -> list[Node]:
         """Return nodes that may follow `node`, parents before children."""
         ids = member.tree.ids
         for end in range(self._read, len(ids)):
@@ -113,7 +112,7 @@ class Drafter:
         cost: cost of its tokens relative to those of `reader`; infinite if it cannot draft.
     """
 
-    def __init__(self, member: Member, reader: Member) -> None:
+    def __init__(self, member: MemberState, reader: MemberState) -> None:
         self.member, self._reader = member, reader
         own, other = member.backend.parameters, reader.backend.parameters
         is_here = not (member.backend.is_remote or reader.backend.is_remote)
@@ -175,25 +174,22 @@ class Drafter:
             start = draft
 
 
-class Drafting:
-    """Orders the members' proposals and chooses the drafts of their passes.
+class NoDrafts:
+    """Lets all members propose at the same time, and adds no drafts."""
 
-    This class adds no drafts, and all members propose at the same time.
-    """
-
-    def around(self, steps: Events[E]) -> Events[E]:
+    def wrap(self, steps: Events[E]) -> Events[E]:
         """Yield the steps of a request, and add drafts to its queries."""
         return steps
 
-    def together(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:  # noqa: ARG002
+    def propose_all(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:  # noqa: ARG002
         """Run the computations of a round's proposals. Return the proposals in the same order."""
         return in_lockstep(list(proposals.values()))
 
-    def ahead(self, member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
+    def propose_lead(self, member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
         """Return the proposal of a member while others, if they are smaller, draft for it."""
         return propose(member, config)
 
-    def likely(self, member: Member, candidate: PoolCandidate) -> bool:  # noqa: ARG002
+    def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:  # noqa: ARG002
         """Return whether `member` should evaluate a candidate's last node before the round ends.
 
         The pool is complete.
@@ -201,21 +197,21 @@ class Drafting:
         return True
 
 
-class Drafts(Drafting):
-    """Drafting method of one request.
+class Drafts(NoDrafts):
+    """The drafts of one request.
 
     Members that share a device propose one after another, so that each reads the spans of those
     before it. Others propose at the same time. If the engine is `crowded`, all do: one pass of a
     member then serves several requests, which saves more than drafts do.
 
-    Passes carry drafts from the first call of `together` on, so there are none in strategies that
-    do not call it. A member whose drafts have failed drafts no more.
+    Passes carry drafts from the first call of `propose_all` on, so strategies that do not call it
+    have none. A member whose drafts have failed drafts no more.
     """
 
-    def __init__(self, members: Sequence[Member], crowded: Callable[[], bool]) -> None:
+    def __init__(self, members: Sequence[MemberState], crowded: Callable[[], bool]) -> None:
         self._members = tuple(members)
         self._crowded = crowded
-        by_lane: defaultdict[str, list[Member]] = defaultdict(list)
+        by_lane: defaultdict[str, list[MemberState]] = defaultdict(list)
         lanes = {member.backend.lane for member in self._members}
         for member in self._members:
             backend = member.backend  # a GGUF member's lane is not its device
@@ -223,44 +219,45 @@ class Drafts(Drafting):
         self._lanes = list(by_lane.values())
         self._lookups = {member: Lookup() for member in self._members}
         self._config, self._is_used = AdaFuseConfig(), False
-        self._failed: set[Member] = set()
-        self._drafters: dict[Member, list[Drafter]] = {}
+        self._failed: set[MemberState] = set()
+        self._drafters: dict[MemberState, list[Drafter]] = {}
 
     @override
-    def around(self, steps: Events[E]) -> Events[E]:
+    def wrap(self, steps: Events[E]) -> Events[E]:
         for step in steps:
             if not isinstance(step, Ask):
                 yield step
                 continue
             queries = []
-            for member, query in step.queries:
-                if query.may_draft and self._is_used and member not in self._failed:
+            for asked in step.queries:
+                member, query = asked.member, asked.query
+                if asked.may_draft and self._is_used and member not in self._failed:
                     drafts = self.extra_nodes(member, query.evaluate)
-                    queries.append((member, member.with_drafts(query, drafts)))
+                    queries.append(member.with_drafts(query, drafts))
                 else:
-                    queries.append((member, query))
+                    queries.append(asked)
             yield Ask(tuple(queries))
-            for member, query in queries:
-                if query.plain and any(node.next is None for node in query.evaluate):
-                    self._failed.add(member)
+            for asked in queries:
+                if asked.without_drafts and any(n.next is None for n in asked.query.evaluate):
+                    self._failed.add(asked.member)
 
     @override
-    def together(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:
+    def propose_all(self, proposals: Proposals, config: AdaFuseConfig) -> Steps[list[Proposal]]:
         self._config, self._is_used = config, True
         self._pool = Pool(self._members[0].opening)
-        self._proposals: dict[Member, Proposal] = {}
+        self._proposals: dict[MemberState, Proposal] = {}
         self._likeliest: set[PoolCandidate] = set()
         groups = [[member] for member in self._members] if self._crowded() else self._lanes
         yield from in_lockstep([self._in_turn(group, proposals) for group in groups])
         return [self._proposals[member] for member in proposals]
 
-    def _in_turn(self, members: Sequence[Member], proposals: Proposals) -> Steps[None]:
+    def _in_turn(self, members: Sequence[MemberState], proposals: Proposals) -> Steps[None]:
         for member in members:
             self._proposals[member] = yield from proposals[member]
             self._likeliest.add(self._pool.add(member, self._proposals[member]))
 
     @override
-    def ahead(self, member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
+    def propose_lead(self, member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
         if member not in self._drafters:
             drafters = [Drafter(each, member) for each in self._members if each is not member]
             self._drafters[member] = [each for each in drafters if each.cost <= MAX_SIZE]
@@ -272,27 +269,27 @@ class Drafts(Drafting):
             except StopIteration as done:
                 proposal: Proposal = done.value
                 return proposal
-            ((_, query),) = ask.queries
-            if not drafters or not self._can_read(member, query):
+            (asked,) = ask.queries
+            if not drafters or not self._can_read(member, asked):
                 yield ask
                 continue
-            (start,) = query.evaluate
+            (start,) = asked.query.evaluate
             best = min(drafters, key=lambda each: each.plan())
             drafts = yield from best.draft(start, min(best.plan()[1], member.room(start)))
             nodes = dict.fromkeys(drafts)
             if start is not member.tree.root and self._is_open(member):
                 nodes |= dict.fromkeys((yield from self._proposed(member, config)))
                 nodes.pop(start, None)
-            yield Ask(((member, member.with_drafts(query, list(nodes))),))
+            yield Ask((member.with_drafts(asked.query, list(nodes)),))
             best.learn(start, drafts)
 
-    def _can_read(self, member: Member, query: Query) -> bool:
-        if member in self._failed or len(query.evaluate) > 1 or not query.may_draft:
+    def _can_read(self, member: MemberState, asked: MemberQuery) -> bool:
+        if member in self._failed or len(asked.query.evaluate) > 1 or not asked.may_draft:
             return False
         is_first = not member.passes  # the pass that reads the prompt
         return not is_first and _limit(member) > member.tree.root.length and not self._crowded()
 
-    def _is_open(self, member: Member) -> bool:
+    def _is_open(self, member: MemberState) -> bool:
         """Return whether `member` is so unsure of its word that others will probably propose.
 
         Under a grammar, which they may be unable to follow, they are not asked. Nor are they if
@@ -304,7 +301,7 @@ class Drafts(Drafting):
         share = member.weight / math.fsum(each.weight for each in self._members)
         return share * math.exp(start.logprobs[0]) <= 0.5
 
-    def _proposed(self, member: Member, config: AdaFuseConfig) -> Steps[list[Node]]:
+    def _proposed(self, member: MemberState, config: AdaFuseConfig) -> Steps[list[Node]]:
         """Return the nodes of the words that the drafting members would propose."""
         others = [each.member for each in self._drafters[member]]
         proposals = yield from in_lockstep([propose(each, config) for each in others])
@@ -316,13 +313,13 @@ class Drafts(Drafting):
         return [node for node in nodes if node.next is None and node.length <= _limit(member)]
 
     @override
-    def likely(self, member: Member, candidate: PoolCandidate) -> bool:
+    def may_win(self, member: MemberState, candidate: PoolCandidate) -> bool:
         candidate = self._pool.find(candidate)
         share = len(candidate.proposers) / len(self._members)
         least = 1.0 if member.backend.token_cost > EXPENSIVE else WIN_SHARE
         return candidate in self._likeliest and share >= least
 
-    def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
+    def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> Sequence[Node]:
         """Return the nodes that a pass of `member` evaluates in addition to `wanted`."""
         tree, limit = member.tree, _limit(member)
         if limit <= tree.root.length or (tree.root.next is None and not member.passes):
@@ -331,7 +328,7 @@ class Drafts(Drafting):
         tips = list(wanted)
         for candidate in self._pool.candidates:
             if (end := self._pool.encode(member, candidate)) is not None:
-                is_likely = self.likely(member, candidate)
+                is_likely = self.may_win(member, candidate)
                 path = tree.path(end)
                 nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if is_likely and not candidate.ends:
@@ -347,7 +344,7 @@ class Drafts(Drafting):
         drafts = [node for node in nodes if node.next is None and node.length <= limit]
         return [node for node in drafts if node not in wanted]
 
-    def _next(self, member: Member, end: Node) -> Iterable[Node]:
+    def _next(self, member: MemberState, end: Node) -> Iterable[Node]:
         """Return the nodes with which a round after `end` would begin, as far as `end` is known."""
         if end.next is None or member.is_full(end):
             return [end]
@@ -356,6 +353,6 @@ class Drafts(Drafting):
         return [member.tree.child(end, each) for each in starts if each not in member.end_ids]
 
 
-def _limit(member: Member) -> int:
+def _limit(member: MemberState) -> int:
     """Return the maximum length of a sequence, in tokens."""
     return sys.maxsize if member.window is None else member.window

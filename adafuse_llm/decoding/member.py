@@ -15,7 +15,7 @@ from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.decoding.draws import Draws
 from adafuse_llm.decoding.permits import Form, Permits
 from adafuse_llm.errors import InvalidInputError, MemberError
-from adafuse_llm.grammar.grammar import GrammarText
+from adafuse_llm.grammar.grammar import GrammarState
 from adafuse_llm.results import TokenLogprob, TopToken
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.words import added
@@ -27,14 +27,27 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a computation yields when it needs numbers. It goes on once the trees hold them.
+class MemberQuery:
+    """A query to one member.
 
     Attributes:
-        queries: queries to members.
+        member: the member.
+        query: the query.
+        may_draft: whether drafts may be added.
+        without_drafts: the query to repeat if this one fails with its drafts; None if it has none.
     """
 
-    queries: tuple[tuple[Member, Query], ...]
+    member: MemberState
+    query: Query
+    may_draft: bool = False
+    without_drafts: Query | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a computation yields when it needs numbers. It goes on once the trees hold them."""
+
+    queries: tuple[MemberQuery, ...]
 
 
 Steps = Generator[Ask, None, T]
@@ -50,7 +63,7 @@ def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     results: dict[int, T] = {}
     running = dict(enumerate(steps))
     while running:
-        queries: list[tuple[Member, Query]] = []
+        queries: list[MemberQuery] = []
         for index, step in list(running.items()):
             try:
                 queries += next(step).queries
@@ -79,7 +92,7 @@ def naming_member(name: str) -> Iterator[None]:
         raise MemberError(name, reason) from error
 
 
-class Member:
+class MemberState:
     """State of one member in one request: the token tree, the texts of the nodes, and the costs.
 
     Args:
@@ -141,7 +154,7 @@ class Member:
         self.reused = 0
         self.word_ends = False
         self.after_word = False
-        text_of = partial(Member.text, proxy(self))  # no cycle, which only the collector ends
+        text_of = partial(MemberState.text, proxy(self))  # no cycle, which only the collector ends
         self.permits = Permits(self.name, self.tree, text_of, form, space_tokens)
         self._draws = None if sampling is None else Draws(sampling, self.tree.root)
         self._top = top
@@ -149,7 +162,7 @@ class Member:
         self._encoded: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
 
     @property
-    def grammar(self) -> GrammarText | None:
+    def grammar(self) -> GrammarState | None:
         """The response as its grammar reads it, the same for all members. None without one."""
         return self.permits.grammar
 
@@ -170,7 +183,7 @@ class Member:
 
     def shown(self, node: Node) -> str:
         """Return the part of the text from the root to `node` that belongs to the response."""
-        return self.opening.shown(self.opening.from_member(self.text(node)))
+        return self.opening.visible(self.opening.from_tree_text(self.text(node)))
 
     def is_full(self, node: Node) -> bool:
         """Return whether the context window has no room for a token after `node`."""
@@ -211,7 +224,7 @@ class Member:
 
     def size(self, response: str) -> int:
         """Return the number of the response's tokens if it begins with `response`."""
-        text = self.opening.to_member(self.opening.begin(response))
+        text = self.opening.tree_text(self.opening.with_spaces(response))
         with naming_member(self.name):
             tokens, _ = self.codec.encode_continuation(self.tree.ids, text)
         return self._new_tokens(self.tree.grow(tokens))
@@ -234,18 +247,19 @@ class Member:
         unknown = [node for node in scored if node.logprob is None]
         if wanted or unknown:
             query = self._query(wanted, unknown)
-            yield Ask(((self, replace(query, may_draft=drafting and bool(wanted))),))
+            yield Ask((MemberQuery(self, query, drafting and bool(wanted)),))
 
-    def with_drafts(self, query: Query, nodes: Sequence[Node]) -> Query:
-        """Return a query with drafts. Those after which the grammar permits no token are left out.
+    def with_drafts(self, query: Query, nodes: Sequence[Node]) -> MemberQuery:
+        """Add drafts to a query. Those after which the grammar permits no token are left out.
 
         Args:
             query: a query of this member.
             nodes: the drafts, which it does not evaluate. Parents come first.
         """
         if not (drafts := self.permits.permitted(nodes)):
-            return query
-        return replace(self._query((*query.evaluate, *drafts), query.score), plain=query)
+            return MemberQuery(self, query)
+        drafted = self._query((*query.evaluate, *drafts), query.score)
+        return MemberQuery(self, drafted, without_drafts=query)
 
     def _query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Query:
         """Return the query that evaluates `nodes` and scores `scored`.
@@ -322,9 +336,9 @@ class Member:
         """
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
         if self._draws is not None:
-            self._draws.commit(node, self.opening.shown(text), self.shown)
-        self.permits.commit(node, self.opening.to_member(text))
-        self.opening = self.opening.after(text)
+            self._draws.commit(node, self.opening.visible(text), self.shown)
+        self.permits.commit(node, self.opening.tree_text(text))
+        self.opening = self.opening.advanced(text)
         self.tree.commit(node)
         self._texts.clear()
         self._encoded.clear()

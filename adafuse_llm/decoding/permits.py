@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.errors import MemberError
-from adafuse_llm.grammar.grammar import Allowed, GrammarText, GrammarVocabulary
+from adafuse_llm.grammar.grammar import Allowed, GrammarState, GrammarVocabulary
 from adafuse_llm.grammar.matchers import after
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.words import added
@@ -24,11 +24,11 @@ class Form:
         state: the grammar's state at the start of the member's response.
     """
 
-    text: GrammarText
+    text: GrammarState
     vocabulary: GrammarVocabulary
     state: Any
 
-    def of(self, text: GrammarText) -> Form:
+    def of(self, text: GrammarState) -> Form:
         """Return the same form of another response."""
         return Form(text, self.vocabulary, self.state.deep_copy())
 
@@ -41,7 +41,7 @@ class Permits:
         tree: the tree.
         text_of: returns the text from the root to a node.
         form: the form that the response must have, or None.
-        space_tokens: as for `Member`.
+        space_tokens: as for `MemberState`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Permits:
         self._allowed: dict[Node, Allowed | None] = {}
 
     @property
-    def grammar(self) -> GrammarText | None:
+    def grammar(self) -> GrammarState | None:
         """The response as its grammar reads it, or None."""
         return None if self._form is None else self._form.text
 

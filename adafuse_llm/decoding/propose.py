@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.member import MemberState, Steps
 from adafuse_llm.text import words
 from adafuse_llm.tree.tokens import Node
 
@@ -33,7 +33,7 @@ class Proposal:
     margins: tuple[float, ...]
 
 
-def propose(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
+def propose(member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
     """Propose up to M words, and stop at the first word of which the member is not confident.
 
     The member is confident of a word if Δ >= τ at the start of the word (equation 1). It proposes B
@@ -56,7 +56,9 @@ def propose(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
     return Proposal((Span(end, ends=False),), tuple(margins))
 
 
-def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) -> Steps[list[Span]]:
+def branch(
+    member: MemberState, start: Node, branches: int, config: AdaFuseConfig
+) -> Steps[list[Span]]:
     """Return one span of one word after `start` for each of the `branches` likeliest tokens."""
     tokens = member.next(start).branches(branches)
     first = {
@@ -77,7 +79,7 @@ def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) ->
 
 
 def finish_words(
-    member: Member,
+    member: MemberState,
     start: Node,
     firsts: Sequence[Node],
     follow: Callable[[int, Node], int] | None = None,

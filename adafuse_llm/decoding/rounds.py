@@ -12,8 +12,8 @@ from math import inf, isfinite
 from adafuse_llm import results
 from adafuse_llm.calibration import Calibration
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.member import Ask, Member, Steps, in_lockstep
+from adafuse_llm.decoding.draft import NoDrafts
+from adafuse_llm.decoding.member import Ask, MemberState, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import (
     Pool,
@@ -70,14 +70,14 @@ PlayRound = Callable[[], Steps[RoundOutcome]]
 """A function that plays one round of one request. It holds the state that a request keeps between
 rounds."""
 
-Proposer = Callable[[Member, AdaFuseConfig], Steps[Proposal]]
+Proposer = Callable[[MemberState, AdaFuseConfig], Steps[Proposal]]
 """A function that returns a member's proposal in a round."""
 
 
 def play_round(
-    members: Sequence[Member],
+    members: Sequence[MemberState],
     config: AdaFuseConfig,
-    drafts: Drafting,
+    drafts: NoDrafts,
     scorer: Scorer = score,
     *,
     proposer: Proposer = propose,
@@ -90,11 +90,11 @@ def play_round(
     Raises:
         DecodingError: no member can score any candidate.
     """
-    proposals = yield from drafts.together({m: proposer(m, config) for m in members}, config)
+    proposals = yield from drafts.propose_all({m: proposer(m, config) for m in members}, config)
     pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
-    yield from in_lockstep([pool.read(m, partial(drafts.likely, m)) for m in members])
+    yield from in_lockstep([pool.read(m, partial(drafts.may_win, m)) for m in members])
     scored = [scorer(candidate, members) for candidate in pool.candidates]
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
     return choose_best(pool, scored, margins)
@@ -123,7 +123,7 @@ def choose_best(
 
 
 def _commit(
-    candidate: PoolCandidate, members: Sequence[Member], top_logprobs: int | None
+    candidate: PoolCandidate, members: Sequence[MemberState], top_logprobs: int | None
 ) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
     """Commit a candidate in every member's tree. Return the committed tokens by member.
 
@@ -150,7 +150,7 @@ def _commit(
     return tokens
 
 
-def forced_round(members: Sequence[Member]) -> RoundOutcome | None:
+def forced_round(members: Sequence[MemberState]) -> RoundOutcome | None:
     """Choose text that the grammar determines, without a proposal of any member.
 
     None if the grammar leaves a choice, or if the text has more tokens than a limit allows: then
@@ -161,7 +161,7 @@ def forced_round(members: Sequence[Member]) -> RoundOutcome | None:
     if grammar is None or not text:
         return None
     pool = Pool(opening)
-    candidate = pool.suggest(opening.begin(text), ends=grammar.ends_after(text))
+    candidate = pool.suggest(opening.with_spaces(text), ends=grammar.ends_after(text))
     for member in members:
         pool.encode(member, candidate)
     if len(candidate.nodes) < len(members) or not pool.fits(candidate):
@@ -183,7 +183,7 @@ class Response:
         member_logprobs: log-likelihoods of the spans so far, by member.
     """
 
-    members: Sequence[Member]
+    members: Sequence[MemberState]
     strategy: str
     transcript: Transcript
     calibration: Calibration | None = None
@@ -292,19 +292,19 @@ def decode(
             return
 
 
-def pool_texts(members: Sequence[Member], texts: Sequence[str], *, ends: bool) -> Pool:
+def pool_texts(members: Sequence[MemberState], texts: Sequence[str], *, ends: bool) -> Pool:
     """Return a pool of texts, each a response, and add their tokens to every member's tree."""
     opening = members[0].opening
     pool = Pool(opening)
     for text in texts:
-        candidate = PoolCandidate(opening.begin(text), text, ends)
+        candidate = PoolCandidate(opening.with_spaces(text), text, ends)
         pool.candidates.append(candidate)
         for member in members:
             pool.encode(member, candidate)
     return pool
 
 
-def score_texts(members: Sequence[Member], pool: Pool) -> Generator[Ask | Scores, None, None]:
+def score_texts(members: Sequence[MemberState], pool: Pool) -> Generator[Ask | Scores, None, None]:
     """Score the texts of `pool_texts` with one pass per member. Yield the scores at the end."""
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
     scored = []
@@ -327,7 +327,7 @@ def score_texts(members: Sequence[Member], pool: Pool) -> Generator[Ask | Scores
     yield Scores(texts=tuple(scored), usage=usage(members))
 
 
-def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutcome]:
+def choose(members: Sequence[MemberState], choices: Sequence[str]) -> Steps[RoundOutcome]:
     """Play the round of a response that is one of several texts.
 
     Every text ends the response. The NLL of a text is the sum over its tokens and the end of the
@@ -346,7 +346,7 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
         for member in members:
             pool.expect(member)
     for text in choices:
-        pool.suggest(opening.begin(text), ends=True)
+        pool.suggest(opening.with_spaces(text), ends=True)
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
     for member in members:
         if any(member not in candidate.nodes for candidate in pool.candidates):
@@ -368,7 +368,7 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
     return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, chosen)
 
 
-def usage(members: Sequence[Member]) -> Usage:
+def usage(members: Sequence[MemberState]) -> Usage:
     """Return the members' token and pass counts so far."""
     return Usage(
         prompt_tokens={member.name: member.prompt_tokens for member in members},
@@ -381,7 +381,7 @@ def usage(members: Sequence[Member]) -> Usage:
 
 
 def _finish(
-    outcome: RoundOutcome, members: Sequence[Member], transcript: Transcript
+    outcome: RoundOutcome, members: Sequence[MemberState], transcript: Transcript
 ) -> FinishReason | None:
     """Return why the response ends after this round, or None if the response continues."""
     committed, grammar = outcome.committed, members[0].grammar
@@ -401,7 +401,7 @@ def _finish(
     return None
 
 
-def _limit(outcome: RoundOutcome, members: Sequence[Member]) -> str:
+def _limit(outcome: RoundOutcome, members: Sequence[MemberState]) -> str:
     """Return the limit that a response has reached with the winner of its last round."""
     nodes = outcome.pool[outcome.winner].nodes
     if any(member.room(end) <= 0 for member, end in nodes.items()):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from adafuse_llm import results
-from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.member import MemberState, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.errors import DecodingError
 from adafuse_llm.text.codec import difference
@@ -32,28 +32,28 @@ class PoolCandidate:
         self.text = text
         self.shown = shown
         self.ends = ends
-        self.proposers: list[Member] = []
-        self.nodes: dict[Member, Node] = {}
-        self.exact: set[Member] = set()
+        self.proposers: list[MemberState] = []
+        self.nodes: dict[MemberState, Node] = {}
+        self.exact: set[MemberState] = set()
 
-    def terms(self, member: Member) -> int:
+    def terms(self, member: MemberState) -> int:
         """Return the number of terms in the mean `nll`, or 0 if the member cannot score."""
         if member not in self.exact:
             return 0
         return len(self.path(member)) + self.ends
 
-    def path(self, member: Member) -> list[Node]:
+    def path(self, member: MemberState) -> list[Node]:
         """Return the candidate's nodes in a member's tree. The member must be in `nodes`."""
         return member.tree.path(self.nodes[member])
 
-    def nll(self, member: Member) -> float:
+    def nll(self, member: MemberState) -> float:
         """Return the mean negative log-likelihood per token in nats (equation 4).
 
         The mean is infinite if the member cannot score the candidate.
         """
         return 0.0 - self.logprob(member) / max(1, self.terms(member))
 
-    def logprob(self, member: Member) -> float:
+    def logprob(self, member: MemberState) -> float:
         """Return the log-likelihood of the candidate in nats.
 
         A candidate that stops has one more term: the logarithm of the total probability of the
@@ -70,7 +70,7 @@ class PoolCandidate:
             known = self._under_grammar(member, known)
         return math.fsum(known) if known else -math.inf
 
-    def _under_grammar(self, member: Member, terms: Sequence[float]) -> list[float]:
+    def _under_grammar(self, member: MemberState, terms: Sequence[float]) -> list[float]:
         """Return the terms of `logprob` for a response with a grammar.
 
         A term is 0 if the grammar leaves one alternative. The first term is divided by the
@@ -96,19 +96,19 @@ class Pool:
 
     def __init__(self, opening: Opening) -> None:
         self.candidates: list[PoolCandidate] = []
-        self._members: dict[Member, None] = {}
+        self._members: dict[MemberState, None] = {}
         self._opening = opening
         self._by_key: dict[tuple[str, bool], PoolCandidate] = {}
-        self._leading: dict[Member, str] = {}
+        self._leading: dict[MemberState, str] = {}
 
-    def add(self, member: Member, proposal: Proposal) -> PoolCandidate:
+    def add(self, member: MemberState, proposal: Proposal) -> PoolCandidate:
         """Add the spans of a member, and return the candidate of its likeliest span.
 
         If two spans of a member have the same text, the earlier one is used, because it is
         likelier.
         """
         self._members[member] = None
-        texts = [member.opening.from_member(member.text(span.node)) for span in proposal.spans]
+        texts = [member.opening.from_tree_text(member.text(span.node)) for span in proposal.spans]
         if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         for span, text in zip(proposal.spans, texts, strict=True):
@@ -123,7 +123,7 @@ class Pool:
         """Return the candidate with this text. If the pool does not have it, add it first."""
         key = self._key(text, ends)
         if key not in self._by_key:
-            self._by_key[key] = PoolCandidate(text, self._opening.shown(text), ends)
+            self._by_key[key] = PoolCandidate(text, self._opening.visible(text), ends)
             self.candidates.append(self._by_key[key])
         return self._by_key[key]
 
@@ -136,9 +136,9 @@ class Pool:
         """
         proposer = candidate.proposers[0]
         for node in reversed(candidate.path(proposer)[:-1]):
-            text = proposer.opening.from_member(proposer.text(node))
+            text = proposer.opening.from_tree_text(proposer.text(node))
             if candidate.text.startswith(text):  # the text does not end inside a character
-                prefix = PoolCandidate(text, self._opening.shown(text), ends=False)
+                prefix = PoolCandidate(text, self._opening.visible(text), ends=False)
                 prefix.nodes[proposer] = node
                 for member in self._members:
                     self.encode(member, prefix)
@@ -162,10 +162,10 @@ class Pool:
         """Return the candidate of this pool that equals `candidate` from another pool."""
         return self._by_key[self._key(candidate.text, candidate.ends)]
 
-    def read(self, member: Member, likely: Callable[[PoolCandidate], bool]) -> Steps[None]:
+    def read(self, member: MemberState, may_win: Callable[[PoolCandidate], bool]) -> Steps[None]:
         """Score every candidate of the pool with a member, in one pass.
 
-        The pass also evaluates the last node of each candidate that is `likely` to win, because the
+        The pass also evaluates the last node of each candidate that `may_win`, because the
         next round begins after the winner.
         """
         nodes: list[Node] = []
@@ -174,12 +174,12 @@ class Pool:
             end = self.encode(member, candidate)
             if end is not None:
                 line = [member.tree.root, *candidate.path(member)]
-                needed = candidate.ends or likely(candidate)
+                needed = candidate.ends or may_win(candidate)
                 nodes += line if needed else line[:-1]
                 ends.append(end)
         yield from member.evaluate(nodes, ends)
 
-    def encode(self, member: Member, candidate: PoolCandidate) -> Node | None:
+    def encode(self, member: MemberState, candidate: PoolCandidate) -> Node | None:
         """Return a candidate's last node for a member, or None if the member cannot score it."""
         self._members[member] = None
         if member not in candidate.nodes:
@@ -190,7 +190,7 @@ class Pool:
                     candidate.exact.add(member)
         return candidate.nodes[member] if member in candidate.exact else None
 
-    def why_missing(self, member: Member, candidate: PoolCandidate) -> str:
+    def why_missing(self, member: MemberState, candidate: PoolCandidate) -> str:
         """Return why a member has no finite NLL of a candidate."""
         if member not in candidate.nodes:
             return "its context window has no room for the text"
@@ -200,7 +200,7 @@ class Pool:
         change = difference(self.written(member, candidate.text), read)
         return f"its tokenizer cannot write the text: {change}"
 
-    def expect(self, member: Member) -> None:
+    def expect(self, member: MemberState) -> None:
         """Assume that a member's spans begin with the whitespace of its likeliest first token."""
         root = member.tree.root
         if not self._opening.is_reply or member in self._leading or root.next is None:
@@ -210,20 +210,20 @@ class Pool:
             self._leading[member] = leading_space(member.text(first))
 
     def _key(self, text: str, ends: bool) -> tuple[str, bool]:
-        return self._opening.key(text), ends
+        return self._opening.comparison_key(text), ends
 
-    def written(self, member: Member, text: str) -> str:
+    def written(self, member: MemberState, text: str) -> str:
         """Return the text that a member's tree gains if `text` is committed."""
         if member in self._leading and text.strip():
             return self._leading[member] + text.lstrip()
-        return member.opening.to_member(text)
+        return member.opening.tree_text(text)
 
 
-Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
+Scorer = Callable[[PoolCandidate, Sequence[MemberState]], results.Candidate]
 """A function that scores a candidate after the members have read it."""
 
 
-def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
+def score(candidate: PoolCandidate, members: Sequence[MemberState]) -> results.Candidate:
     """Return a candidate with every member's NLL, the fused score, and the log-probability."""
     weights = [member.weight for member in members]
     logprobs = [candidate.logprob(member) for member in members]
@@ -244,7 +244,7 @@ def fuse(values: Sequence[float], weights: Sequence[float]) -> float | None:
 
 def to_result(
     candidate: PoolCandidate,
-    members: Sequence[Member],
+    members: Sequence[MemberState],
     nll: Sequence[float],
     score: float | None,
     logprob: float | None = None,

@@ -1,7 +1,7 @@
 """Texts of a given form: JSON schemas, regular expressions and Lark grammars.
 
 The library llguidance (extra ``grammar``) compiles a grammar and reads text byte by byte.
-`GrammarText` follows the text of a response, with the text that can still follow, and whether the
+`GrammarState` follows the text of a response, with the text that can still follow, and whether the
 response may end. `GrammarVocabulary` has the tokens of a member that may follow
 (`adafuse_llm.decoding.permits`).
 
@@ -116,9 +116,9 @@ class Grammar:
                 return grammar
         return None
 
-    def text(self) -> GrammarText:
+    def text(self) -> GrammarState:
         """Return the state of an empty response."""
-        return GrammarText(self._start)
+        return GrammarState(self._start)
 
     def lark(self, lead: str = NO_LEAD) -> str:
         """Return the grammar of a lead and a response."""
@@ -167,7 +167,7 @@ def _reason(error: str, option: str) -> str:
     return f"it cannot be enforced ({message}). {remedy}"
 
 
-class GrammarText:
+class GrammarState:
     """A response, read by its grammar. Not thread-safe.
 
     Args:
@@ -222,14 +222,14 @@ class GrammarText:
         words = re.match(r"(?s:.*\S)(?=\s)", text)
         return words[0] if words else ""
 
-    def copy(self) -> GrammarText:
+    def copy(self) -> GrammarState:
         """Return an empty response with the same beginning."""
-        return GrammarText(self._first, self.begun)
+        return GrammarState(self._first, self.begun)
 
-    def begun_with(self, text: str) -> GrammarText:
+    def begun_with(self, text: str) -> GrammarState:
         """Return a response that follows `text`, or this response if the grammar forbids it."""
         state = _after(self._state, text)
-        return self if state is None else GrammarText(state, text)
+        return self if state is None else GrammarState(state, text)
 
 
 def _after(state: Any, text: str) -> Any | None:

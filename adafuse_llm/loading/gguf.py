@@ -15,7 +15,7 @@ from adafuse_llm.loading.specs import GGUFMember
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+    from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -71,15 +71,15 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
     return member
 
 
-def load_gguf_text(spec: GGUFMember) -> LlamaText:
+def load_gguf_text(spec: GGUFMember) -> LlamaVocabulary:
     """Load the codec of a GGUF model, without its weights. The errors are those of `load_gguf`."""
     from adafuse_llm.backends.llamacpp.library import Settings
     from adafuse_llm.backends.llamacpp.trial import try_file
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+    from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 
     facts = find_file(spec)
     try_file(facts, spec.label, Settings(vocabulary_only=True))
-    return LlamaText.from_file(facts.files[0])
+    return LlamaVocabulary.from_file(facts.files[0])
 
 
 def _path(spec: GGUFMember) -> Path:

@@ -26,7 +26,7 @@ from adafuse_llm.loading.specs import TransformersMember
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
-    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+    from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 
 COMPUTED: Final = re.compile(r"(^|\.)(inv_freq|position_ids)$")
 """Tensors that a model computes when it is created. Only old checkpoints store them."""
@@ -155,7 +155,7 @@ def _check_quantization(spec: TransformersMember, stored: Any) -> None:
 
 def load_tokenizer(
     source: str, label: str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> HuggingFaceText:
+) -> HuggingFaceVocabulary:
     """Load a tokenizer from a folder or hub id. Errors name the member as `label`.
 
     Raises:
@@ -163,10 +163,10 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+    from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 
     try:
-        text = HuggingFaceText(
+        text = HuggingFaceVocabulary(
             AutoTokenizer.from_pretrained(
                 source, revision=revision, trust_remote_code=trust_remote_code
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.errors import CacheMemoryError
 
 Needs = Mapping[str, int]
@@ -25,7 +25,7 @@ class CacheBudget:
 
     def needs(
         self,
-        members: Sequence[Member],
+        members: Sequence[MemberState],
         limit: int,
         spare: int,
         running: Iterable[Needs] = (),

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from adafuse_llm.backends.base import Query
-from adafuse_llm.decoding.member import Ask, Member
+from adafuse_llm.decoding.member import Ask, MemberQuery, MemberState
 from adafuse_llm.errors import RequestTimeoutError
 from adafuse_llm.runtime.budget import Needs
 
@@ -21,7 +20,7 @@ class Job:
     """One computation: its members, its memory needs and its progress.
 
     Args:
-        members: one `Member` per active backend.
+        members: one `MemberState` per active backend.
         needs: maximum bytes that the job holds on each device.
         steps: the computation. It yields `Ask` objects, and events to deliver.
         cancelled: function that returns the last event if `cancel` is set, or raises an error.
@@ -38,7 +37,7 @@ class Job:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[MemberState],
         needs: Needs,
         steps: Generator[object, None, None],
         *,
@@ -49,7 +48,7 @@ class Job:
         self.members = tuple(members)
         self.needs = needs
         self.abandoned = False
-        self.unanswered: list[Member] = []
+        self.unanswered: list[MemberState] = []
         self._steps = steps
         self._cancelled = cancelled
         self._cancel = cancel
@@ -81,7 +80,7 @@ class Job:
             return True
         return False
 
-    def resume(self) -> tuple[tuple[Member, Query], ...]:
+    def resume(self) -> tuple[MemberQuery, ...]:
         """Run the computation until it needs answers to queries, and return these queries.
 
         The tuple is empty if the job has ended, and its last event or its error was delivered.
@@ -91,7 +90,7 @@ class Job:
                 if not isinstance(step, Ask):
                     self.deliver(step)
                 elif step.queries:
-                    self.unanswered = [member for member, _ in step.queries]
+                    self.unanswered = [asked.member for asked in step.queries]
                     return step.queries
         except BaseException as error:  # an error in this job must not end the others
             self.deliver(error)

@@ -37,10 +37,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from adafuse_llm.backends.base import Backend, Query
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.member import MemberQuery, MemberState
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
@@ -72,9 +72,13 @@ class PendingQuery:
     """A query of a job that waits for its lane."""
 
     job: Job
-    member: Member
-    query: Query
+    asked: MemberQuery
     is_reading: bool = False  # whether the member has read only a part of the prompt
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that evaluates the query."""
+        return self.asked.member.backend
 
 
 class _Lane(threading.Thread):
@@ -107,7 +111,7 @@ class _Lane(threading.Thread):
         reading = {each.job for each in pending if each.is_reading}
         may_read = self.passes >= READ_PATIENCE or all(each.job in reading for each in pending)
         ready = [each for each in self.waiting if may_read or not each.is_reading]
-        self.batch = [each for each in ready if each.member.backend is ready[0].member.backend]
+        self.batch = [each for each in ready if each.backend is ready[0].backend]
         taken = set(self.batch)
         self.waiting = [each for each in self.waiting if each not in taken]
         if not all(each.is_reading for each in self.batch):
@@ -172,7 +176,7 @@ class Scheduler:
         return max(0, len(self._coordinator.unfinished) - self.running)  # one may end in between
 
     def cache_needs(
-        self, members: Sequence[Member], limit: int, spare: int, least: int | None = None
+        self, members: Sequence[MemberState], limit: int, spare: int, least: int | None = None
     ) -> tuple[Needs, int]:
         """Return what a job of these members needs, and its limit (`CacheBudget.needs`)."""
         return self._budget.needs(members, limit, spare, self._coordinator.needs, least)
@@ -273,7 +277,7 @@ class _Coordinator(threading.Thread):
     @property
     def evaluated(self) -> tuple[str, ...]:
         batches = [lane.batch for lane in self._lanes.values() if lane.is_alive()]
-        return tuple(batch[0].member.name for batch in batches if batch)
+        return tuple(batch[0].backend.name for batch in batches if batch)
 
     def start(self) -> None:
         """Start the threads. If one cannot start, none is left."""
@@ -381,7 +385,7 @@ class _Coordinator(threading.Thread):
                 lane.waiting.append(replace(pending, is_reading=True))
                 lane.passes = 0
                 continue
-            job.unanswered.remove(pending.member)
+            job.unanswered.remove(pending.asked.member)
             if isinstance(outcome, AdaFuseError):
                 self._end(job, outcome)
             elif not job.unanswered:
@@ -389,8 +393,8 @@ class _Coordinator(threading.Thread):
 
     def _resume(self, job: Job) -> None:
         queries = () if job.ends_early() else job.resume()
-        for member, query in queries:
-            self._lane_of[member.name].waiting.append(PendingQuery(job, member, query))
+        for asked in queries:
+            self._lane_of[asked.member.name].waiting.append(PendingQuery(job, asked))
         if not queries:
             self._end(job)
 
@@ -412,7 +416,7 @@ class _Coordinator(threading.Thread):
             self._end(job, error)
 
 
-def _release(member: Member, work: dict[str, tuple[int, int]]) -> None:
+def _release(member: MemberState, work: dict[str, tuple[int, int]]) -> None:
     passes, tokens = work[member.name]  # only this lane's thread changes them
     work[member.name] = (passes + member.passes, tokens + member.tokens)
     try:
@@ -432,15 +436,15 @@ def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
     drafts. If the member is not available, all queries fail at once.
     """
-    backend = batch[0].member.backend
+    backend = batch[0].backend
     failure: BaseException
     try:
-        is_read = backend.read_piece([each.query.tree for each in batch])
+        is_read = backend.read_piece([each.asked.query.tree for each in batch])
         ready = [each for each, done in zip(batch, is_read, strict=True) if done]
-        queries = [each.query for each in ready]
+        queries = [each.asked.query for each in ready]
         results = check_results(backend.name, queries, backend.evaluate(queries)) if ready else []
         for each, result in zip(ready, results, strict=True):
-            each.member.learn(each.query, result)
+            each.asked.member.learn(each.asked.query, result)
         return ["answered" if done else "reading" for done in is_read]
     except BaseException as error:  # some libraries raise BaseException; the thread must not end
         traceback.clear_frames(error.__traceback__)  # the frames keep tensors of the pass alive
@@ -449,6 +453,8 @@ def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
         return [failure] * len(batch)
     if len(batch) > 1:
         return [_evaluate_batch([each])[0] for each in batch]
-    if (plain := batch[0].query.plain) is not None:
-        return _evaluate_batch([replace(batch[0], query=plain)])
+    asked = batch[0].asked
+    if asked.without_drafts is not None:
+        undrafted = MemberQuery(asked.member, asked.without_drafts)
+        return _evaluate_batch([replace(batch[0], asked=undrafted)])
     return [as_member_error(backend.name, failure)]

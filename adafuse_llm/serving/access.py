@@ -47,7 +47,7 @@ CLOSE: Final = {"Connection": "close"}
 
 
 @dataclass
-class Call:
+class ServedRequest:
     """A request for the log and the metrics. Without an outcome, the status shows it."""
 
     id: str
@@ -55,7 +55,7 @@ class Call:
     outcome: str | None = None
 
 
-CALL: Final[ContextVar[Call]] = ContextVar("CALL")
+CURRENT_REQUEST: Final[ContextVar[ServedRequest]] = ContextVar("CURRENT_REQUEST")
 """The request that the current task serves."""
 
 
@@ -129,8 +129,8 @@ class AccessLog:
         size = len(prefix) * path.startswith(prefix) + 1  # with the slash of the page
         scope = {**scope, "path": path[:size] + path[size:].rstrip("/")}
         given = Headers(scope=scope).get("x-request-id", "")
-        call = Call(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
-        CALL.set(call)
+        call = ServedRequest(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
+        CURRENT_REQUEST.set(call)
         status, is_complete = 0, False
 
         async def answer(message: Message) -> None:
@@ -202,7 +202,7 @@ class HostCheck:
             f"this server does not answer to the host name {given[:100]!r}. Use one of its own "
             "names, or start it with this one: -o allowed_hosts=NAME"
         )
-        logger.warning("request %s is refused: %s", CALL.get().id, message)
+        logger.warning("request %s is refused: %s", CURRENT_REQUEST.get().id, message)
         await ApiError(400, message, code="unknown_host").response()(scope, receive, send)
 
 
@@ -268,7 +268,7 @@ async def read_body(request: Request, config: ServingConfig) -> bytes:
         )
     if config.log_prompts and body:
         text = json.dumps(body.decode(errors="replace"))
-        logger.info("request=%s body=%s", CALL.get().id, text)
+        logger.info("request=%s body=%s", CURRENT_REQUEST.get().id, text)
     return bytes(body)
 
 

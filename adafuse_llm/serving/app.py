@@ -27,8 +27,8 @@ from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.request import Request as EngineRequest
 from adafuse_llm.results import Generation, Scores, smallest_window
 from adafuse_llm.run import Run
-from adafuse_llm.serving import bodies, http
-from adafuse_llm.serving.access import CALL, middlewares, outcome_of
+from adafuse_llm.serving import bodies, sse
+from adafuse_llm.serving.access import CURRENT_REQUEST, middlewares, outcome_of
 from adafuse_llm.serving.completions import CompletionWriter
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.page import page_route
@@ -124,14 +124,14 @@ async def _models(service: Service, request: Request) -> Response:
 async def _complete(
     service: Service, read: Callable[..., bodies.ServedRequest], request: Request
 ) -> Response:
-    asked = await http.read_object(request, read, service.config)
+    asked = await sse.read_object(request, read, service.config)
     extension, limit = asked.body.adafuse, service.config.request_timeout
     if extension.timeout is not None:
         limit = min(extension.timeout, limit or extension.timeout)
     try:
         if extension.check:
             work = service.result(partial(_check, service, asked), has_grammar=True)
-            await http.unless_disconnected(request.receive, work)
+            await sse.unless_disconnected(request.receive, work)
             return JSONResponse({"object": "check", "choices": []})
         given = (*map(asked.options.get, GRAMMARS), asked.form.schema)
         opened = service.admitted(
@@ -140,12 +140,12 @@ async def _complete(
             limit=limit,
         )
         if not asked.body.stream or extension.texts is not None:
-            return await http.unless_disconnected(request.receive, _whole(service, asked, opened))
+            return await sse.unless_disconnected(request.receive, _whole(service, asked, opened))
         parts = _parts(service, asked, opened)
-        first = await http.unless_disconnected(request.receive, anext(parts))
+        first = await sse.unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    return http.StreamResponse(first, parts, bodies.warnings_header(asked.ignored.warnings))
+    return sse.StreamResponse(first, parts, bodies.warnings_header(asked.ignored.warnings))
 
 
 def _check(service: Service, asked: bodies.ServedRequest, _: threading.Event) -> None:
@@ -244,12 +244,12 @@ async def _parts(
     try:
         async with (
             opened as (run, begun),
-            aclosing(http.with_pauses(service.events(run))) as events,
+            aclosing(sse.with_pauses(service.events(run))) as events,
         ):
             async for numbered in events:
                 writer = begun
                 if numbered is None:
-                    yield http.COMMENT
+                    yield sse.COMMENT
                     continue
                 index, each = numbered
                 for part in writer.events(index, each):
@@ -262,7 +262,7 @@ async def _parts(
     except Exception as error:
         if writer is None:
             raise
-        call, described = CALL.get(), asked.error(error)
+        call, described = CURRENT_REQUEST.get(), asked.error(error)
         if not isinstance(error, (ApiError, AdaFuseError)):
             logger.exception("request %s failed", call.id)
         call.outcome = outcome_of(described.status)
@@ -270,7 +270,7 @@ async def _parts(
 
 
 async def _tokenize(service: Service, request: Request) -> Response:
-    asked = await http.read_object(request, bodies.read_tokenize, service.config)
+    asked = await sse.read_object(request, bodies.read_tokenize, service.config)
     body, conversation = asked.body, asked.conversation
 
     def encode(_: threading.Event) -> tuple[dict[str, list[int]], int | None]:
@@ -286,7 +286,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
             tokens = engine.encode_prompt(messages=conversation, **options)
         return tokens, smallest_window(engine.member_info, tokens)
 
-    tokens, window = await http.unless_disconnected(request.receive, service.result(encode))
+    tokens, window = await sse.unless_disconnected(request.receive, service.result(encode))
     member = max(tokens, key=lambda name: len(tokens[name]))
     answer = {
         "count": len(tokens[member]),

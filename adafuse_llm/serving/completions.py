@@ -16,8 +16,8 @@ from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent, Usage
 from adafuse_llm.serving.bodies import ServedRequest
 from adafuse_llm.serving.errors import ApiError
-from adafuse_llm.serving.http import DONE
-from adafuse_llm.serving.http import event as sent_event
+from adafuse_llm.serving.sse import DONE
+from adafuse_llm.serving.sse import event as sent_event
 
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""

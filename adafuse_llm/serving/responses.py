@@ -31,7 +31,7 @@ from adafuse_llm.serving.bodies import (
     readable,
 )
 from adafuse_llm.serving.errors import ApiError, invalid
-from adafuse_llm.serving.http import event as sent_event
+from adafuse_llm.serving.sse import event as sent_event
 
 
 class _TextField(Nested):

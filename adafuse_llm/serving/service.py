@@ -17,7 +17,7 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import Scores, StreamEvent, smallest_window
 from adafuse_llm.run import Run
-from adafuse_llm.serving.access import CALL
+from adafuse_llm.serving.access import CURRENT_REQUEST
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, not_ready
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
@@ -226,10 +226,10 @@ class Service:
                 )
             yield done
             if self._cancelled and cancel.is_set():
-                CALL.get().outcome = "stopped"
+                CURRENT_REQUEST.get().outcome = "stopped"
         except AdaFuseError as error:
             if api_error(error).status == 500:
-                logger.error("request %s failed: %s", CALL.get().id, error)
+                logger.error("request %s failed: %s", CURRENT_REQUEST.get().id, error)
             raise
         finally:
             with self._lock:
@@ -249,7 +249,8 @@ class Service:
                 if isinstance(event, StreamEvent):
                     if event.text and not has_text:
                         has_text = True
-                        self.metrics.first_text.observe(time.perf_counter() - CALL.get().started)
+                        started = CURRENT_REQUEST.get().started
+                        self.metrics.first_text.observe(time.perf_counter() - started)
                     whole = event.generation
                     is_cut = whole is not None and whole.finish_reason == "cancelled"
                     if is_cut and self._cancelled and not has_text:

@@ -1,7 +1,7 @@
 """AdaFuse, the strategies beside it, and the parts for new strategies."""
 
-from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.draft import NoDrafts
+from adafuse_llm.decoding.member import MemberState, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, Span, branch, finish_words, propose
 from adafuse_llm.decoding.rounds import (
     PlayRound,
@@ -21,8 +21,8 @@ __all__ = [  # noqa: RUF022  grouped by use
     "Mixture",
     "Single",
     "find_strategy",
-    "Drafting",
-    "Member",
+    "NoDrafts",
+    "MemberState",
     "PlayRound",
     "Pool",
     "PoolCandidate",

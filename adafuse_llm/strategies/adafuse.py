@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.decoding.rounds import PlayRound, play_round
 from adafuse_llm.decoding.score import PoolCandidate, score
 from adafuse_llm.errors import InvalidInputError
@@ -39,7 +39,7 @@ class AdaFuse(Strategy):
         | {"max_word_letters", "max_word_tokens"}
     )
 
-    def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:
+    def scorer(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> Candidate:
         """Return a candidate with its score, the numbers of the members and its log-probability."""
         return score(candidate, members)
 
@@ -60,7 +60,7 @@ class AdaFuse(Strategy):
         config = self.rule(context.config)
         if len(context.members) == 1 and config.branching_factor is None:  # nothing to fuse
             config = config.override({"branching_factor": 1})
-        return partial(play_round, context.members, config, context.drafting, scorer=self.scorer)
+        return partial(play_round, context.members, config, context.drafts, scorer=self.scorer)
 
 
 class Single(AdaFuse):

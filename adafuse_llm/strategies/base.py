@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
-from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.draft import NoDrafts
+from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.decoding.rounds import PlayRound
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 
@@ -23,12 +23,12 @@ class StrategyContext:
     Attributes:
         members: the request's members, each with its prompt.
         config: the request's options.
-        drafting: the drafting method for these members, from the engine's settings.
+        drafts: what adds drafts to the passes of these members, from the engine's settings.
     """
 
-    members: Sequence[Member]
+    members: Sequence[MemberState]
     config: AdaFuseConfig
-    drafting: Drafting
+    drafts: NoDrafts
 
 
 @runtime_checkable

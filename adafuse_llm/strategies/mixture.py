@@ -12,8 +12,8 @@ from typing_extensions import override
 from adafuse_llm import results
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.draft import MAX_DRAFT, Drafting
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.draft import MAX_DRAFT, NoDrafts
+from adafuse_llm.decoding.member import MemberState, Steps, in_lockstep
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
 from adafuse_llm.decoding.score import Pool, PoolCandidate, to_result
@@ -110,7 +110,7 @@ class _Rounds:
         self._members = members = context.members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
-        self._drafting = context.drafting
+        self._drafts = context.drafts
         for member in members:
             member.word_ends = True
 
@@ -120,13 +120,13 @@ class _Rounds:
             outcome = yield from self._majority()
             if outcome is not None:
                 return outcome
-        return (yield from play_round(self._members, self._config, Drafting(), self._score))
+        return (yield from play_round(self._members, self._config, NoDrafts(), self._score))
 
     def _majority(self) -> Steps[RoundOutcome | None]:
         """Return the word of the member with the highest weight if it has more than one half."""
         members = self._by_weight
         lead = members[0]
-        proposal = yield from self._drafting.ahead(lead, self._config)
+        proposal = yield from self._drafts.propose_lead(lead, self._config)
         pool = Pool(lead.opening)
         candidate = pool.add(lead, proposal)
         total = math.fsum(member.weight for member in members)
@@ -149,14 +149,14 @@ class _Rounds:
         margins = {each.name: proposal.margins if each is lead else () for each in asked}
         return choose_best(pool, [scored], margins)
 
-    def _score(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
+    def _score(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> results.Candidate:
         logprobs = [self._logprob(candidate, member) for member in members]
         weights = [member.weight for member in members]
         nll = [0.0 - each for each in logprobs]
         pooled = _pooled(weights, logprobs)
         return to_result(candidate, members, nll, pooled, None if pooled is None else -pooled)
 
-    def _logprob(self, candidate: PoolCandidate, member: Member) -> float:
+    def _logprob(self, candidate: PoolCandidate, member: MemberState) -> float:
         word = candidate.logprob(member)
         if word == -math.inf or not self._has_end(candidate):
             return word
@@ -184,7 +184,8 @@ class _DrawnRounds(_Rounds):
     def __init__(self, context: StrategyContext, config: AdaFuseConfig) -> None:
         super().__init__(context, config)
         self._random = Random(f"members {config.seed}")  # noqa: S311  a seed gives one text
-        self._ended: dict[Member, Node] = {}  # where the last round's word ended, if it had an end
+        # where the last round's word ended, if it had an end
+        self._ended: dict[MemberState, Node] = {}
         for number, member in enumerate(context.members):
             member.draw_apart(f"member {number}")
 

@@ -87,7 +87,7 @@ REQUIRED = "This time, your reply must call at least one tool."
 NAMED = "This time, your reply must call the tool {name}."
 
 
-class Call(TypedDict):
+class MessageCall(TypedDict):
     """A tool call by the assistant. The message with its result refers to the call by `id`."""
 
     id: str
@@ -109,7 +109,7 @@ class Message(TypedDict):
 
     role: str
     content: str
-    tool_calls: NotRequired[list[Call]]
+    tool_calls: NotRequired[list[MessageCall]]
     tool_call_id: NotRequired[str]
     reasoning_content: NotRequired[str]
 
@@ -401,7 +401,7 @@ def function_of(given: Any) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else given
 
 
-def _check_call(call: Any, label: str) -> Call:
+def _check_call(call: Any, label: str) -> MessageCall:
     function = function_of(call)
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):

@@ -18,6 +18,16 @@ from dataclasses import dataclass
 class Opening:
     """How the next text that the members commit begins.
 
+    The prompt ``"The sky is  "`` ends in two spaces, so the members write the next text with them:
+
+    >>> opening = Opening(spaces=2)
+    >>> opening.with_spaces("blue")
+    '  blue'
+    >>> opening.visible("  blue")
+    'blue'
+    >>> opening.advanced(" ").spaces
+    1
+
     Attributes:
         spaces: number of spaces (U+0020) at the end of the prompt that are not committed yet. The
             next text begins with them, or consists of some of them.
@@ -30,27 +40,27 @@ class Opening:
     is_reply: bool = False
     is_held: bool = False
 
-    def begin(self, response: str) -> str:
+    def with_spaces(self, response: str) -> str:
         """Return the next text that adds `response` to the response."""
         return " " * self.spaces + response
 
-    def shown(self, text: str) -> str:
+    def visible(self, text: str) -> str:
         """Return the part of the next text that belongs to the response."""
         return text.lstrip() if self.is_reply else text[self.spaces :]
 
-    def key(self, text: str) -> str:
+    def comparison_key(self, text: str) -> str:
         """Return the text by which candidates are compared."""
         return text.lstrip() if self.is_reply else text
 
-    def to_member(self, text: str) -> str:
+    def tree_text(self, text: str) -> str:
         """Return what the member's tree gains if `text` is the next text."""
         return text[self.spaces :] if self.is_held else text
 
-    def from_member(self, text: str) -> str:
+    def from_tree_text(self, text: str) -> str:
         """Return the next text for what the member's tree gains."""
-        return self.begin(text) if self.is_held else text
+        return self.with_spaces(text) if self.is_held else text
 
-    def after(self, text: str) -> Opening:
+    def advanced(self, text: str) -> Opening:
         """Return the opening after `text` has been committed."""
         spaces = max(0, self.spaces - len(text))
         return Opening(spaces, self.is_reply and not text.strip(), self.is_held)

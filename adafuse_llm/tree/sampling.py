@@ -2,7 +2,7 @@
 
 A member draws a token by the Gumbel-max rule: it adds noise to the log-probabilities, and takes the
 token with the highest sum. The noise of a token is a hash of the seed, of the response up to the
-token, and of the token's text. It therefore does not matter when the noise is computed. Drafting,
+token, and of the token's text. It therefore does not matter when the noise is computed. Drafts,
 batching and streaming change nothing, and members at the same text share the noise.
 """
 

@@ -1,6 +1,6 @@
 """Metrics of the paper's tables. Scores are percentages.
 
-exact_match, contains, verbatim, number   right or wrong (`adafuse_llm.evaluation.metrics`)
+exact_match, contains, verbatim, number   right or wrong (`adafuse_llm.evaluation.exact_match`)
 f1              overlap of words after SQuAD's normalization
 sentences       share of the accepted answer's sentences that the answer has
 sentence_f1     overlap of the sentences of both answers
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adafuse_llm.errors import InvalidInputError, nearest
-from adafuse_llm.evaluation.metrics import (
+from adafuse_llm.evaluation.exact_match import (
     contains,
     exact_match,
     normalize,

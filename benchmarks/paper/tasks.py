@@ -25,8 +25,8 @@ from typing_extensions import Self
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_questions
 from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.evaluation.exact_match import final_number, first_line
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_text
-from adafuse_llm.evaluation.metrics import final_number, first_line
 from adafuse_llm.evaluation.tuning import read_questions
 from benchmarks.heldout import KINDS, long_questions
 

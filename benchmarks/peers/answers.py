@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.strategies import (
-    Drafting,
-    Member,
+    MemberState,
+    NoDrafts,
     PlayRound,
     Proposal,
     RoundOutcome,
@@ -40,7 +40,7 @@ class WholeAnswers(Strategy):
         return members * (config.most_tokens() + config.max_word_tokens)
 
 
-def answer(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
+def answer(member: MemberState, config: AdaFuseConfig) -> Steps[Proposal]:
     """Propose a member's greedy answer, up to its end, a stop sequence, or a length limit."""
     end = member.tree.root
     margins: list[float] = []
@@ -79,7 +79,7 @@ class MajorityVote(WholeAnswers):
     def begin(self, context: StrategyContext) -> PlayRound:
         return partial(self._play, context.members, context.config)
 
-    def _play(self, members: Sequence[Member], config: AdaFuseConfig) -> Steps[RoundOutcome]:
+    def _play(self, members: Sequence[MemberState], config: AdaFuseConfig) -> Steps[RoundOutcome]:
         proposals = yield from in_lockstep([answer(member, config) for member in members])
         pool, margins = union(members, proposals)
         keys = []
@@ -118,4 +118,4 @@ class Rerank(WholeAnswers):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        return partial(play_round, context.members, context.config, Drafting(), proposer=answer)
+        return partial(play_round, context.members, context.config, NoDrafts(), proposer=answer)

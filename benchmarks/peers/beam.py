@@ -10,8 +10,8 @@ from typing_extensions import override
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.backends import Node
 from adafuse_llm.strategies import (
-    Drafting,
-    Member,
+    MemberState,
+    NoDrafts,
     PlayRound,
     Proposal,
     Span,
@@ -64,7 +64,7 @@ class BeamSearch(Strategy):
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
         proposer = partial(_propose, num_beams=self.num_beams)
-        return partial(play_round, context.members, context.config, Drafting(), proposer=proposer)
+        return partial(play_round, context.members, context.config, NoDrafts(), proposer=proposer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class _Beam:
     score: float
 
 
-def _propose(member: Member, config: AdaFuseConfig, num_beams: int) -> Steps[Proposal]:
+def _propose(member: MemberState, config: AdaFuseConfig, num_beams: int) -> Steps[Proposal]:
     """Propose the first words of a member's beams, the best beam first."""
     root = member.tree.root
     yield from member.evaluate([root])
@@ -108,7 +108,7 @@ def _propose(member: Member, config: AdaFuseConfig, num_beams: int) -> Steps[Pro
     return Proposal(tuple(spans), (member.next(root).margin,))
 
 
-def _search(member: Member, num_beams: int) -> Steps[list[_Beam]]:
+def _search(member: MemberState, num_beams: int) -> Steps[list[_Beam]]:
     """Return the beams with the highest sums of log-probabilities, the best beam first.
 
     A beam that ends the response, or for which the context window has no more room, keeps its sum
@@ -129,13 +129,13 @@ def _search(member: Member, num_beams: int) -> Steps[list[_Beam]]:
     return beams
 
 
-def _is_done(member: Member, beam: _Beam) -> bool:
+def _is_done(member: MemberState, beam: _Beam) -> bool:
     """Return whether a beam ends the response, or the context window has no room after it."""
     ends = bool(beam.tokens) and beam.tokens[-1] in member.end_ids
     return ends or member.is_full(beam.node)
 
 
-def _extensions(member: Member, beam: _Beam, count: int) -> list[tuple[float, int | None]]:
+def _extensions(member: MemberState, beam: _Beam, count: int) -> list[tuple[float, int | None]]:
     """Return the likeliest next tokens of a beam, each with the sum of the longer beam.
 
     The token is None if the beam is not continued.
@@ -149,7 +149,7 @@ def _extensions(member: Member, beam: _Beam, count: int) -> list[tuple[float, in
     ]
 
 
-def _extended(member: Member, score: float, beam: _Beam, token: int | None) -> _Beam:
+def _extended(member: MemberState, score: float, beam: _Beam, token: int | None) -> _Beam:
     """Return a beam with one more token, or the same beam if there is no token."""
     if token is None:
         return beam

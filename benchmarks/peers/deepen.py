@@ -14,7 +14,7 @@ from adafuse_llm import AdaFuseConfig, InvalidInputError
 from adafuse_llm.backends import Backend, is_allowed
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.strategies import (
-    Member,
+    MemberState,
     PlayRound,
     RoundOutcome,
     Steps,
@@ -98,7 +98,7 @@ class DeePEn(Strategy):
         return partial(self._play, context.members, _matrices([m.backend for m in context.members]))
 
     def _play(
-        self, members: Sequence[Member], matrices: Sequence[torch.Tensor]
+        self, members: Sequence[MemberState], matrices: Sequence[torch.Tensor]
     ) -> Steps[RoundOutcome]:
         main, *others = members
         offers = yield from in_lockstep([offer(member, LISTED) for member in members])
@@ -115,7 +115,7 @@ class DeePEn(Strategy):
         return choose_best(pool, [scored], margins)
 
     def _fuse(
-        self, members: Sequence[Member], matrices: Sequence[torch.Tensor]
+        self, members: Sequence[MemberState], matrices: Sequence[torch.Tensor]
     ) -> tuple[int, float]:
         """Return the first member's likeliest token after the steps, and its log-probability."""
         own = [

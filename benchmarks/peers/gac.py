@@ -14,7 +14,7 @@ from typing_extensions import override
 from adafuse_llm import AdaFuseConfig, InvalidInputError
 from adafuse_llm.backends import Backend, is_allowed
 from adafuse_llm.strategies import (
-    Member,
+    MemberState,
     PlayRound,
     Pool,
     Proposal,
@@ -89,7 +89,7 @@ class GaC(Strategy):
     def begin(self, context: StrategyContext) -> PlayRound:
         return partial(self._play, context.members)
 
-    def _play(self, members: Sequence[Member]) -> Steps[RoundOutcome]:
+    def _play(self, members: Sequence[MemberState]) -> Steps[RoundOutcome]:
         gate, opening = members[0], members[0].opening
         if self.threshold is not None and not opening.is_reply:
             offered = yield from offer(gate, 1)
@@ -112,7 +112,9 @@ class GaC(Strategy):
                 each.suggest(pool, listed, GROWTH * listed)
             listed *= GROWTH
 
-    def _alone(self, members: Sequence[Member], gate: Member, offered: Proposal) -> RoundOutcome:
+    def _alone(
+        self, members: Sequence[MemberState], gate: MemberState, offered: Proposal
+    ) -> RoundOutcome:
         """Commit the gate's likeliest token to all members."""
         pool, _ = union([gate], [offered])
         (candidate,) = pool.candidates
@@ -127,7 +129,7 @@ class GaC(Strategy):
 class _Ordered:
     """A member's next tokens that may follow, the likeliest first."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: MemberState) -> None:
         self._member, root = member, member.tree.root
         self._logprobs = distribution(member)
         order = np.argsort(-self._logprobs, kind="stable")
@@ -150,7 +152,7 @@ class _Ordered:
                 pool.suggest(text, ends=False)
 
 
-def distribution(member: Member) -> NDArray[np.floating]:
+def distribution(member: MemberState) -> NDArray[np.floating]:
     """Return the log-probabilities of all next tokens of a member, whose root is evaluated."""
     return member.backend.distribution(member.tree, member.tree.root)
 
@@ -161,7 +163,7 @@ def check_distributions(strategy: str, members: Sequence[Backend]) -> None:
     Raises:
         InvalidInputError: a member does not.
     """
-    if lacking := [m.name for m in members if not m.full]:
+    if lacking := [m.name for m in members if not m.knows_distributions]:
         raise InvalidInputError(
             f"strategy {strategy!r} needs whole distributions, and {', '.join(lacking)} list only "
             "the likeliest tokens. Leave them out with use=[...]."

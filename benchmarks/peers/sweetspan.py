@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from adafuse_llm import AdaFuseConfig, Candidate
-from adafuse_llm.strategies import AdaFuse, Member, PoolCandidate, fuse, to_result
+from adafuse_llm.strategies import AdaFuse, MemberState, PoolCandidate, fuse, to_result
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SweetSpan(AdaFuse):
         return config.override(always_sure)
 
     @override
-    def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:
+    def scorer(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> Candidate:
         nll = [candidate.nll(member) for member in members]
         weights = [member.weight for member in members]
         counted = [n if w > 0 else math.inf for n, w in zip(nll, weights, strict=True)]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from adafuse_llm import Candidate
 from adafuse_llm.backends import Node
 from adafuse_llm.strategies import (
-    Member,
+    MemberState,
     Pool,
     PoolCandidate,
     Proposal,
@@ -38,14 +38,14 @@ Margins = dict[str, tuple[float, ...]]
 """The margins of each member, by its name."""
 
 
-def offer(member: Member, count: int) -> Steps[Proposal]:
+def offer(member: MemberState, count: int) -> Steps[Proposal]:
     """Return a member's `count` likeliest next tokens as spans."""
     root = member.tree.root
     yield from member.evaluate([root])
     return (yield from offer_tokens(member, member.next(root).tokens[:count]))
 
 
-def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
+def offer_tokens(member: MemberState, tokens: Sequence[int]) -> Steps[Proposal]:
     """Return the given next tokens of a member as spans, each up to the end of its character."""
     root = member.tree.root
     starts = {t: member.tree.child(root, t) for t in tokens if t not in member.end_ids}
@@ -66,7 +66,7 @@ def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
     return Proposal(tuple(spans), (member.next(root).margin,))
 
 
-def union(members: Sequence[Member], proposals: Sequence[Proposal]) -> tuple[Pool, Margins]:
+def union(members: Sequence[MemberState], proposals: Sequence[Proposal]) -> tuple[Pool, Margins]:
     """Return the pool of the members' proposals, and the members' margins."""
     pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
@@ -75,7 +75,7 @@ def union(members: Sequence[Member], proposals: Sequence[Proposal]) -> tuple[Poo
 
 
 def first_logprobs(
-    members: Sequence[Member], pool: Pool, *, whole: bool = False
+    members: Sequence[MemberState], pool: Pool, *, whole: bool = False
 ) -> Steps[list[list[float]]]:
     """Return the natural log of each member's probability of each candidate, [member, candidate].
 
@@ -104,7 +104,9 @@ def first_logprobs(
     ]
 
 
-def _first(member: Member, pool: Pool, candidate: PoolCandidate, *, whole: bool) -> Node | None:
+def _first(
+    member: MemberState, pool: Pool, candidate: PoolCandidate, *, whole: bool
+) -> Node | None:
     if candidate.ends:
         candidate.nodes.setdefault(member, member.tree.root)
         return None
@@ -120,7 +122,7 @@ def _logprob(node: Node | None) -> float:
 
 
 def averaged(
-    members: Sequence[Member],
+    members: Sequence[MemberState],
     candidates: Sequence[PoolCandidate],
     logprobs: Sequence[Sequence[float]],
 ) -> list[Candidate]:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.strategies import (
-    Member,
+    MemberState,
     PlayRound,
     RoundOutcome,
     Steps,
@@ -51,7 +51,7 @@ class UniTE(Strategy):
     def begin(self, context: StrategyContext) -> PlayRound:
         return partial(self._play, context.members)
 
-    def _play(self, members: Sequence[Member]) -> Steps[RoundOutcome]:
+    def _play(self, members: Sequence[MemberState]) -> Steps[RoundOutcome]:
         proposals = yield from in_lockstep([offer(member, self.top_k) for member in members])
         pool, margins = union(members, proposals)
         logprobs = yield from first_logprobs(members, pool)

@@ -14,7 +14,7 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts, Lookup
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.tree.tokens import Node
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, engine
@@ -148,7 +148,7 @@ class WildDrafts(Drafts):
 
     choices = random.Random(0)
 
-    def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> list[Node]:
+    def extra_nodes(self, member: MemberState, wanted: Sequence[Node]) -> list[Node]:
         drafted: list[Node] = []
         for _ in range(self.choices.randrange(8)):
             above = self.choices.choice([*wanted, *drafted])
@@ -245,19 +245,19 @@ def test_members_whose_tokens_are_expensive_read_no_more_than_without_drafts(bra
     assert tokens(Quantized, drafting=True) <= most < tokens(Bulk, drafting=True)
 
 
-def copied(lookup: Lookup, member: Member, node: Node) -> list[int]:
+def copied(lookup: Lookup, member: MemberState, node: Node) -> list[int]:
     return [each.token for each in lookup.after(member, node)]
 
 
 @pytest.mark.quick
 def test_a_longer_match_lets_more_tokens_be_copied():
     ids = [11, 12, 13, 17, 18, 12, 13, 19, 14, 15, 16, 20, 21, 22, 14, 15, 16]
-    member = Member(Bulk("a", counting), ids, 2, 1.0)
+    member = MemberState(Bulk("a", counting), ids, 2, 1.0)
     assert copied(Lookup(), member, member.tree.root) == [20, 21]  # three tokens are equal
     assert copied(Lookup(), member, member.tree.grow([12, 13])) == [19, 14]  # the last place of two
     assert copied(Lookup(), member, member.tree.grow([5, 17])) == [18]
     assert copied(Lookup(), member, member.tree.grow([5])) == []
-    first = Member(Bulk("a", counting), [11, 12, 11], 2, 1.0)
+    first = MemberState(Bulk("a", counting), [11, 12, 11], 2, 1.0)
     assert copied(Lookup(), first, first.tree.root) == [12]
 
 
@@ -265,7 +265,7 @@ def test_a_longer_match_lets_more_tokens_be_copied():
 def test_no_token_is_copied_after_an_end_or_beyond_the_window():
     backend = Bulk("a", counting)
     (end,) = backend.end_ids
-    member = Member(backend, [11, 12, 13, end, 14, 15, 11, 12, 13], 2, 1.0)
+    member = MemberState(backend, [11, 12, 13, end, 14, 15, 11, 12, 13], 2, 1.0)
     assert copied(Lookup(), member, member.tree.root) == []
     further = member.tree.grow([end, 14])
     assert copied(Lookup(), member, further) == [15, 11, 12]
@@ -276,15 +276,14 @@ def test_no_token_is_copied_after_an_end_or_beyond_the_window():
 def test_without_its_drafts_a_question_still_asks_for_every_score():
     """The last token of an unlikely candidate is scored, even where it was drafted, too."""
     fake = FakeBackend("a", counting)
-    member = Member(fake, fake.codec.encode_prompt("Go:"), 2, 1.0)
+    member = MemberState(fake, fake.codec.encode_prompt("Go:"), 2, 1.0)
     end = member.tree.grow(fake.codec.encode_prompt(" w1 w2"))
 
-    ((_, asked),) = next(member.evaluate([member.tree.root], [end])).queries
+    (asked,) = next(member.evaluate([member.tree.root], [end])).queries
     assert asked.may_draft
-    query = member.with_drafts(asked, [end])
-    assert end in query.evaluate
-    assert end in query.score
-    assert query.plain is not None
-    assert query.plain.evaluate == (member.tree.root,)
-    assert query.plain.score == (end,)
-    assert query.plain.plain is None
+    drafted = member.with_drafts(asked.query, [end])
+    assert end in drafted.query.evaluate
+    assert end in drafted.query.score
+    assert drafted.without_drafts is not None
+    assert drafted.without_drafts.evaluate == (member.tree.root,)
+    assert drafted.without_drafts.score == (end,)

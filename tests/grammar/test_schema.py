@@ -17,7 +17,7 @@ pytest.importorskip("llguidance")
 from adafuse_llm import AdaFuseConfig
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.grammar import schema as prepared_schemas
-from adafuse_llm.grammar.grammar import Grammar, GrammarText
+from adafuse_llm.grammar.grammar import Grammar, GrammarState
 from adafuse_llm.grammar.schema import enforceable
 from tests.support.schemas import is_valid, walk
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.quick
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
-def start(schema: Any) -> GrammarText:
+def start(schema: Any) -> GrammarState:
     grammar = Grammar.of(AdaFuseConfig(json_schema=schema))
     assert grammar is not None
     return grammar.text()

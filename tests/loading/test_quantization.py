@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, TransformersMember
-from adafuse_llm.backends.huggingface.rows import TreeForm
+from adafuse_llm.backends.huggingface.tree_cache import TreeForm
 from adafuse_llm.embedded import member_paths
 
 WREN, HERON, FINCH = member_paths()

@@ -47,21 +47,21 @@ def gguf_references(
 def test_ends_are_those_of_the_transformers_checkpoint(
     real_folders: dict[str, Path], real_files: dict[str, Path]
 ) -> None:
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+    from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 
     for name, folder in real_folders.items():
         kinds = (AutoConfig, GenerationConfig, AutoTokenizer)
         expected = {kind.from_pretrained(folder).eos_token_id for kind in kinds}
-        assert LlamaText.from_file(real_files[name]).end_ids == expected, name
+        assert LlamaVocabulary.from_file(real_files[name]).end_ids == expected, name
 
 
 @pytest.mark.parametrize("name", ["smollm", "qwen"])
 def test_prompts_are_those_of_the_transformers_checkpoint(
     name: str, real_folders: dict[str, Path], real_files: dict[str, Path]
 ) -> None:
-    from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+    from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 
-    text = LlamaText.from_file(real_files[name])
+    text = LlamaVocabulary.from_file(real_files[name])
     tokenizer = AutoTokenizer.from_pretrained(real_folders[name])
     turns = [
         {"role": role, "content": content}

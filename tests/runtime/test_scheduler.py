@@ -92,8 +92,8 @@ def test_the_oldest_query_is_next_with_all_others_to_its_member():
     backends = {name: FakeBackend(name, counting) for name in "ab"}
 
     def pending(name: str) -> scheduler.PendingQuery:
-        member: Any = SimpleNamespace(backend=backends[name])
-        return scheduler.PendingQuery(none, member, none, False)
+        asked: Any = SimpleNamespace(member=SimpleNamespace(backend=backends[name]))
+        return scheduler.PendingQuery(none, asked)
 
     lane = scheduler._Lane("cpu")
     b1, a1, a2, b2 = lane.waiting = [pending(name) for name in "baab"]

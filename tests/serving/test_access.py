@@ -18,7 +18,13 @@ from starlette.routing import Mount, Route
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.access import CALL, AccessLog, middlewares, outcome_of, read_body
+from adafuse_llm.serving.access import (
+    CURRENT_REQUEST,
+    AccessLog,
+    middlewares,
+    outcome_of,
+    read_body,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -28,7 +34,7 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 async def echo(request: Request) -> Response:
     body = await read_body(request, request.app.state.config)
-    return JSONResponse({"size": len(body), "id": CALL.get().id})
+    return JSONResponse({"size": len(body), "id": CURRENT_REQUEST.get().id})
 
 
 async def fail(_: Request) -> Response:
@@ -122,7 +128,7 @@ async def test_the_log_and_the_metrics_have_the_outcome_of_a_response(
         for message in sent:
             await send(message)
         if isinstance(error, str):
-            CALL.get().outcome = error
+            CURRENT_REQUEST.get().outcome = error
         elif error:
             raise error
 

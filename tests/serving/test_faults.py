@@ -13,7 +13,7 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.serving import ServingConfig, create_app, http
+from adafuse_llm.serving import ServingConfig, create_app, sse
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.service import THREADS, Service
 from tests.support.serving import served
@@ -75,7 +75,7 @@ def test_a_failure_within_a_stream_is_its_last_event():
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 def test_a_silent_stream_has_comments_and_its_errors_the_words_of_the_client(monkeypatch, path):
-    monkeypatch.setattr(http, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "SILENT_SECONDS", 0.05)
     free = threading.Event()
     body = {"messages": [USER], "input": "x", "stream": True}
     with serve(Member(lambda _: free.wait(20)), request_timeout=2) as url:

@@ -10,7 +10,7 @@ import pytest
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends import FakeBackend, Query, QueryResult
 from adafuse_llm.decoding.draft import Drafter
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.member import MemberState
 from tests.reference import Options, WordMixture, decode
 from tests.strategies.test_mixture import PROMPTS
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
@@ -125,7 +125,7 @@ def test_a_draft_is_as_long_as_saves_most(size: int, token_cost: float, count: i
     """The larger member then pays (1 + count * cost) / (1 + 0.7 + ... + 0.7^count) per token."""
     large = Counted("large", 100)
     large.token_cost = token_cost
-    members = [Member(each, [1], 2, 1.0) for each in (Counted("small", size), large)]
+    members = [MemberState(each, [1], 2, 1.0) for each in (Counted("small", size), large)]
     assert Drafter(*members).plan()[1] == count
 
 

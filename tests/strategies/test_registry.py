@@ -9,7 +9,7 @@ from adafuse_llm import AdaFuseEngine, Candidate, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.strategies import (
     AdaFuse,
-    Member,
+    MemberState,
     PoolCandidate,
     find_strategy,
     score,
@@ -25,7 +25,7 @@ class Least(AdaFuse):
 
     name = "least"
 
-    def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> Candidate:
+    def scorer(self, candidate: PoolCandidate, members: Sequence[MemberState]) -> Candidate:
         usual = score(candidate, members)
         assert usual.score is not None
         return usual.model_copy(update={"score": -usual.score})

@@ -127,7 +127,7 @@ class Textless(FakeBackend):
 
 def test_a_member_that_does_not_know_all_tokens_is_not_mixed() -> None:
     listing, textless = member("m0", 100), Textless("m0", lambda _: {END: 1.0})
-    listing.full, textless.parameters = False, 100
+    listing.knows_distributions, textless.parameters = False, 100
     for ignorant in (listing, textless):
         with AdaFuseEngine([ignorant, member("m1", 300)]) as engine:
             assert engine.strategy.name == "adafuse"

@@ -267,7 +267,7 @@ def _stops(chance: random.Random, text: str) -> list[str]:
 
 
 def _check_drafts(case: Case) -> None:
-    """Drafting changes nothing."""
+    """Drafts change nothing."""
     with case.engine(drafting=True) as engine, case.engine(drafting=False) as plain:
         for prompt in case.prompts[:2]:
             _same(engine.generate(prompt, **case.options), plain.generate(prompt, **case.options))

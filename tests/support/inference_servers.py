@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adafuse_llm.backends.huggingface.text import HuggingFaceText
+from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 from tests.support.models import Recipe, model, tokenizer
 
 APIS = ("vllm", "sglang", "llama-server")
@@ -261,7 +261,7 @@ def _mask(kind: Any, folder: Path | None, regex: str, size: int) -> torch.Tensor
 
     tokens = tokenizer(kind) if folder is None else _loaded(folder)[1]
     matcher = LLMatcher(
-        HuggingFaceText(tokens).grammar_tokenizer(size, {tokens.eos_token_id}),
+        HuggingFaceVocabulary(tokens).grammar_tokenizer(size, {tokens.eos_token_id}),
         LLMatcher.grammar_from_regex(regex),
     )
     packed = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)

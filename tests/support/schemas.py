@@ -158,7 +158,7 @@ def walk(text: Any, seed: int, longest: int = 160) -> str | None:
     """A random text of a grammar, or None if it did not end.
 
     Args:
-        text: a `GrammarText` at the start of a response.
+        text: a `GrammarState` at the start of a response.
         seed: seed of the random bytes; quotes and brackets that close are likelier.
         longest: maximum number of bytes.
     """

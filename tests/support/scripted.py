@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.backends import Backend, Query, QueryResult, answered
-from adafuse_llm.backends.huggingface.text import HuggingFaceText
+from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 from tests.support.models import CHATML, STRICT, TokenizerKind, byte_letters, tokenizer
 
 Script = Callable[[str], str]
@@ -42,13 +42,13 @@ WINDOW = 8192
 class Scripted(Backend):
     """A member with a tokenizer of transformers that writes the replies of a script."""
 
-    full = True
+    knows_distributions = True
     device = "cpu"
 
     def __init__(self, script: Script, known: Any, name: str, window: int = WINDOW) -> None:
         self.name, self.context_window = name, window
         self.end_ids = frozenset({int(known.eos_token_id)})
-        self._text = HuggingFaceText(known)
+        self._text = HuggingFaceVocabulary(known)
         self.codec = self._text.codec
         self._ask = functools.cache(lambda prompt: script(prompt.decode(errors="replace")).encode())
         self._marker = _reply_marker(known)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Request
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.member import MemberState
 from adafuse_llm.text.codec import TokenizerCodec
 from tests.support.models import CHATML, TokenizerKind, tokenizer
 from tests.support.scripted import Script, scripted
@@ -82,7 +82,7 @@ def thinkers(*names: str, script: Script = lambda _: "Orrin.", **config: Any) ->
     return AdaFuseEngine(members, AdaFuseConfig(**config))
 
 
-def members_of(engine: AdaFuseEngine, messages: Any, **options: Any) -> Sequence[Member]:
+def members_of(engine: AdaFuseEngine, messages: Any, **options: Any) -> Sequence[MemberState]:
     (job,) = engine._jobs(Request(messages=messages, options=options))
     return job.members
 

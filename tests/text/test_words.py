@@ -94,18 +94,18 @@ def test_a_word_ends_nowhere_inside_a_character() -> None:
 
 def test_the_spaces_of_the_prompt_are_no_part_of_the_response() -> None:
     opening = Opening(spaces=4)
-    assert opening.shown("      x") == "  x"
-    assert opening.shown("  ") == ""
-    assert opening.key("  ") != opening.key("   ")
-    assert opening.after("   ") == Opening(spaces=1)
-    assert opening.after("     x") == Opening()
+    assert opening.visible("      x") == "  x"
+    assert opening.visible("  ") == ""
+    assert opening.comparison_key("  ") != opening.comparison_key("   ")
+    assert opening.advanced("   ") == Opening(spaces=1)
+    assert opening.advanced("     x") == Opening()
 
 
 def test_whitespace_before_a_reply_is_no_part_of_it() -> None:
     opening = Opening(is_reply=True)
-    assert opening.shown("\n\t x ") == opening.key(" x ") == "x "
-    assert opening.after("\n ") == opening
-    assert opening.after("\n x").shown(" y") == " y"
+    assert opening.visible("\n\t x ") == opening.comparison_key(" x ") == "x "
+    assert opening.advanced("\n ") == opening
+    assert opening.advanced("\n x").visible(" y") == " y"
 
 
 @given(texts=st.lists(st.text("  a\n", max_size=4), min_size=1, max_size=8))

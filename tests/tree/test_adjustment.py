@@ -119,7 +119,7 @@ def test_a_grammar_wins_over_forbidden_tokens() -> None:
 
 def test_a_member_that_cannot_change_distributions_is_one_error() -> None:
     unable = FakeBackend("finch", rule, WORDS)
-    unable.full = False
+    unable.knows_distributions = False
     with AdaFuseEngine([FakeBackend("wren", rule, WORDS), unable]) as ensemble:
         with pytest.raises(InvalidOptionError, match="'presence_penalty': member 'finch' cannot"):
             ensemble.generate("x", presence_penalty=1)

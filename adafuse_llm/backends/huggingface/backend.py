@@ -15,9 +15,9 @@ from adafuse_llm.backends.file_facts import context_window
 from adafuse_llm.backends.huggingface.checkpoint import eos_ids, ignored_settings, own_adjustment
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.passes import RequestState
-from adafuse_llm.backends.huggingface.rows import Rows, TreeForm
-from adafuse_llm.backends.huggingface.text import HuggingFaceText
-from adafuse_llm.backends.huggingface.trial import choose
+from adafuse_llm.backends.huggingface.self_test import choose
+from adafuse_llm.backends.huggingface.tree_cache import Rows, TreeForm
+from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
 from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBackend
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
@@ -87,7 +87,7 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         ends = eos_ids((getattr(model, "generation_config", None), model.config, tokenizer))
         end_ids = frozenset(token for token in ends if 0 <= token < self._decoder.vocabulary)
         device = self._decoder.device
-        self._set_up(HuggingFaceText(tokenizer), end_ids, self._decoder.vocabulary, device)
+        self._set_up(HuggingFaceVocabulary(tokenizer), end_ids, self._decoder.vocabulary, device)
         self.context_window = context_window(model.config.get_text_config(decoder=True).to_dict())
         self.own_adjustment = own_adjustment(model, self.end_ids)
         self.ignored_settings = ignored_settings(model)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from adafuse_llm.backends.huggingface.few_rows import FewRows
-from adafuse_llm.backends.logits.rows import check_tokens, to_device
+from adafuse_llm.backends.logits.state import check_tokens, to_device
 
 
 class Decoder:

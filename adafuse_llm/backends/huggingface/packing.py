@@ -26,8 +26,8 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from adafuse_llm.backends.huggingface.rows import Piece
-from adafuse_llm.backends.logits.rows import to_device
+from adafuse_llm.backends.huggingface.tree_cache import Piece
+from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.errors import UnsupportedModelError
 
 PACKED = "adafuse_llm"

@@ -10,8 +10,8 @@ import torch
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.packing import PackedCache, use_packed_attention
 from adafuse_llm.backends.huggingface.path_form import PathForm
-from adafuse_llm.backends.huggingface.rows import Piece, Rows, TreeForm
-from adafuse_llm.backends.logits.rows import Logits, RequestLogits
+from adafuse_llm.backends.huggingface.tree_cache import Piece, Rows, TreeForm
+from adafuse_llm.backends.logits.state import Logits, RequestLogits
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 PREFILL_TOKENS = 2048

@@ -16,9 +16,9 @@ from adafuse_llm.backends.llamacpp.context import PIECE_TOKENS, CacheFullError, 
 from adafuse_llm.backends.llamacpp.library import Settings
 from adafuse_llm.backends.llamacpp.state import LlamaState
 from adafuse_llm.backends.llamacpp.trial import load, try_file
-from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 from adafuse_llm.backends.logits.backend import PREFIX_CACHE_BYTES, LogitsBackend
-from adafuse_llm.backends.logits.rows import Logits, check_tokens
+from adafuse_llm.backends.logits.state import Logits, check_tokens
 from adafuse_llm.backends.prefixes import CachedTokens, PrefixCache
 from adafuse_llm.errors import InvalidOptionError, LoadError
 from adafuse_llm.tree.tokens import Node, TokenTree
@@ -70,7 +70,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         InvalidOptionError: an option is not valid.
     """
 
-    _text: LlamaText
+    _text: LlamaVocabulary
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from adafuse_llm.backends.llamacpp.context import Context, Entry
-from adafuse_llm.backends.logits.rows import RequestLogits, unknown
+from adafuse_llm.backends.logits.state import RequestLogits, unknown
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 from adafuse_llm.backends.llamacpp.context import Context, Entry
 from adafuse_llm.backends.llamacpp.library import Model, Settings, find_library, load_library
-from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 from adafuse_llm.child import OUT_OF_TIME, begin, limit_process, run_limited
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 
@@ -148,7 +148,7 @@ def _identity(path: Path) -> str:
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
-def load(path: Path, label: str, settings: Settings) -> tuple[Model, LlamaText]:
+def load(path: Path, label: str, settings: Settings) -> tuple[Model, LlamaVocabulary]:
     """Load a file, and check its numbers if it has weights.
 
     Raises:
@@ -156,7 +156,7 @@ def load(path: Path, label: str, settings: Settings) -> tuple[Model, LlamaText]:
         UnsupportedModelError: the model cannot be a member.
     """
     model = Model(path, label, settings)
-    text = LlamaText(model)
+    text = LlamaVocabulary(model)
     if not settings.vocabulary_only:
         _check(model)
     return model, text

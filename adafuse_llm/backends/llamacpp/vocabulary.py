@@ -13,7 +13,7 @@ from typing import Any
 
 from adafuse_llm.backends.gguf.header import chat_templates, read_entries, read_tokens
 from adafuse_llm.backends.llamacpp.library import Model, Settings, load_library
-from adafuse_llm.backends.text import MemberText
+from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.grammar.matchers import grammar_tokenizer
 from adafuse_llm.text.codec import cached
@@ -291,7 +291,7 @@ class LlamaTokenizer:
             room = -count
 
 
-class LlamaText(MemberText):
+class LlamaVocabulary(Vocabulary):
     """The tokens of a loaded GGUF file, which must stay open until `close`."""
 
     def __init__(self, model: Model) -> None:
@@ -299,7 +299,7 @@ class LlamaText(MemberText):
         self.end_ids: frozenset[int] = self.tokenizer.end_ids
 
     @classmethod
-    def from_file(cls, path: str | Path) -> LlamaText:
+    def from_file(cls, path: str | Path) -> LlamaVocabulary:
         """Load the vocabulary of a GGUF file, without its weights."""
         label = f"the vocabulary of {str(path)!r}"
         return cls(Model(Path(path), label, Settings(vocabulary_only=True)))

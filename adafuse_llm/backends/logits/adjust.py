@@ -10,7 +10,7 @@ from itertools import chain, repeat
 
 import torch
 
-from adafuse_llm.backends.logits.rows import to_device
+from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.adjustment import Changes
 
 

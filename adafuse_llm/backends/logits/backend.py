@@ -12,9 +12,9 @@ import torch
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
-from adafuse_llm.backends.logits.rows import RequestLogits, check_tokens
+from adafuse_llm.backends.logits.state import RequestLogits, check_tokens
 from adafuse_llm.backends.prefixes import MIN_SHARED, CachedTokens, PrefixCache
-from adafuse_llm.backends.text import MemberText
+from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ class LogitsBackend(Backend, Generic[S]):
         _kept: the cached tokens of finished requests.
     """
 
-    full = True
+    knows_distributions = True
     _pieces: tuple[int, int]
     _kept: PrefixCache[Any]
 
     def _set_up(
         self,
-        text: MemberText,
+        text: Vocabulary,
         end_ids: frozenset[int],
         vocabulary: int,
         device: torch.device | str = "cpu",

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from adafuse_llm.backends.logits.rows import to_device
+from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.sampling import Draw
 
 FIRST_LIKELY = 512

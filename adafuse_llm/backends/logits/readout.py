@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.logits.adjust import adjusted
 from adafuse_llm.backends.logits.draw import drawn, likeliest, signed
-from adafuse_llm.backends.logits.rows import RequestLogits, to_device
-from adafuse_llm.backends.text import MemberText
+from adafuse_llm.backends.logits.state import RequestLogits, to_device
+from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.tree.sampling import token_codes
 from adafuse_llm.tree.tokens import Next, Node, TokenTree
 
@@ -29,7 +29,7 @@ class TokenTable:
 
     def __init__(
         self,
-        text: MemberText,
+        text: Vocabulary,
         end_ids: Collection[int],
         size: int,
         device: torch.device | str = "cpu",

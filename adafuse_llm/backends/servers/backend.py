@@ -12,7 +12,7 @@ import numpy as np
 from adafuse_llm.backends.base import Backend, Query, QueryResult
 from adafuse_llm.backends.servers.api import Prompt, ServerApi, ServerFacts
 from adafuse_llm.backends.servers.connection import Connection
-from adafuse_llm.backends.text import MemberText
+from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.errors import MemberError, MemberUnavailableError
 from adafuse_llm.tree.tokens import Next, Node, TokenTree
 
@@ -64,7 +64,7 @@ class ServerBackend(Backend):
     def __init__(
         self,
         name: str,
-        text: MemberText,
+        text: Vocabulary,
         *,
         end_ids: frozenset[int],
         server: Connection,

@@ -66,10 +66,10 @@ Run = TypeVar("Run", CallbackManagerForLLMRun, AsyncCallbackManagerForLLMRun)
 
 
 @dataclass
-class Reply(ABC, Generic[C]):
+class ResponseChunks(ABC, Generic[C]):
     """One response of a call, with its chunks and the records of its rounds so far."""
 
-    call: Call[C]
+    call: ModelCall[C]
     number: int
     chunks: list[C] = field(default_factory=list)
     rounds: RoundRecords = field(default_factory=list)
@@ -129,7 +129,7 @@ class Reply(ABC, Generic[C]):
         return metadata, usage
 
 
-class Call(Generic[C]):
+class ModelCall(Generic[C]):
     """One call of a model with overrides.
 
     Attributes:
@@ -140,7 +140,7 @@ class Call(Generic[C]):
         self,
         model: EnsembleModel,
         requests: Sequence[Request],
-        reply: type[Reply[C]],
+        reply: type[ResponseChunks[C]],
         form: ReplyForm | None = None,
     ) -> None:
         self.model = model

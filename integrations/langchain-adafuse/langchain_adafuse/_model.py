@@ -20,7 +20,7 @@ from adafuse_llm.adapters.options import ALIASES, ModelKeywords
 from adafuse_llm.adapters.reply_form import FORM_KEYWORDS
 from adafuse_llm.config import CONSTRAINTS, Options
 from adafuse_llm.errors import InvalidOptionError
-from langchain_adafuse._calls import Call, RoundDetail
+from langchain_adafuse._calls import ModelCall, RoundDetail
 
 if TYPE_CHECKING:
     from langchain_core.caches import BaseCache
@@ -196,11 +196,13 @@ class EnsembleModel(EnsembleFields, Serializable):
         return self._call(given, stop, kwargs).achunks(run_manager)
 
     @abstractmethod
-    def _call(self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]) -> Call[Any]:
+    def _call(
+        self, given: Any, stop: list[str] | None, keywords: Mapping[str, Any]
+    ) -> ModelCall[Any]:
         """Begin a call of the model with overrides for prompts or messages."""
 
     @abstractmethod
-    def _result(self, call: Call[Any], generations: list[Any]) -> Any:
+    def _result(self, call: ModelCall[Any], generations: list[Any]) -> Any:
         """Return the responses of a call as LangChain's result."""
 
     # A call -----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from adafuse_llm.adapters.reply_form import FORM_KEYWORDS, form_of, to_tool_choi
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.text.conversation import CALL_OPENS
-from langchain_adafuse._calls import CUT_KEY, Call, ChatRoundChunk, Reply
+from langchain_adafuse._calls import CUT_KEY, ChatRoundChunk, ModelCall, ResponseChunks
 from langchain_adafuse._messages import ToolLike, as_function, openai_tool, to_tools, to_turns
 from langchain_adafuse._model import EnsembleModel, ModelFields
 
@@ -238,7 +238,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     # Decoding ---------------------------------------------------------------------------------
 
-    def _result(self, _call: Call[ChatRoundChunk], generations: list[Any]) -> ChatResult:
+    def _result(self, _call: ModelCall[ChatRoundChunk], generations: list[Any]) -> ChatResult:
         return ChatResult(generations=generations)
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
@@ -248,7 +248,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
     def _call(
         self, given: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> Call[ChatRoundChunk]:
+    ) -> ModelCall[ChatRoundChunk]:
         options = {name: each for name, each in keywords.items() if name not in FORM_KEYWORDS}
         model = self._for_call(stop, options)
         form = None
@@ -270,7 +270,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
             described = {"tools": form.tools, "tool_choice": form.choice}
             described["instructions"] = form.instructions
         prompt = to_conversation(turns, **described, warn=self._warn_once)
-        return Call(model, [Request(messages=prompt)], ChatReply, form)
+        return ModelCall(model, [Request(messages=prompt)], ChatResponseChunks, form)
 
     def _loaded(self) -> Engine:
         engine, names = self._ensemble.engine(), self._names
@@ -319,7 +319,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):  # type: ignore[misc]  # messag
 
 
 @dataclass
-class ChatReply(Reply[ChatRoundChunk]):
+class ChatResponseChunks(ResponseChunks[ChatRoundChunk]):
     """A reply with text, reasoning and tool calls."""
 
     _calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)

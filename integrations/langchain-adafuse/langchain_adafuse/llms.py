@@ -11,7 +11,7 @@ from langchain_core.outputs import Generation, LLMResult
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import Request, StreamEvent
-from langchain_adafuse._calls import ROUNDS_KEY, Call, Reply, RoundChunk
+from langchain_adafuse._calls import ROUNDS_KEY, ModelCall, ResponseChunks, RoundChunk
 from langchain_adafuse._model import EnsembleModel, ModelFields
 
 RUN_KEYWORDS = ("tags", "metadata", "run_name", "run_id")
@@ -78,18 +78,18 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):  # type: ignore[misc]  # prompts are `
 
     def _call(
         self, given: str | list[str], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> Call[RoundChunk]:
+    ) -> ModelCall[RoundChunk]:
         prompts = [given] if isinstance(given, str) else given
         requests = [Request(prompt=prompt) for prompt in prompts]
-        return Call(self._for_call(stop, keywords), requests, TextReply)
+        return ModelCall(self._for_call(stop, keywords), requests, TextResponseChunks)
 
-    def _result(self, call: Call[RoundChunk], generations: list[Any]) -> LLMResult:
+    def _result(self, call: ModelCall[RoundChunk], generations: list[Any]) -> LLMResult:
         n = call.config.n
         starts = range(0, len(generations), n)
         return LLMResult(generations=[generations[start : start + n] for start in starts])
 
 
-class TextReply(Reply[RoundChunk]):
+class TextResponseChunks(ResponseChunks[RoundChunk]):
     """A response with its metadata in its last chunk."""
 
     def read(self, event: StreamEvent) -> list[RoundChunk]:

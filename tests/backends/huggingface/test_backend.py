@@ -10,7 +10,7 @@ import transformers
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, UnsupportedModelError
 from adafuse_llm.backends import Query
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend
-from adafuse_llm.backends.huggingface.rows import TreeForm, bytes_per_token
+from adafuse_llm.backends.huggingface.tree_cache import TreeForm, bytes_per_token
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree.tokens import Node, TokenTree
 from tests.support.models import TINY, Recipe, model, tokenizer

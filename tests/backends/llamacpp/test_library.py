@@ -10,7 +10,7 @@ import pytest
 
 from adafuse_llm.backends.llamacpp import declarations, library
 from adafuse_llm.backends.llamacpp.library import find_library, load_library
-from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 from adafuse_llm.errors import LoadError, MissingDependencyError
 
 MISSING = "no-such-package"
@@ -85,7 +85,7 @@ def test_messages_are_logged_and_not_printed(
 ) -> None:
     caplog.set_level(logging.DEBUG, "adafuse_llm.backends.llamacpp.library")
     with pytest.raises(LoadError):
-        LlamaText.from_file(tmp_path / "missing.gguf")
+        LlamaVocabulary.from_file(tmp_path / "missing.gguf")
     assert "failed to open GGUF file" in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.DEBUG}
     assert capfd.readouterr() == ("", "")

@@ -16,8 +16,8 @@ import pytest
 from gguf import TokenType
 from transformers import AutoTokenizer
 
-from adafuse_llm.backends.huggingface.text import HuggingFaceText
-from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+from adafuse_llm.backends.huggingface.vocabulary import HuggingFaceVocabulary
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
 from adafuse_llm.text.codec import TokenizerCodec
@@ -54,14 +54,14 @@ def hugging_face(kind: str) -> Any:
     return tokenizer(kind)
 
 
-def llama(known: Any, **options: Any) -> LlamaText:
+def llama(known: Any, **options: Any) -> LlamaVocabulary:
     """The vocabulary of a new GGUF file with the tokens of a Hugging Face tokenizer."""
     path = folder() / f"{len(list(folder().iterdir()))}.gguf"
-    return LlamaText.from_file(write_vocabulary(path, known, **options))
+    return LlamaVocabulary.from_file(write_vocabulary(path, known, **options))
 
 
 @functools.cache
-def llama_of(kind: str) -> LlamaText:
+def llama_of(kind: str) -> LlamaVocabulary:
     return llama(hugging_face(kind), pre=PRE_TOKENIZERS.get(kind, "gpt-2"))
 
 
@@ -138,7 +138,9 @@ def test_a_conversation_begins_with_the_bos_token_that_the_header_asks_for(templ
     bos, end = known.bos_token_id, known.eos_token_id
     path = write_vocabulary(folder() / f"bos-{len(template)}.gguf", known, template=template)
     asking = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
-    text = LlamaText.from_file(rewrite_gguf(path, path.with_suffix(".bos.gguf"), entries=asking))
+    text = LlamaVocabulary.from_file(
+        rewrite_gguf(path, path.with_suffix(".bos.gguf"), entries=asking)
+    )
     whole = check_conversation(CONVERSATION)
     continued = check_conversation([*CONVERSATION, turn("assistant", "The kee")]).continued()
     for ids in (
@@ -154,7 +156,7 @@ def test_a_file_without_special_tokens_has_none() -> None:
     letters = [*(chr(33 + number) for number in range(40)), "<|im_end|>"]
     types = [TokenType.CONTROL if number in (11, 40) else TokenType.NORMAL for number in range(41)]
     path = write_pieces(folder() / "plain.gguf", "gpt2", letters, types, tokenizer_pre="gpt-2")
-    text = LlamaText.from_file(path)
+    text = LlamaVocabulary.from_file(path)
     assert text.end_ids == frozenset()
     assert text.tokenizer.special_tokens_map == {}
     assert not text.codec.has_chat_template
@@ -203,7 +205,7 @@ def test_grammars_allow_the_tokens_that_they_allow_in_transformers(kind: str) ->
     assert text.follows_grammars
     size = len(text.tokenizer) + 3  # models often have logits that no token uses
     tokenizers = [
-        each.grammar_tokenizer(size, text.end_ids) for each in (text, HuggingFaceText(known))
+        each.grammar_tokenizer(size, text.end_ids) for each in (text, HuggingFaceVocabulary(known))
     ]
     for pattern in (r"[a-z ]+\.", r'\{"a": -?[0-9]+\}', "(\u4e2d|\U0001f600)+ end"):
         grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
@@ -263,15 +265,17 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 def test_files_that_cannot_be_read_or_encode_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="no vocabulary"):
-        LlamaText.from_file(write_pieces(tmp_path / "none.gguf", "no_vocab", [], [], vocab_size=3))
+        LlamaVocabulary.from_file(
+            write_pieces(tmp_path / "none.gguf", "no_vocab", [], [], vocab_size=3)
+        )
     pieces = ["<unk>", "<s>", "</s>", *BYTES[:-1], "a"]
     types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 255, TokenType.NORMAL]
     with pytest.raises(UnsupportedModelError, match="no token for some bytes"):
-        LlamaText.from_file(write_pieces(tmp_path / "bytes.gguf", "llama", pieces, types))
+        LlamaVocabulary.from_file(write_pieces(tmp_path / "bytes.gguf", "llama", pieces, types))
     for kind, says in (("unigram", "a space"), ("unknowns", "some bytes"), ("wordpiece", "every")):
         with pytest.raises(UnsupportedModelError, match=says):
             llama_of(kind)
     path = tmp_path / "text.gguf"
     path.write_text("not a model")
     with pytest.raises(LoadError, match="invalid magic"):
-        LlamaText.from_file(path)
+        LlamaVocabulary.from_file(path)

@@ -7,7 +7,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from adafuse_llm.backends.logits import draw
-from adafuse_llm.backends.logits.rows import Logits, RequestLogits
+from adafuse_llm.backends.logits.state import Logits, RequestLogits
 from adafuse_llm.tree.sampling import Draw, text_hash
 from adafuse_llm.tree.tokens import TokenTree
 from tests import reference_sampling

@@ -74,7 +74,7 @@ def ask(loaded: ServerBackend) -> Any:
 @every_api
 def test_a_pass_is_one_round_trip_with_all_nodes_of_all_requests(api: str, load: Load) -> None:
     loaded = load(server := InferenceServer(api))
-    assert loaded.is_remote and not loaded.full
+    assert loaded.is_remote and not loaded.knows_distributions
     assert (loaded.context_window, loaded.end_ids) == (1023, backend(RECIPE).end_ids)
     queries = []
     for text in (PROMPT, "In winter"):

@@ -3,7 +3,7 @@
 import pytest
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, MemberOutOfMemoryError
-from adafuse_llm.evaluation.metrics import verbatim
+from adafuse_llm.evaluation.exact_match import verbatim
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.suites import SUITES, load_suite, parts_of
 from benchmarks.paper.tables import Report

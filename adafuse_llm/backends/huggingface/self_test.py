@@ -10,7 +10,7 @@ from adafuse_llm.backends.file_facts import context_window
 from adafuse_llm.backends.huggingface.model import Decoder
 from adafuse_llm.backends.huggingface.packing import attentions_of, set_attentions
 from adafuse_llm.backends.huggingface.passes import Passes, RequestState
-from adafuse_llm.backends.huggingface.rows import bytes_per_token
+from adafuse_llm.backends.huggingface.tree_cache import bytes_per_token
 from adafuse_llm.errors import UnsupportedModelError
 from adafuse_llm.tree.tokens import Node, TokenTree
 

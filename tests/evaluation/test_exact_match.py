@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.evaluation import metrics
+from adafuse_llm.evaluation import exact_match
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from adafuse_llm.evaluation import metrics
     ],
 )
 def test_normalization_is_that_of_squad(text, normal):
-    assert metrics.normalize(text) == normal
+    assert exact_match.normalize(text) == normal
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_normalization_is_that_of_squad(text, normal):
     ],
 )
 def test_an_answer_contains_an_accepted_one(prediction, accepted, right):
-    assert metrics.contains(prediction, accepted) is right
+    assert exact_match.contains(prediction, accepted) is right
 
 
 def test_answers_match_after_normalization_or_character_by_character():
-    assert metrics.exact_match("The Beatles", ["x", "beatles!"])
-    assert not metrics.exact_match("3", ["13"])
-    assert metrics.verbatim("19.88 crowns", ["x", "19.88 crowns"])
-    assert not metrics.verbatim("19.88 Crowns", ["19.88 crowns"])
+    assert exact_match.exact_match("The Beatles", ["x", "beatles!"])
+    assert not exact_match.exact_match("3", ["13"])
+    assert exact_match.verbatim("19.88 crowns", ["x", "19.88 crowns"])
+    assert not exact_match.verbatim("19.88 Crowns", ["19.88 crowns"])
 
 
 @pytest.mark.quick
@@ -74,23 +74,23 @@ def test_answers_match_after_normalization_or_character_by_character():
     ],
 )
 def test_the_final_number(text, found):
-    assert metrics.final_number(text) == Decimal(found)
+    assert exact_match.final_number(text) == Decimal(found)
 
 
 def test_numbers_are_equal_as_numbers():
-    assert metrics.number("18.00 dollars", ["Therefore, the answer is 18"])
-    assert metrics.number("$1,000", ["5", "1000"])
-    assert not metrics.number("3", ["13"])
-    assert not metrics.number("-3", ["3"])
+    assert exact_match.number("18.00 dollars", ["Therefore, the answer is 18"])
+    assert exact_match.number("$1,000", ["5", "1000"])
+    assert not exact_match.number("3", ["13"])
+    assert not exact_match.number("-3", ["3"])
     for text in ("", "none at all", "The answer is unknown", "$"):
-        assert not metrics.number(text, ["3", text])
+        assert not exact_match.number(text, ["3", text])
 
 
 def test_every_metric_reads_its_part_of_a_response():
     reply = "\n Ada Brook\nQuestion: The answer is 12."
-    read = {name: metric.read(reply) for name, metric in metrics.METRICS.items()}
+    read = {name: metric.read(reply) for name, metric in exact_match.METRICS.items()}
     assert read["exact_match"] == read["contains"] == "Ada Brook"
     assert read["verbatim"] == "12"
-    assert metrics.final_number(read["number"]) == 12
+    assert exact_match.final_number(read["number"]) == 12
     with pytest.raises(InvalidInputError, match="Did you mean 'exact_match'"):
-        metrics.load_metric("exact-match")
+        exact_match.load_metric("exact-match")

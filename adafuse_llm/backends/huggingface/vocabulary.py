@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from adafuse_llm.backends.text import MemberText
+from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.grammar.matchers import grammar_tokenizer
 
 BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
@@ -16,7 +16,7 @@ BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class HuggingFaceText(MemberText):
+class HuggingFaceVocabulary(Vocabulary):
     """The tokens of a member with a transformers tokenizer."""
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adafuse_llm.backends.logits.rows import to_device
+from adafuse_llm.backends.logits.state import to_device
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 FIRST_ROWS = 64

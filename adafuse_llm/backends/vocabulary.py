@@ -10,7 +10,7 @@ from typing import Any
 from adafuse_llm.text.codec import TokenizerCodec
 
 
-class MemberText(ABC):
+class Vocabulary(ABC):
     """A member's tokens.
 
     Args:
