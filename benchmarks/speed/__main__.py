@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     import transformers
 
     from benchmarks.speed.comparisons import COMPARISONS
-    from benchmarks.speed.measure import machine, read_lines, table
+    from benchmarks.speed.measure import Line, machine, read_lines, table
+    from benchmarks.speed.own import MEASUREMENTS
     from benchmarks.speed.suites import SUITES
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed", description="Measure what an ensemble costs."
     )
     parser.add_argument(
-        "--suite", choices=list(SUITES), default="embedded",
-        help="which members to measure: small ones, or the real ones that `make real` fetches",
+        "--suite", choices=[*SUITES, "own"], default="embedded",
+        help="which members to measure: small ones, or the real ones that `make real` fetches; "
+        "own: what the engine costs beside their passes",
     )  # fmt: skip
     parser.add_argument(
-        "--only", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS), metavar="NAME",
-        help=f"run only some of {', '.join(COMPARISONS)}",
+        "--only", nargs="+", choices=[*COMPARISONS, *MEASUREMENTS], metavar="NAME",
+        help=f"run only some of {', '.join(COMPARISONS)}; of own: {', '.join(MEASUREMENTS)}",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="use toy sizes")
     parser.add_argument(
@@ -48,12 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     stored: dict[str, Any] = {}
     if args.output and args.output.is_file():
         stored = json.loads(args.output.read_text(encoding="utf-8"))
-    suite = SUITES[args.suite]()
-    for name in args.only:
+    works: dict[str, Callable[[], Iterable[Line]]]
+    if args.suite == "own":
+        works = dict(MEASUREMENTS)
+    else:
+        suite = SUITES[args.suite]()
+        chosen = suite.quick() if args.quick else suite
+        works = {name: partial(run, chosen, args.suite) for name, run in COMPARISONS.items()}
+    for name in args.only or works:
         print(f"{args.suite}: {name}", file=sys.stderr, flush=True)
         start, header = time.perf_counter(), machine()
-        chosen = suite.quick() if args.quick else suite
-        lines = [each._asdict() for each in COMPARISONS[name](chosen, args.suite)]
+        lines = [line._asdict() for line in works[name]()]
         took = f"{time.perf_counter() - start:.0f} s"
         stored[f"{args.suite}: {name}"] = {**header, "took": took, "lines": lines}
         if args.output:
