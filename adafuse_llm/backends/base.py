@@ -35,8 +35,8 @@ class Query:
         tree: the request's tree at this member.
         evaluate: nodes whose next-token distribution the backend returns, in any order. Their
             ancestors need not be evaluated.
-        score: nodes whose log-probability after their parent the backend returns. This query or an
-            earlier query evaluates the parent.
+        score: nodes whose log-probability after their parent the backend returns. The parent need
+            not be in `evaluate`.
         top: number of likeliest next tokens in each summary, at least two.
         word_ends: whether each summary must have ``Next.word_end_logprob``.
     """

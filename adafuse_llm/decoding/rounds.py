@@ -306,7 +306,7 @@ def pool_texts(members: Sequence[MemberState], texts: Sequence[str], *, ends: bo
 
 def score_texts(members: Sequence[MemberState], pool: Pool) -> Generator[Ask | Scores, None, None]:
     """Score the texts of `pool_texts` with one pass per member. Yield the scores at the end."""
-    yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
+    yield from in_lockstep([pool.read(member) for member in members])
     scored = []
     for candidate in pool.candidates:
         result = score(candidate, members)

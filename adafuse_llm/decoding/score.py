@@ -162,22 +162,29 @@ class Pool:
         """Return the candidate of this pool that equals `candidate` from another pool."""
         return self._by_key[self._key(candidate.text, candidate.ends)]
 
-    def read(self, member: MemberState, may_win: Callable[[PoolCandidate], bool]) -> Steps[None]:
+    def read(
+        self, member: MemberState, may_win: Callable[[PoolCandidate], bool] | None = None
+    ) -> Steps[None]:
         """Score every candidate of the pool with a member, in one pass.
 
-        The pass also evaluates the last node of each candidate that `may_win`, because the
-        next round begins after the winner.
+        Args:
+            member: the member.
+            may_win: whether the next round may begin after a candidate, so that the pass also
+                evaluates its last node. If it is None, no round follows, so only the distributions
+                after the first and the last token are needed.
         """
         nodes: list[Node] = []
-        ends: list[Node] = []
+        scored: list[Node] = []
         for candidate in self.candidates:
             end = self.encode(member, candidate)
-            if end is not None:
-                line = [member.tree.root, *candidate.path(member)]
-                needed = candidate.ends or may_win(candidate)
-                nodes += line if needed else line[:-1]
-                ends.append(end)
-        yield from member.evaluate(nodes, ends)
+            if end is None:
+                continue
+            path = candidate.path(member)
+            scored += path
+            nodes += [member.tree.root, *(path[:-1] if may_win else ())]
+            if candidate.ends or (may_win and may_win(candidate)):
+                nodes.append(end)
+        yield from member.evaluate(nodes, dict.fromkeys(scored))
 
     def encode(self, member: MemberState, candidate: PoolCandidate) -> Node | None:
         """Return a candidate's last node for a member, or None if the member cannot score it."""

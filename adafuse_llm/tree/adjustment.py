@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -26,15 +26,17 @@ class Changes:
 
     Attributes:
         added: number to add to the logit of a token, by token id.
-        penalized: tokens whose logit is divided by the repetition penalty if it is positive, and
-            multiplied by it otherwise.
-        penalty: the repetition penalty.
+        penalty: the repetition penalty. The logit of a token in `committed` or `new` is divided by
+            it if it is positive, and multiplied by it otherwise.
+        committed: the committed tokens, which many distributions share; empty without a penalty.
+        new: the tokens after them.
         taken: number to take from the logit of a token, by token id.
     """
 
     added: Mapping[int, float]
-    penalized: Collection[int]
     penalty: float
+    committed: Sequence[int]
+    new: Sequence[int]
     taken: Mapping[int, float]
 
 
@@ -71,38 +73,45 @@ class Adjustment:
     suppressed_first: tuple[int, ...] = ()
     end_ids: tuple[int, ...] = ()
 
-    def changes(self, ids: Sequence[int], prompt: int) -> Changes:
+    def changes(self, committed: Sequence[int], prompt: int, new: Sequence[int] = ()) -> Changes:
         """Return the changes of the distribution after some tokens.
 
+        Only `no_repeat_ngram_size` takes longer for a longer prompt.
+
         Args:
-            ids: the tokens of prompt and response.
+            committed: the committed tokens of prompt and response.
             prompt: number of tokens of the prompt.
+            new: the tokens after the committed ones.
         """
+        sequences = [*(sequence for sequence, _ in self.biases), *self.bad_words]
+        longest = max(map(len, sequences), default=0)
+        last = [*committed[max(0, len(committed) - longest) :], *new]
         added: dict[int, float] = {}
         for sequence, bias in self.biases:
-            if _follows(sequence, ids):
+            if _follows(sequence, last):
                 added[sequence[-1]] = added.get(sequence[-1], 0.0) + bias
-        penalized = set(ids) if self.repetition_penalty != 1 else ()
         taken: dict[int, float] = {}
         if self.presence_penalty or self.frequency_penalty:
-            for token, count in Counter(ids[prompt:]).items():
+            for token, count in Counter([*committed[prompt:], *new]).items():
                 taken[token] = self.presence_penalty + count * self.frequency_penalty
-        for token in set(self._forbidden(ids, len(ids) - prompt)):
+        forbidden = set(self._forbidden(last, len(committed) + len(new) - prompt))
+        if self.no_repeat_ngram_size:
+            forbidden.update(_repeated([*committed, *new], self.no_repeat_ngram_size))
+        for token in forbidden:
             taken[token] = taken.get(token, 0.0) + FORBIDDEN
-        return Changes(added, penalized, self.repetition_penalty, taken)
+        penalizes = self.repetition_penalty != 1
+        return Changes(added, self.repetition_penalty, committed if penalizes else (), new, taken)
 
-    def _forbidden(self, ids: Sequence[int], new: int) -> Iterator[int]:
-        """Yield the tokens that cannot follow `ids`, of which `new` are those of the response."""
+    def _forbidden(self, last: Sequence[int], size: int) -> Iterator[int]:
+        """Yield tokens that cannot follow a response of `size` tokens, which ends in `last`."""
         yield from self.suppressed
-        if new == 0:
+        if size == 0:
             yield from self.suppressed_first
-        if new < self.min_new_tokens:
+        if size < self.min_new_tokens:
             yield from self.end_ids
         for sequence in self.bad_words:
-            if _follows(sequence, ids):
+            if _follows(sequence, last):
                 yield sequence[-1]
-        if self.no_repeat_ngram_size:
-            yield from _repeated(ids, self.no_repeat_ngram_size)
 
 
 NOTHING = Adjustment()
@@ -121,9 +130,10 @@ def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:
     Backends with arrays compute the same numbers for all tokens at a time.
     """
     values = {}
+    penalized = {*changes.committed, *changes.new} if changes.committed else set()
     for token, logit in logits.items():
         value = logit + changes.added.get(token, 0.0)
-        if token in changes.penalized:
+        if token in penalized:
             value = value * changes.penalty if value < 0 else value / changes.penalty
         values[token] = value - changes.taken.get(token, 0.0)
     highest = max(values.values(), default=-math.inf)

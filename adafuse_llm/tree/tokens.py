@@ -175,7 +175,7 @@ class TokenTree:
         """Return the changes of the distribution after `node`; None if there are none."""
         if self.adjustment is None:
             return None
-        return self.adjustment.changes([*self.ids, *self.tokens(node)], self.prompt_tokens)
+        return self.adjustment.changes(self.ids, self.prompt_tokens, self.tokens(node))
 
     def commit(self, node: Node) -> None:
         """Commit the path to `node`, make `node` the root, and drop all nodes not below it."""

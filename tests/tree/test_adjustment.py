@@ -12,6 +12,7 @@ from adafuse_llm import AdaFuseEngine, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.huggingface.checkpoint import ignored_settings, own_adjustment
 from adafuse_llm.backends.logits.adjust import adjusted
+from adafuse_llm.backends.logits.state import Written
 from adafuse_llm.tree.adjustment import FORBIDDEN, NOTHING, Adjustment, changed
 from tests.reference_adjustment import processed, processors
 from tests.support.models import Recipe
@@ -64,13 +65,14 @@ def test_changes_equal_the_processors_of_transformers() -> None:
         row = torch.randn(SIZE, dtype=torch.float64, generator=None)
         found = processors(SimpleNamespace(**given), SimpleNamespace(), None, prompt, [END])
         expected = torch.tensor(processed(found, ids, row.numpy())).log_softmax(-1)
-        changes = adjustment.changes(ids, prompt)
+        committed = chance.randint(prompt, len(ids))  # the rest is not committed yet
+        changes = adjustment.changes(ids[:committed], prompt, ids[committed:])
         mine = changed(dict(enumerate(row.tolist())), changes)
         assert [mine[token] for token in range(SIZE)] == pytest.approx(expected.tolist(), abs=1e-5)
         other = torch.randn(SIZE, dtype=torch.float64)
         rows = torch.stack([other, row])
         before, total = rows.clone(), rows.logsumexp(-1, keepdim=True)
-        logits, totals = adjusted(rows, total, [None, changes])
+        logits, totals = adjusted(rows, total, [None, changes], [Written(), Written()])
         assert torch.equal(rows, before)
         assert torch.equal(logits[0], other)
         assert torch.equal(totals[0], total[0])

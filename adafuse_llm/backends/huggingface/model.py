@@ -32,6 +32,7 @@ class Decoder:
         self.device = torch.device(model.get_input_embeddings().weight.device)
         if self.device.type == "meta":  # offloaded weights: accelerate moves the inputs
             self.device = torch.device("cpu")
+        self._is_whole = len({parameter.device for parameter in model.parameters()}) == 1
         self._few_rows = FewRows(model)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
         parameters = inspect.signature(inner.forward).parameters
@@ -70,10 +71,12 @@ class Decoder:
             inputs[name] = cache
         if positions is not None and self._takes_positions:
             inputs["position_ids"] = to_device(torch.tensor([list(positions)]), self.device)
-        # A list of indices works whichever device the last layer is on.
-        kept = list(keep) or [len(tokens) - 1]
+        last = [len(tokens) - 1]
+        kept: Any = list(keep) or last
+        if self._is_whole:  # elsewhere, a list works whichever device the last layer is on
+            kept = to_device(torch.tensor(kept), self.device)
         if self._takes_keep:
-            inputs["logits_to_keep"] = 1 if kept == [len(tokens) - 1] else kept
+            inputs["logits_to_keep"] = 1 if list(keep) in ([], last) else kept
         with self._few_rows.during(len(tokens)):
             output = self.model(**inputs, return_dict=True)
         logits = output.logits[0]  # [n, v], or only the kept rows

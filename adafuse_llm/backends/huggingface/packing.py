@@ -195,11 +195,11 @@ class _PieceAttention:
         """
         key = (window, groups, query.dtype, query.device)
         if key not in self._masks:
-            seen = torch.from_numpy(self.piece.seen(window))
+            seen = self.piece.seen(window)
             mask = None
             if not seen.all():
                 mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
-                mask.masked_fill_(~to_device(seen, query.device), -math.inf)
+                mask.masked_fill_(to_device(torch.from_numpy(~seen), query.device), -math.inf)
                 mask = mask.repeat(groups, 1)
             self._masks[key] = mask
         return self._masks[key]

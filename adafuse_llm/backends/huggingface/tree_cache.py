@@ -159,7 +159,7 @@ class TreeForm:
         self._root = tree.root
         self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] whether a row belongs to it
         self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
-        self._lines: dict[Node, list[int]] = {}  # rows on the path to a node
+        self._row: dict[Node, int] = {}  # rows of the nodes below the root
 
     def first(self, count: int) -> Rows:
         """Return copies of the rows of the first tokens, in order."""
@@ -189,17 +189,13 @@ class TreeForm:
 
     def reroot(self) -> None:
         """Drop the rows of nodes that the tree has dropped, and extend the trunk to the root."""
-        line: list[int] = []
-        for node in self._tree.since(self._root):
-            line = self._lines.get(node, line)  # the new root has no row if it was only scored
+        # the new root has no row if it was only scored
+        line = [self._row[n] for n in self._tree.since(self._root) if n in self._row]
         self._root = self._tree.root
         self._trunk[line] = True
         self.committed += len(line)
-        self._lines = {
-            node: self._lines[node][len(line) :]
-            for node in self._tree.nodes()
-            if node in self._lines and node is not self._root
-        }
+        nodes = (node for node in self._tree.nodes() if node is not self._root)
+        self._row = {node: self._row[node] for node in nodes if node in self._row}
         self._compact()
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
@@ -208,21 +204,16 @@ class TreeForm:
         joined = rows + len(pending)  # each token sees the pending tokens before it
         size = joined + len(below)
         tokens = [*pending, *(node.token for node in below)]
-        for row, node in enumerate(below, start=joined):
-            assert node.parent is not None
-            self._lines[node] = [*self._lines.get(node.parent, ()), row]
         positions = np.array(
             [*range(self.committed, self.committed + len(pending))]
             + [node.length - 1 for node in below],
             dtype=np.int64,
         )
-        visible = None
-        if below or not self._trunk.all():
-            visible = np.zeros((size - rows, size), dtype=np.bool_)
-            visible[:, :rows] = self._trunk
-            visible[:, rows:joined] = len(pending) < 2 or np.tri(size - rows, len(pending))
-            for row, node in enumerate(below, start=joined):
-                visible[row - rows, self._lines[node]] = True
+        self._row.update(zip(below, range(joined, size), strict=True))
+        # one line of tokens, such as a prompt or a text to score, needs no mask
+        line = zip(below, [self._tree.root, *below], strict=False)
+        is_line = self._trunk.all() and all(node.parent is above for node, above in line)
+        visible = None if is_line else self._visible(joined, below)
         self._positions = np.concatenate([self._positions, positions])
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
         self.committed += len(pending)
@@ -236,11 +227,32 @@ class TreeForm:
             nodes=[*([self._tree.root] if ends else []), *below],
         )
 
+    def _visible(self, joined: int, below: Sequence[Node]) -> NDArray[np.bool_]:
+        """Return whether each new token sees each row, [n, r]: pending tokens, and then `below`.
+
+        The rows of the pending tokens end at `joined`.
+        """
+        rows, size = len(self._trunk), joined + len(below)
+        visible = np.zeros((size - rows, size), dtype=np.bool_)
+        visible[:, :rows] = self._trunk
+        visible[:, rows:joined] = joined - rows < 2 or np.tri(size - rows, joined - rows)
+        for row, node in enumerate(below, start=joined):
+            # a node sees what its parent sees, and itself
+            parent = node.parent
+            above = -1 if parent is None else self._row.get(parent, -1)
+            if above >= joined:
+                visible[row - rows] = visible[above - rows]
+            while parent is not None and 0 <= above < joined:
+                visible[row - rows, above] = True
+                parent = parent.parent
+                above = -1 if parent is None else self._row.get(parent, -1)
+            visible[row - rows, row] = True
+        return visible
+
     def _compact(self) -> None:
         """Remove the rows of dropped nodes if they are more than a quarter of the buffer."""
         alive = self._trunk.copy()
-        for line in self._lines.values():
-            alive[line] = True
+        alive[list(self._row.values())] = True
         if 4 * int(np.count_nonzero(~alive)) <= len(alive):
             return
         first = int(np.argmin(alive))  # rows before the first dropped one stay in place
@@ -248,4 +260,4 @@ class TreeForm:
         self.rows.keep(first, torch.from_numpy(rows[rows >= first]))
         moved = np.cumsum(alive) - 1
         self._trunk, self._positions = self._trunk[rows], self._positions[rows]
-        self._lines = {node: moved[line].tolist() for node, line in self._lines.items()}
+        self._row = {node: int(moved[row]) for node, row in self._row.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -180,7 +181,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 return super()._in_turn(queries)
         try:
             self._context.fills_gaps = True  # nothing else is in the cache of a repeatable member
-            return self._answer(queries, self._advance(queries, in_parts=True))
+            return self._answer(queries, partial(self._advance, in_parts=True))
         finally:
             self._context.fills_gaps = not self._repeatable
 

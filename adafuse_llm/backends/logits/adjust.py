@@ -10,12 +10,15 @@ from itertools import chain, repeat
 
 import torch
 
-from adafuse_llm.backends.logits.state import to_device
+from adafuse_llm.backends.logits.state import Written, to_device
 from adafuse_llm.tree.adjustment import Changes
 
 
 def adjusted(
-    logits: torch.Tensor, total: torch.Tensor, changes: Sequence[Changes | None]
+    logits: torch.Tensor,
+    total: torch.Tensor,
+    changes: Sequence[Changes | None],
+    written: Sequence[Written],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return changed logits and their totals. Rows without changes stay as they are.
 
@@ -23,31 +26,38 @@ def adjusted(
         logits: the logits, [n, v], which are not overwritten.
         total: logarithms of the rows' summed exponentials, [n, 1].
         changes: the changes of each row, or None.
+        written: the tokens that the request of each row has committed.
     """
-    places = [row for row, each in enumerate(changes) if each is not None]
-    if not places:
+    pairs = zip(changes, written, strict=True)
+    work = {row: (each, own) for row, (each, own) in enumerate(pairs) if each is not None}
+    if not work:
         return logits, total
-    rows = to_device(torch.tensor(places), logits.device)
+    rows = to_device(torch.tensor([*work]), logits.device)
     chosen = logits.index_select(0, rows)
-    _change(chosen, [each for each in changes if each is not None])
+    _change(chosen, [*work.values()])
     totals = chosen.logsumexp(-1, keepdim=True)
-    if len(places) == len(changes):
+    if len(work) == len(changes):
         return chosen, totals
     return logits.index_copy(0, rows, chosen), total.index_copy(0, rows, totals)
 
 
-def _change(logits: torch.Tensor, changes: Sequence[Changes]) -> None:
+def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> None:
     """Change logits, [n, v], in place."""
+    changes = [each for each, _ in rows]
     added = [each.added for each in changes]
     if any(added):
         where, numbers = _entries(logits, added, [each.values() for each in added])
         logits.index_put_(where, numbers, accumulate=True)
-    penalized = [each.penalized for each in changes]
-    if any(penalized):
-        penalties = [repeat(each.penalty, len(each.penalized)) for each in changes]
-        where, penalty = _entries(logits, penalized, penalties)
-        values = logits[where]
-        logits.index_put_(where, torch.where(values < 0, values * penalty, values / penalty))
+    if any(each.committed for each in changes):
+        is_penalized = torch.stack([own.mask(each.committed, logits) for each, own in rows])
+        new = [each.new for each in changes]
+        if any(new):
+            where, _ = _entries(logits, new, [repeat(0.0, len(each)) for each in new])
+            is_penalized[where] = True
+        penalties = torch.tensor([[each.penalty] for each in changes], dtype=logits.dtype)
+        penalty = to_device(penalties, logits.device)
+        changed = torch.where(logits < 0, logits * penalty, logits / penalty)
+        torch.where(is_penalized, changed, logits, out=logits)
     taken = [each.taken for each in changes]
     if any(taken):
         where, numbers = _entries(logits, taken, [each.values() for each in taken])

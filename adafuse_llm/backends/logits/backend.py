@@ -6,12 +6,13 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
 from adafuse_llm.backends.base import Backend, Query, QueryResult
-from adafuse_llm.backends.logits.readout import TokenTable, distribution, read
+from adafuse_llm.backends.logits.readout import TokenTable, distribution, logprobs, read
 from adafuse_llm.backends.logits.state import RequestLogits, check_tokens
 from adafuse_llm.backends.prefixes import MIN_SHARED, CachedTokens, PrefixCache
 from adafuse_llm.backends.vocabulary import Vocabulary
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=RequestLogits)
 R = TypeVar("R")
+
+PART_BYTES, MIN_PART = 2**25, 16
+"""Size of the logits of the tokens of a long text that are scored at once, in bytes, and the lowest
+number of these tokens."""
 
 PREFIX_CACHE_BYTES = 256 * 2**20
 """Default maximum size, in bytes, of what a member keeps from finished requests."""
@@ -165,16 +170,49 @@ class LogitsBackend(Backend, Generic[S]):
                 group = list(ready.values())
                 scored = [node.token for query in group for node in query.score]
                 check_tokens(scored, self.vocabulary_size)
-                answers = self._answer(group, self._advance(group))
-                results.update(zip(ready, answers, strict=True))
+                results.update(zip(ready, self._answer(group), strict=True))
         return [results[i] for i in range(len(queries))]
 
-    def _answer(self, queries: Sequence[Query], states: Sequence[S]) -> list[QueryResult]:
-        results = read(queries, states, self._tokens)
-        for query, result in zip(queries, results, strict=True):
-            if result.has_nan:
+    def _answer(
+        self,
+        queries: Sequence[Query],
+        advance: Callable[[Sequence[Query]], list[S]] | None = None,
+    ) -> list[QueryResult]:
+        advance = advance or self._advance
+        early = [self._score_long(query, advance) for query in queries]
+        rest = [
+            replace(query, score=tuple(n for n in query.score if n not in known))
+            if known
+            else query
+            for query, known in zip(queries, early, strict=True)
+        ]
+        results = []
+        answers = read(rest, advance(rest), self._tokens)
+        for query, known, answer in zip(queries, early, answers, strict=True):
+            late = iter(answer.logprobs)
+            logprobs = tuple(known[n] if n in known else next(late) for n in query.score)
+            results.append(replace(answer, logprobs=logprobs))
+            if results[-1].has_nan:
                 self._forget(query.tree)
         return results
+
+    def _score_long(
+        self, query: Query, advance: Callable[[Sequence[Query]], list[S]]
+    ) -> dict[Node, float]:
+        """Score the nodes of a long text in parts, of whose logits none are kept."""
+        state = self._state_of(query.tree)
+        kept = {*query.evaluate, *state.rows}
+        nodes = [node for node in query.score if node.parent not in kept]
+        size = max(MIN_PART, PART_BYTES // (4 * self.vocabulary_size))
+        known: dict[Node, float] = {}
+        if len(nodes) > size:
+            for start in range(0, len(nodes), size):
+                part = nodes[start : start + size]
+                advance([Query(query.tree, (), tuple(part), query.top)])
+                numbers = logprobs([(state, node) for node in part]).tolist()
+                known.update(zip(part, numbers, strict=True))
+                state.forget({node.parent for node in part if node.parent} - kept)
+        return known
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[S] = ()) -> list[bool]:
         """Read a piece of the prompts of requests, which the long prompts share evenly.

@@ -22,14 +22,28 @@ FIRST_LIKELY = 512
 GROWTH = 8
 """Factor by which this number grows while it is too low."""
 
+SMALL = 4096
+"""Size of a vocabulary for which exact draws cost next to nothing."""
+
+CANDIDATES, TRIED = 8, 3
+"""Number of tokens that a fast draw puts in order, and of those that it holds against `top_p`."""
+
+UNSURE = 1e-5
+"""Difference of probabilities that float32 cannot tell apart."""
+
+NONE, REDO = -1, -2
+"""What stands in the place of a token: no draw, or a draw that must be done again, exactly."""
+
 
 def drawn(
     logits: torch.Tensor,
     draws: Sequence[Draw | None],
     codes: torch.Tensor,
     word_ends: Sequence[int] | torch.Tensor = (),
+    *,
+    exact: bool = True,
 ) -> torch.Tensor:
-    """Return the token that each node draws, [n, 1], or -1 for a node without a draw.
+    """Return the token that each node draws, [n, 1], or `NONE` for a node without a draw.
 
     The order is that of transformers: the temperature, then `top_k`, `top_p` and `min_p`.
 
@@ -38,26 +52,24 @@ def drawn(
         draws: how each node draws.
         codes: hashes of the tokens, [v], in the form of `signed`.
         word_ends: ids of the tokens that begin with whitespace or end the response.
+        exact: whether every draw is decided. Otherwise, the few that take long are `REDO`, and
+            nothing waits for the device.
     """
     codes = codes.to(logits.device)
-    tokens = torch.full((len(draws), 1), -1, device=logits.device)
+    tokens = torch.full((len(draws), 1), NONE, device=logits.device)
     groups: dict[Draw, dict[int, int]] = defaultdict(dict)
     for row, draw in enumerate(draws):
         if draw is not None:
             groups[replace(draw, key=0)][row] = draw.key
     for rule, keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
-        scaled = logits.index_select(0, rows).double()
-        scaled = scaled.sub_(scaled.amax(-1, keepdim=True)).div_(rule.temperature)
-        values, ids = _possible(scaled, rule)
+        hashes = to_device(signed(list(keys.values())), logits.device)[:, None]
+        is_end = None
         if rule.after_word:
             is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
             is_end[torch.as_tensor(word_ends, dtype=torch.long)] = True
-            ends = values.masked_fill(~is_end[ids], -math.inf)
-            values = torch.where(ends.amax(-1, keepdim=True) > -math.inf, ends, values)
-        hashes = to_device(signed(list(keys.values())), logits.device)
-        place = noise(hashes[:, None] ^ codes[ids]).add_(values).argmax(-1, keepdim=True)
-        tokens[rows] = ids.gather(-1, place)
+        draw_rows = _draw if exact or logits.shape[-1] <= SMALL else _draw_fast
+        tokens[rows] = draw_rows(logits.index_select(0, rows), rule, hashes, codes, is_end)
     return tokens
 
 
@@ -74,6 +86,72 @@ def draw_one(
     """
     row = torch.tensor([logits], dtype=torch.float64)
     return int(drawn(row, [draw], signed(codes), word_ends))
+
+
+def _draw(
+    logits: torch.Tensor,
+    rule: Draw,
+    hashes: torch.Tensor,
+    codes: torch.Tensor,
+    is_end: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the token that each row draws, [n, 1]."""
+    scaled = logits.double()
+    scaled = scaled.sub_(scaled.amax(-1, keepdim=True)).div_(rule.temperature)
+    values, ids = _possible(scaled, rule)
+    if is_end is not None:
+        ends = values.masked_fill(~is_end[ids], -math.inf)
+        values = torch.where(ends.amax(-1, keepdim=True) > -math.inf, ends, values)
+    place = noise(hashes ^ codes[ids]).add_(values).argmax(-1, keepdim=True)
+    return ids.gather(-1, place)
+
+
+def _draw_fast(
+    logits: torch.Tensor,
+    rule: Draw,
+    hashes: torch.Tensor,
+    codes: torch.Tensor,
+    is_end: torch.Tensor | None,
+) -> torch.Tensor:
+    """Do the same with one look at the vocabulary, or return `REDO`.
+
+    Among all tokens, float32 finds those with the highest sums of log-probability and noise.
+    float64 puts these few in order. The first one that `top_p` and `min_p` leave is drawn: tokens
+    that they exclude do not change the order of the others.
+    """
+    if rule.top_k is not None:
+        return torch.full_like(hashes, REDO)
+    highest = logits.amax(-1, keepdim=True)
+    scaled = (logits - highest) / rule.temperature
+    sums = scaled + _rough_noise(hashes ^ codes)
+    if is_end is not None:
+        sums = sums.masked_fill(~is_end, -math.inf)
+    ids = sums.topk(CANDIDATES).indices
+    values = (logits.gather(-1, ids).double() - highest.double()) / rule.temperature
+    if is_end is not None:
+        values = values.masked_fill(~is_end[ids], -math.inf)
+    order = (values + noise(hashes ^ codes[ids])).argsort(-1, descending=True)
+    ids, values = ids.gather(-1, order), values.gather(-1, order)
+    can_be = values.isfinite()
+    if rule.min_p:
+        can_be &= values >= math.log(rule.min_p)
+    is_known = torch.ones_like(can_be)
+    if rule.top_p < 1:
+        shares = scaled.softmax(-1)
+        for place in range(TRIED):
+            own = logits.gather(-1, ids[:, place : place + 1])
+            least = shares.masked_fill(logits <= own, 0).sum(-1)
+            most = shares.masked_fill(logits < own, 0).sum(-1) - shares.gather(-1, ids)[:, place]
+            is_in, is_out = most < rule.top_p - UNSURE, least > rule.top_p + UNSURE
+            can_be[:, place] &= ~is_out
+            is_known[:, place] = is_in | is_out
+            if logits.device.type == "cpu" and bool(is_in.all()):
+                break  # where it costs nothing to ask
+        is_known[:, TRIED:] = False
+    first = can_be.long().argmax(-1, keepdim=True)  # the first one that can be drawn
+    # all before it are surely excluded, and it surely is not
+    is_sure = can_be.gather(-1, first) & is_known.cumprod(-1).gather(-1, first).bool()
+    return ids.gather(-1, first).masked_fill(~is_sure, REDO)
 
 
 def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +172,7 @@ def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Ten
             scaled = scaled.masked_fill(scaled < least, -math.inf)
         total = scaled.logsumexp(-1, keepdim=True)
         while True:
-            values, ids = likeliest(scaled, count)
+            values, ids, _ = likeliest(scaled, count)
             shares = (values - total).exp()
             sums = shares.cumsum(-1)
             is_short = (sums[:, -1] < rule.top_p) & (values[:, -1] > -math.inf)
@@ -109,21 +187,29 @@ def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Ten
     return values, ids
 
 
-def likeliest(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `top` highest logits and their token ids, [n, t] each.
+def likeliest(
+    logits: torch.Tensor, top: int, *, exact: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the `top` highest logits and their token ids, [n, t] each, and where they are tied.
 
     Equal logits are ordered by token id, whatever the device. ``topk`` may return any of them, so
-    rows are sorted where the first logit that it leaves out equals the last one that it returns.
+    a row is looked at again where the first logit that it leaves out equals the last one that it
+    returns: at once with `exact`, else by the caller, who gets such rows as True, [n, 1].
     """
     top = min(top, logits.shape[-1])
     values, ids = logits.topk(min(top + 1, logits.shape[-1]))
-    is_tied = (values[:, top:] == values[:, top - 1 : top]) & values[:, top:].isfinite()
-    if bool(is_tied.any()):
-        ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
-        return logits.gather(-1, ids), ids
+    last = values[:, top - 1 : top]
+    is_tied = ((values[:, top:] == last) & last.isfinite()).any(-1, keepdim=True)
+    if exact and bool(is_tied.any()):
+        # all tokens above the last value, and of those that equal it the first ones
+        above, equal = logits > last, logits == last
+        left = top - above.sum(-1, keepdim=True)
+        chosen = above | (equal & (equal.cumsum(-1) <= left))
+        ids = chosen.to(torch.uint8).topk(top).indices
+        values = logits.gather(-1, ids)
     ids, order = ids[:, :top].sort(dim=-1)
-    values, by_value = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(-1, by_value)
+    values, by_value = values[:, :top].gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, by_value), is_tied
 
 
 def signed(hashes: Sequence[int]) -> torch.Tensor:
@@ -142,6 +228,13 @@ def noise(bits: torch.Tensor) -> torch.Tensor:
     """
     uniform = _shifted(mix(bits), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
+
+
+def _rough_noise(bits: torch.Tensor) -> torch.Tensor:
+    """Return the same noise in float32, at most 1e-5 too low, but never lower than -2.9."""
+    left = (1 << 52) - 1 - _shifted(mix(bits), 12)
+    share = left.float().add_(0.5).mul_(2.0**-52).clamp_(max=1 - 2.0**-24)
+    return share.neg_().log1p_().neg_().log_().neg_()
 
 
 def mix(bits: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adafuse_llm.backends.base import Query, QueryResult
 from adafuse_llm.backends.logits.adjust import adjusted
-from adafuse_llm.backends.logits.draw import drawn, likeliest, signed
+from adafuse_llm.backends.logits.draw import REDO, drawn, likeliest, signed
 from adafuse_llm.backends.logits.state import RequestLogits, to_device
 from adafuse_llm.backends.vocabulary import Vocabulary
 from adafuse_llm.tree.sampling import token_codes
@@ -67,15 +67,24 @@ def read(
     if evaluated:
         parts.append(_summaries(evaluated, tokens, top, word_ends=word_ends).flatten())
     if scored:
-        parts.append(_logprobs(scored))
-    numbers = torch.cat(parts).cpu() if parts else torch.empty(0)
+        parts.append(logprobs(scored))
+    numbers = torch.cat(parts).cpu() if parts else torch.empty(0)  # the only wait for the device
     size = len(numbers) - len(scored)
-    rows = iter(numbers[:size].view(len(evaluated), -1).tolist() if evaluated else ())
-    logprobs = iter(numbers[size:].tolist())
+    rows = numbers[:size].view(len(evaluated), -1).tolist() if evaluated else []
+    # few nodes have ties or draws that take a second look
+    if unsure := [place for place, row in enumerate(rows) if row[0]]:
+        again = [evaluated[place] for place in unsure]
+        exact = _summaries(again, tokens, top, word_ends=word_ends, exact=True)
+        for place, row in zip(unsure, exact.tolist(), strict=True):
+            rows[place] = row
+    summaries = iter(rows)
+    scores = iter(numbers[size:].tolist())
     return [
         QueryResult(
-            tuple(_next(next(rows), query, node.allowed is not None) for node in query.evaluate),
-            tuple(islice(logprobs, len(query.score))),
+            tuple(
+                _next(next(summaries), query, node.allowed is not None) for node in query.evaluate
+            ),
+            tuple(islice(scores, len(query.score))),
             *state.costs(),
         )
         for query, state in pairs
@@ -83,9 +92,17 @@ def read(
 
 
 def _summaries(
-    nodes: Sequence[tuple[RequestLogits, Node]], table: TokenTable, top: int, *, word_ends: bool
+    nodes: Sequence[tuple[RequestLogits, Node]],
+    table: TokenTable,
+    top: int,
+    *,
+    word_ends: bool,
+    exact: bool = False,
 ) -> torch.Tensor:
-    """Return a row of numbers for each node, from which `_next` makes a summary, [n, 4 + 2 t]."""
+    """Return a row of numbers for each node, from which `_next` makes a summary, [n, 5 + 2 t].
+
+    The first number is not 0 if the row must be computed again with `exact`.
+    """
     logits, total = _changed(nodes)
     allowed = [node.allowed for _, node in nodes]
     draws = [node.draw for _, node in nodes]
@@ -96,17 +113,18 @@ def _summaries(
     words = _total(logits, table.word_ends) if word_ends else torch.full_like(total, math.nan)
     drew = torch.full_like(total, -1)
     if any(draws):
-        drew = drawn(logits, draws, table.codes, table.word_ends)
-    values, ids = likeliest(logits, top)
+        drew = drawn(logits, draws, table.codes, table.word_ends, exact=exact)
+    values, ids, is_tied = likeliest(logits, top, exact=exact)
+    unsure = torch.zeros_like(is_tied) if exact else is_tied | (drew == REDO)
     # infinite logits give NaN, which the engine reports; float32 represents ids to 2^24 exactly
     logprobs = torch.cat([ends, mass, words, values], -1) - total
-    return torch.cat([logprobs, drew, ids], -1)
+    return torch.cat([unsure, logprobs, drew, ids], -1)
 
 
 def _next(row: Sequence[float], query: Query, is_restricted: bool) -> Next:
     """Return a summary from a row of `_summaries`."""
-    ends, mass, words, *logprobs = row[: len(row) // 2 + 1]
-    drew, *ids = row[len(row) // 2 + 1 :]
+    _, ends, mass, words, *numbers = row
+    logprobs, (drew, *ids) = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
     count = min(query.top, len(ids))
     if is_restricted:  # forbidden tokens come last
         count = min(count, sum(logprob != -math.inf for logprob in logprobs))
@@ -120,7 +138,7 @@ def _next(row: Sequence[float], query: Query, is_restricted: bool) -> Next:
     )
 
 
-def _logprobs(nodes: Sequence[tuple[RequestLogits, Node]]) -> torch.Tensor:
+def logprobs(nodes: Sequence[tuple[RequestLogits, Node]]) -> torch.Tensor:
     """Return the log-probability of each node's token after its parent, [n]."""
     logits, total = _changed([(state, node.parent) for state, node in nodes if node.parent])
     tokens = to_device(torch.tensor([node.token for _, node in nodes]), logits.device)
@@ -131,7 +149,8 @@ def _changed(nodes: Sequence[tuple[RequestLogits, Node]]) -> tuple[torch.Tensor,
     """Return the logits after nodes, changed as their trees say, [n, v], and their totals."""
     values, totals = zip(*(state.rows[node] for state, node in nodes), strict=True)
     changes = [state.tree.changes(node) for state, node in nodes]
-    return adjusted(torch.stack(values), torch.stack(totals), changes)
+    written = [state.written for state, _ in nodes]
+    return adjusted(torch.stack(values), torch.stack(totals), changes, written)
 
 
 def _total(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,23 @@ class Logits:
         self.total = values.logsumexp(-1, keepdim=True)
 
 
+class Written:
+    """Which tokens a request has committed, as a mask that grows with them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mask: torch.Tensor | None = None
+
+    def mask(self, committed: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        """Return which tokens are committed, [v]. Commits only add tokens."""
+        if self._mask is None:
+            self._mask = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        if new := [token for token in committed[self._count :] if token < len(self._mask)]:
+            self._mask[to_device(torch.tensor(new), logits.device)] = True
+        self._count = len(committed)
+        return self._mask
+
+
 class RequestLogits:
     """The logits of the nodes of one request, and the costs of the request.
 
@@ -35,6 +52,8 @@ class RequestLogits:
             exponentials, [1].
         passes: number of forward passes that `costs` has not reported.
         tokens: number of tokens in these passes.
+        written: which tokens the request has committed.
+        forgotten: nodes that have run, but whose logits are dropped.
     """
 
     def __init__(self, tree: TokenTree, reused: int = 0) -> None:
@@ -43,6 +62,8 @@ class RequestLogits:
         self.rows: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}
         self.passes = 0
         self.tokens = 0
+        self.written = Written()
+        self.forgotten: set[Node] = set()
         self._root = tree.root
 
     @property
@@ -60,6 +81,7 @@ class RequestLogits:
             return False
         self._root = self.tree.root
         self.rows = {node: self.rows[node] for node in self.tree.nodes() if node in self.rows}
+        self.forgotten.intersection_update(self.tree.nodes() if self.forgotten else ())
         return True
 
     def missing(self, query: Query) -> list[Node]:
@@ -68,7 +90,15 @@ class RequestLogits:
         These are the nodes of ``query.evaluate``, the parents of the nodes of ``query.score``, and
         the ancestors of both, except for nodes that are evaluated already.
         """
-        return unknown((*query.evaluate, *(node.parent for node in query.score)), self.rows)
+        needed = [*query.evaluate, *(node.parent for node in query.score if node.parent)]
+        self.forgotten.difference_update(needed)
+        return unknown(needed, {*self.rows, *self.forgotten} if self.forgotten else self.rows)
+
+    def forget(self, nodes: Iterable[Node]) -> None:
+        """Drop the logits of nodes, which the member has run."""
+        for node in nodes:
+            del self.rows[node]
+            self.forgotten.add(node)
 
     def learn(self, nodes: Sequence[Node], logits: Logits, start: int) -> None:
         """Store the logits of `nodes`, which are the rows of `logits` from index `start` on."""
