@@ -20,7 +20,7 @@ from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig, advice
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.remote.wire import EXTENSION
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
-from adafuse_llm.text.conversation import Conversation, check_tools, function_of
+from adafuse_llm.text.conversation import Conversation, check_tools, function_of, to_json
 
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields for the option ``max_new_tokens``."""
@@ -152,6 +152,11 @@ def parse(kind: type[Kind], body: Mapping[str, Any], ignored: Ignored) -> Kind:
 
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of content parts that are reasoning of earlier replies, which members do not read there."""
+
+PARTS = frozenset(
+    ("text", "input_text", "output_text", "refusal", "image", "image_url", "input_image", "file")
+) | {*THOUGHTS, "input_file", "document", "audio", "input_audio", "video", "video_url"}
+"""Types of content parts in the results of tools. What has another type there is data."""
 
 
 class Nested(BaseModel):
@@ -332,7 +337,8 @@ def read_chat(
         if each.function_call:
             raise refused(f"messages.{number}.function_call", ": send tool_calls")
         content = each.refusal if each.content is None else each.content
-        turns.append({**dict(each), "content": readable(content, place, ignored)})
+        read = readable(content, place, ignored, is_result=each.role == "tool")
+        turns.append({**dict(each), "content": read})
     converse(asked, chat, turns, chat.response_format)
     return asked
 
@@ -434,12 +440,17 @@ def functions_of(tools: Sequence[Mapping[str, Any]], ignored: Ignored) -> list[M
     return functions
 
 
-def readable(content: Any, place: str, ignored: Ignored) -> Any:
+def readable(content: Any, place: str, ignored: Ignored, *, is_result: bool = False) -> Any:
     """Return the content of a message, as members can read it. `place` is the name of the field.
 
     Thoughts are left out, and refusals become text. Clients send a message again with every later
-    turn, so a note replaces what is not text, such as an image.
+    turn, so a note replaces what is not text, such as an image. The result of a tool can be any
+    data, which members read as JSON.
     """
+    if content is None or isinstance(content, str):
+        return content
+    if is_result and not _has_parts(content):
+        return to_json(content)
     if not isinstance(content, list | Mapping):
         return content
     parts: list[Any] = []
@@ -454,6 +465,12 @@ def readable(content: Any, place: str, ignored: Ignored) -> Any:
         else:
             parts.append(note_of(kind, place, ignored))
     return parts
+
+
+def _has_parts(content: Any) -> bool:
+    """Return whether a result consists of parts of a message: at least one, of known types."""
+    parts = content if isinstance(content, list) else [content]
+    return bool(parts) and all(isinstance(p, Mapping) and p.get("type") in PARTS for p in parts)
 
 
 def note_of(kind: object, place: str, ignored: Ignored) -> str:

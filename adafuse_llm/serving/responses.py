@@ -112,11 +112,8 @@ def _turns(given: _ResponseBody, ignored: Ignored) -> list[Turn]:
                 continue
             turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         else:
-            turn = {
-                "role": "tool",
-                "tool_call_id": call_id,
-                "content": readable(item.get("output"), f"{place}.output", ignored),
-            }
+            output = readable(item.get("output"), f"{place}.output", ignored, is_result=True)
+            turn = {"role": "tool", "tool_call_id": call_id, "content": output}
         if turn["role"] == "assistant" and reasoning:
             turn["reasoning"] = reasoning
         reasoning = ""

@@ -10,7 +10,7 @@ from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.serving import ServingConfig, bodies, create_app
 from adafuse_llm.serving.bodies import Ignored, ServedRequest, read_chat
 from adafuse_llm.serving.errors import ApiError
-from adafuse_llm.serving.responses import _ResponseBody
+from adafuse_llm.serving.responses import _ResponseBody, read_response
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.serving import served
 from tests.support.thinkers import thinkers
@@ -95,6 +95,38 @@ def test_a_refusal_is_text_and_an_image_a_note():
     call["function"]["arguments"] = '{"a": '
     (told,) = read(messages=[*QUESTION, called, {**result, "content": "A"}]).ignored.warnings
     assert "not a JSON object" in told
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("content", "read_as"),
+    [
+        ({"bolts": 4711, "é": None}, '{"bolts": 4711, "é": null}'),
+        ({"type": "error", "text": 1}, '{"type": "error", "text": 1}'),
+        (["Oslo", "Rome"], '["Oslo", "Rome"]'),
+        ([{"name": "Oslo"}, {"name": "Rome"}], '[{"name": "Oslo"}, {"name": "Rome"}]'),
+        ([], "[]"),
+        (4711, "4711"),
+        (False, "false"),
+        (None, ""),
+        ({"type": "text", "text": "4711"}, "4711"),
+        ([{"type": "thinking"}, {"type": "text", "text": "4711"}], "4711"),
+    ],
+)
+def test_data_in_the_result_of_a_tool_is_read_as_json(content, read_as):
+    call: Any = {"id": "a", "name": "count", "arguments": "{}"}
+    called = {"role": "assistant", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "a", "content": content}
+    items = [
+        {**call, "type": "function_call", "call_id": "a"},
+        {"type": "function_call_output", "call_id": "a", "output": content},
+    ]
+    for asked in (
+        read(messages=[called, result], strict=True),
+        read_response({"input": items}, Ignored(strict=True)),
+    ):
+        assert asked.conversation is not None
+        assert asked.conversation.messages[-1]["content"] == read_as
 
 
 def test_options_of_the_engine_are_obeyed(engine):
