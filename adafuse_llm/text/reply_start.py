@@ -69,6 +69,15 @@ class _Beginning:
         return self.of(self.name, self.codec, conversation, {**self.variables, **off})
 
 
+def accepts(codec: TextCodec, variables: Mapping[str, Any]) -> bool:
+    """Return whether a chat template renders a question with these variables."""
+    try:
+        codec.reply_opening(QUESTION, variables)
+    except InvalidInputError:
+        return False
+    return True
+
+
 def _switches(codec: TextCodec) -> list[str]:
     return [name for name in SWITCHES if name in codec.template_facts.variables]
 

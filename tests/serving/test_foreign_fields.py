@@ -11,9 +11,10 @@ from adafuse_llm.serving import ServingConfig, bodies, create_app
 from adafuse_llm.serving.bodies import Ignored, ServedRequest, read_chat
 from adafuse_llm.serving.errors import ApiError
 from adafuse_llm.serving.responses import _ResponseBody, read_response
+from tests.support.models import CHATML
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.serving import served
-from tests.support.thinkers import thinkers
+from tests.support.thinkers import TEMPLATES, thinkers
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 QUESTION = [{"role": "user", "content": "What does a ticket cost if three cost 12 florins?"}]
@@ -243,6 +244,35 @@ def test_effort_and_variables_reach_the_templates_that_read_them():
         assert "Three is few." in response.json()["choices"][0]["message"]["reasoning_content"]
         (told,) = warnings(response)
         assert "no chat template of the members reads it" in told
+
+
+@pytest.mark.parametrize(
+    ("effort", "template", "shown", "is_ignored"),
+    [
+        ("low", CHATML, "low<|im_start|>", False),
+        ("high", CHATML, "<|im_start|>", True),
+        ("none", CHATML, "<|im_start|>", True),
+        ("none", TEMPLATES["qwen"], "<|im_start|>", False),  # a variable switches it off
+    ],
+)
+def test_an_effort_that_a_template_refuses_is_left_out(effort, template, shown, is_ignored):
+    picky = (
+        "{%- if reasoning_effort is defined %}{{- reasoning_effort }}"
+        "{%- if reasoning_effort not in ('low', 'xhigh') %}{{- raise_exception('low or xhigh') }}"
+        "{%- endif %}{% endif %}"
+    )
+    prompts, off = [], "<think>\n\n</think>\n\n" if "enable_thinking" in template else ""
+
+    def script(prompt):
+        prompts.append(prompt)
+        return f"{off}Four."
+
+    member = scripted(script, template=picky + template)
+    with AdaFuseEngine([member]) as engine, served(create_app(engine)) as url:
+        response = chat(url, reasoning_effort=effort)
+    assert text(response) == "Four."
+    assert prompts[0].startswith(shown)
+    assert [f"'{effort}' is refused" in told for told in warnings(response)] == [True] * is_ignored
 
 
 @pytest.mark.quick
