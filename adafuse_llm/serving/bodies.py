@@ -224,6 +224,7 @@ class Conversational(Body):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    enable_thinking: bool | None = None
 
 
 class _ChatBody(Conversational):
@@ -390,7 +391,8 @@ def converse(
                 'invent its values. To get it at once, send "strict": true.'
             )
     form = asked.form
-    asked.variables = body.chat_template_kwargs
+    switch = {} if body.enable_thinking is None else {"enable_thinking": body.enable_thinking}
+    asked.variables = {**switch, **body.chat_template_kwargs}
     with naming(body.PROMPT):
         asked.conversation = to_conversation(
             turns,

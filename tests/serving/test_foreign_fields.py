@@ -237,6 +237,7 @@ def test_effort_and_variables_reach_the_templates_that_read_them():
         for fields in (
             {"reasoning_effort": "none"},
             {"chat_template_kwargs": {"enable_thinking": False}},
+            {"enable_thinking": False},
         ):
             response = chat(url, max_tokens=60, **fields)
             assert "reasoning_content" not in response.json()["choices"][0]["message"]
