@@ -172,8 +172,9 @@ def _examined(engine: AdaFuseEngine) -> Iterator[Finding]:
     backend = engine.backends[0]
     codec, window = backend.codec, backend.context_window
     if isinstance(backend, LlamaCppBackend):
-        for warning in read_facts(backend.path).warnings:
-            yield Finding("warning", backend.name, warning)
+        for warning in (*read_facts(backend.path).warnings, backend.warning):
+            if warning:
+                yield Finding("warning", backend.name, warning)
     for name, probe in PROBES.items():
         if change := change_of(codec, probe):
             text = f"its tokenizer loses {name} ({change}), so it cannot score candidates with it"

@@ -62,6 +62,8 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
     others = {"path", "file", "name", "weight", "revision"}
     options = spec.model_dump(exclude=others, exclude_none=True)
     member = LlamaCppBackend(facts.files[0], str(spec.name), **options)
+    if warning := member.warning:
+        logger.warning("%s: %s", spec.label, warning)
     if not member.end_ids:
         logger.warning(
             "%s: the header names no end token, so answers never end; pass "
@@ -79,7 +81,10 @@ def load_gguf_text(spec: GGUFMember) -> LlamaVocabulary:
 
     facts = find_file(spec)
     try_file(facts, spec.label, Settings(vocabulary_only=True))
-    return LlamaVocabulary.from_file(facts.files[0])
+    text = LlamaVocabulary.from_file(facts.files[0])
+    if warning := text.tokenizer.warning():
+        logger.warning("%s: %s", spec.label, warning)
+    return text
 
 
 def _path(spec: GGUFMember) -> Path:

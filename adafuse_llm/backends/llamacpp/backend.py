@@ -111,6 +111,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             )
         ends = text.end_ids.union(known[token] for token in end_tokens)
         self._set_up(text, ends, self._model.vocabulary)
+        self.warning = text.tokenizer.warning()
         self.device = "GPU of llama.cpp" if self._model.on_gpu else "cpu"
         tokens = self._cache_tokens(facts, context, cache_type)
         self.context_window = min(facts.context_window or tokens, tokens)

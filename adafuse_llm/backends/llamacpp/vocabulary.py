@@ -48,6 +48,7 @@ compiles the regular expressions of some vocabularies again, which takes up to a
 
 _LONG = re.compile(rf"\w{{{WORD}}}|\s{{{WORD}}}|[^\w\s]{{{WORD}}}|\S{{{TEXT}}}")
 _CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
+_MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
 class LlamaTokenizer:
@@ -122,6 +123,23 @@ class LlamaTokenizer:
         """Return the token ids by spelling, as the file spells tokens."""
         tokens = list(enumerate(read_tokens(self._model.path)))
         return {text: token for token, text in reversed(tokens)}
+
+    def warning(self) -> str | None:
+        """Return a warning if llama.cpp splits markers of the chat template, or None."""
+        markers = {each.encode() for each in _MARKER.findall(str(self.chat_template or ""))}
+        split = [
+            repr(self._spelling(token))
+            for token, piece in enumerate(self.pieces)
+            if piece in markers
+            and token not in self._tokenize(f"\n{piece.decode()}", parse_special=True)
+        ]
+        if not split:
+            return None
+        return (
+            f"its header calls {', '.join(split)} of its chat template ordinary text, so llama.cpp "
+            "splits it, and answers get worse. Download another conversion of the model, or "
+            "convert it again"
+        )
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False

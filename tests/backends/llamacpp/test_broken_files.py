@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adafuse_llm import AdaFuseEngine, GGUFMember, LoadError
-from adafuse_llm.backends.gguf.header import read_tokens
+from adafuse_llm.backends.gguf.header import read_facts, read_tokens
 from adafuse_llm.loading.gguf import load_gguf_text
 from tests.support.gguf_files import embedded_gguf, rewrite_gguf
 
@@ -79,6 +79,22 @@ def test_a_header_without_the_rules_of_its_tokenizer_is_told(tmp_path: Path, cap
     assert len(told) == 2
     for entry, message in zip(entries, told, strict=True):
         assert f"its header lacks {entry}, so llama.cpp" in message
+
+
+def test_a_marker_of_the_template_that_llama_cpp_splits_is_told(tmp_path: Path, caplog) -> None:
+    tokens, old, new = read_tokens(wren()), "<|start|>", "<turn>"
+    control = ("<|endoftext|>", "<|end|>", "<|pad|>")
+    entries: dict[str, Any] = {
+        "tokenizer.ggml.tokens": [new if token == old else token for token in tokens],
+        "tokenizer.ggml.token_type": [3 if token in control else 1 for token in tokens],
+        TEMPLATE: str(read_facts(wren()).chat_template).replace(old, f"<b>{new}"),
+    }
+    for path in (wren(), rewrite_gguf(wren(), tmp_path / "m.gguf", entries=entries)):
+        load_gguf_text(GGUFMember(str(path)))
+        load(path).close()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert all("its header calls '<turn>' of its chat template" in each for each in told)
 
 
 def test_a_file_with_other_bytes_is_refused_or_loaded(tmp_path: Path) -> None:
