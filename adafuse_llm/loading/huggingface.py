@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import threading
-from codecs import BOM_UTF8
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +15,6 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     LoadError,
     UnsupportedModelError,
-    short_list,
     short_repr,
 )
 from adafuse_llm.loading.problems import describe, not_a_hub_id, reason_of
@@ -33,9 +29,6 @@ COMPUTED: Final = re.compile(r"(^|\.)(inv_freq|position_ids)$")
 
 LFS_POINTER: Final = b"version https://git-lfs"
 """Start of the file that a clone has in place of a large one."""
-
-MAX_NAMED: Final = 5
-"""Maximum number of tensors that an error names."""
 
 _loading = threading.Lock()
 """transformers changes torch's default dtype and initialization in all threads while it loads."""
@@ -62,8 +55,6 @@ def check_huggingface(spec: TransformersMember) -> None:
             f"or 'float16'; got {short_repr(dtype)}"
         )
     _check_path(spec)
-    if (problem := _file_problem(Path(spec.path))) is not None:
-        raise LoadError(f"{spec.label} cannot be loaded: {problem}")
     try:
         config = AutoConfig.from_pretrained(spec.path, **_source(spec))
         adapter = find_adapter_config_file(spec.path, revision=spec.revision)
@@ -101,38 +92,20 @@ def _check_path(spec: TransformersMember) -> None:
     if not exists:
         if (reason := not_a_hub_id(spec.path)) is not None:
             raise LoadError(f"{spec.label} cannot be loaded: {reason}")
-    elif (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-        raise LoadError(
-            f"{spec.label} has only an adapter. Merge it into its model with peft's "
-            "merge_and_unload(), save the result with save_pretrained, and pass that folder."
-        )
     elif not (path / "config.json").is_file():
-        is_inside = path.is_file() and (path.parent / "config.json").is_file()
         raise LoadError(
-            f"{spec.label} is a file in a model folder. Pass the folder: {str(path.parent)!r}"
-            if is_inside
-            else f"{spec.label} is not a model folder (it has neither config.json nor GGUF files). "
-            "Pass a folder written by save_pretrained, a GGUF file or a hub id."
+            f"{spec.label} is not a model folder (it has neither config.json nor GGUF files). Pass "
+            "a folder written by save_pretrained, a GGUF file or a hub id. An adapter must first "
+            "be merged into its model, with peft's merge_and_unload()."
         )
-
-
-def _file_problem(folder: Path) -> str | None:
-    """Return what is wrong with the files in a local folder, in one sentence; None for a hub id."""
-    for path in sorted(folder.glob("*.*")):
-        if path.suffix not in (".json", ".model", ".safetensors") or not path.is_file():
-            continue
-        with path.open("rb") as file:
-            start = file.read(len(LFS_POINTER))
-        if start == LFS_POINTER:
-            return f"{path.name} is a pointer of Git LFS. Run 'git lfs pull', or download the file."
-        if start.startswith(BOM_UTF8):
-            return f"{path.name} begins with a byte order mark. Save it as UTF-8 without one."
-    with suppress(OSError, ValueError, AttributeError, KeyError):
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        names = sorted({*index["weight_map"].values()})
-        if missing := [name for name in names if not (folder / name).exists()]:
-            return f"its folder lacks {short_list(missing)}. Download the model again."
-    return None
+    for file in sorted(path.glob("*.*")):
+        if file.suffix in (".json", ".model", ".safetensors") and file.is_file():
+            with file.open("rb") as opened:
+                if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+                    raise LoadError(
+                        f"{spec.label} cannot be loaded: {file.name} is a pointer of Git LFS. Run "
+                        "'git lfs pull', or download the file."
+                    )
 
 
 def _check_quantization(spec: TransformersMember, stored: Any) -> None:
@@ -227,21 +200,13 @@ def _check_weights(loading_info: Mapping[str, Any], label: str) -> None:
         f"{name} {list(stored)} instead of {list(expected)}"
         for name, stored, expected in loading_info["mismatched_keys"]
     ]
-    problems = [f"{_tensors(missing)} missing"] if missing else []
-    problems += [f"{_tensors(mismatched)} of the wrong shape"] if mismatched else []
-    if problems:
+    if missing or mismatched:
+        problem = "have the wrong shape" if mismatched else "are missing"
+        names = mismatched or missing
         raise LoadError(
-            f"{label} cannot be loaded, because its weights do not fit its config.json: "
-            f"{'; '.join(problems)}. Download or save the model again."
+            f"{label} cannot be loaded, because its weights do not fit its config.json: tensors "
+            f"{problem} ({len(names)}, such as {min(names)}). Download or save the model again."
         )
-
-
-def _tensors(names: Collection[str]) -> str:
-    """Return the number of tensors and the first names, such as ``2 tensors (a, b)``."""
-    shown = sorted(names)[:MAX_NAMED]
-    more = ", ..." if len(names) > len(shown) else ""
-    number = "1 tensor" if len(names) == 1 else f"{len(names):,} tensors"
-    return f"{number} ({', '.join(shown)}{more})"
 
 
 def _source(spec: TransformersMember) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def raises(error: Exception) -> Any:
         ("qwen3:8b", "ollama show --modelfile qwen3:8b$"),
         ("hf.co/a/b:Q4_0", "ollama show --modelfile hf.co/a/b:Q4_0$"),
         ("wren", r"embedded member.*from_embedded\(\).*member_paths\(\)"),
-        (str(member_paths()[0] / "model.safetensors"), r"Pass the folder: '.*wren'"),
+        (str(member_paths()[0] / "model.safetensors"), r"Pass a folder"),
     ],
 )
 def test_what_is_no_hub_id_is_not_asked_of_the_hub(
@@ -222,11 +222,6 @@ def encoder_decoder(folder: Path) -> None:
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
 
 
-def lost_shard(folder: Path) -> None:
-    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 def only_adapter(folder: Path) -> None:
     (folder / "config.json").rename(folder / "adapter_config.json")
 
@@ -246,8 +241,8 @@ Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.we
         (partial(add_tokens, "extra"), "tokens .* no row: <extra3>"),
         (partial(spoil, "model.safetensors", None), "cannot be loaded"),
         (partial(spoil, "model.safetensors", b"\x10" * 64), "cannot be loaded"),
-        (without(Q, UP), rf"2 tensors \({Q}, {UP}\) missing"),
-        (partial(configure, {"num_hidden_layers": 3}), r"9 tensors \(model\..*, \.\.\.\) missing"),
+        (without(Q, UP), rf"tensors are missing \(2, such as {Q}\)"),
+        (partial(configure, {"num_hidden_layers": 3}), r"tensors are missing \(9, such as model\."),
         (partial(configure, {"intermediate_size": 40}), r"\[32, 48\] instead of \[32, 40\]"),
         (partial(configure, {"quantization_config": {"quant_method": "made-up"}}), "'made-up'"),
         (partial(configure, {"quantization_config": {"bits": 4}}), "quant_method"),
@@ -255,12 +250,7 @@ Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.we
         (evil_index, "cannot be loaded"),
         (partial(spoil, "model.safetensors", LFS), r"model\.safetensors is a pointer of Git LFS"),
         (partial(spoil, "tokenizer.json", LFS), r"tokenizer\.json is a pointer of Git LFS"),
-        (
-            partial(spoil, "config.json", b"\xef\xbb\xbf{}"),
-            "begins with a byte order",
-        ),
-        (lost_shard, r"lacks model-00002-of-00002\.safetensors"),
-        (only_adapter, r"only an adapter\. Merge"),
+        (only_adapter, "merge_and_unload"),
         (homemade, "trust_remote_code=True"),
         (encoder_decoder, "causal"),
     ],

@@ -119,11 +119,6 @@ class LlamaState(RequestLogits):
                 assert step.parent is not None
                 step = step.parent
 
-    def _source(self, node: Node) -> int:
-        if node is self._root:
-            return self.trunk
-        return next(s for tip, s in self.tips.items() if node in _upwards(tip))
-
     def follow(self) -> bool:
         """Drop the nodes that the tree has dropped, and extend the trunk to the root."""
         before = self._root
