@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from adafuse_llm.backends.gguf.files import is_gguf
 from adafuse_llm.config import MAX_WEIGHT, Options
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.loading.addresses import Api, read_address
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 class _Member(Options):
     """What all kinds of members share."""
 
-    kind: ClassVar[str]
     needs: ClassVar[str] = "path"
 
     name: str | None = Field(default=None, min_length=1)
@@ -50,27 +49,18 @@ class _Member(Options):
     if not TYPE_CHECKING:
 
         def __init__(self, given: Any = None, /, **settings: Any) -> None:
-            cls = type(self)
             if given is not None:
-                settings.setdefault(cls.needs, given)
-            source = settings.get(cls.needs)
-            if source is None and settings.keys() <= set(SETTINGS):
+                settings.setdefault(self.needs, given)
+            if (source := settings.get(self.needs)) is None:
                 raise InvalidInputError(
                     "a member needs a path (a folder, a GGUF file or a hub id), or the url of a "
                     "server"
                 )
-            label = "" if source is None else f"member {short_repr(source)}: "
-            other = next((name for name in settings if name not in cls.model_fields), None)
-            if other is not None:
-                raise InvalidOptionError(
-                    f"{label}{cls.kind} have no setting {short_repr(other)}."
-                    f"{nearest(other, cls.model_fields)} Their settings are: "
-                    f"{', '.join(cls.model_fields)}."
-                )
             try:
                 super().__init__(**settings)
             except InvalidOptionError as error:
-                raise InvalidOptionError(f"{label}{error}") from None
+                label = f"member {short_repr(source)} ({type(self).__name__})"
+                raise InvalidOptionError(f"{label}: {error}") from None
 
     @property
     def label(self) -> str:
@@ -91,9 +81,8 @@ class _Files(_Member):
     @field_validator("path", mode="before")
     @classmethod
     def _of_the_user(cls, path: Any) -> Any:
-        path = os.fspath(path) if isinstance(path, os.PathLike) else path
-        is_home = isinstance(path, str) and path.startswith("~")
-        return str(Path(path).expanduser()) if is_home else path
+        is_path = isinstance(path, str | os.PathLike)
+        return os.path.expanduser(path) if is_path else path  # noqa: PTH111  # keeps a hub id
 
 
 class TransformersMember(_Files):
@@ -104,8 +93,6 @@ class TransformersMember(_Files):
     Raises:
         InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
     """
-
-    kind: ClassVar[str] = "transformers members"
 
     dtype: Dtype | None = None
     """Dtype of the weights, such as "bfloat16" or "auto"."""
@@ -139,8 +126,6 @@ class GGUFMember(_Files):
         InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
     """
 
-    kind: ClassVar[str] = "GGUF members"
-
     file: str | None = Field(default=None, min_length=1, max_length=4096)
     """GGUF file in the folder or hub repository, as a name or a pattern such as `*Q4_K_M.gguf`.
     It is needed if there are several."""
@@ -168,7 +153,6 @@ class ServerMember(_Member):
         InvalidOptionError: a setting is unknown, out of range, or one of another kind of member.
     """
 
-    kind: ClassVar[str] = "members on servers"
     needs: ClassVar[str] = "url"
 
     url: str = Field(kw_only=False)
@@ -213,6 +197,7 @@ class ServerMember(_Member):
 
 MemberSpec: TypeAlias = TransformersMember | GGUFMember | ServerMember
 """A description of a member to load, with its settings."""
+
 
 SETTINGS = tuple(dict.fromkeys(name for kind in get_args(MemberSpec) for name in kind.model_fields))
 """The settings of members of all kinds."""
