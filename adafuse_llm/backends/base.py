@@ -77,15 +77,27 @@ class QueryResult:
 
 
 class Backend(ABC):
-    """One member of an ensemble. A subclass sets `name`, `codec` and `end_ids`, and `evaluate`.
+    """One member of an ensemble. A subclass sets `name`, `codec` and `end_ids`, and has `evaluate`.
+
+    - `evaluate` answers queries about nodes of token trees.
+    - `read_piece` reads a piece of long prompts, so that other requests need not wait for all.
+    - `release` forgets a request, and `close` frees everything.
+    - `cache_bytes` and `free_bytes` tell how many requests fit into the memory.
+    - `token_texts`, `has_word_ends`, `grammar_tokenizer` and `distribution` tell more about the
+      tokens. Masks, grammars and some strategies need them.
+
+    A member without any state, which computes a node from all tokens before it:
+
+    >>> from adafuse_llm.backends import FakeBackend, Query, TokenTree
+    >>> member = FakeBackend("wren", lambda text: {"a": 0.9, "<end>": 0.1})
+    >>> tree = TokenTree(member.codec.encode_prompt("b"))
+    >>> member.evaluate([Query(tree, evaluate=(tree.root,), score=(), top=2)])[0].next[0].tokens
+    (2, 0)
 
     The tree holds everything that a backend needs: ``tree.ids`` are the committed tokens, and
-    ``tree.path(node)`` are the nodes from the root to a node, without the root itself. A backend
-    may store its own state for a request in ``TokenTree.state``. A stateless backend runs its model
-    over ``tree.ids + tree.tokens(node)``.
-
-    If ``tree.root`` has moved since the last query, the engine has committed a span, and the tree
-    has dropped every node that is not below the new root.
+    ``tree.tokens(node)`` those from the root to a node. A backend may keep its own state of a
+    request in ``TokenTree.state``. If ``tree.root`` has moved since the last query, a span was
+    committed, and the tree has dropped every node that is not below the new root.
 
     An engine calls `evaluate`, `release` and `read_piece` from one thread at a time. A backend that
     several engines share must synchronize these calls.
@@ -103,8 +115,8 @@ class Backend(ABC):
             - applies ``TokenTree.changes`` to the logits after a node before it computes anything
               from them (:mod:`adafuse_llm.tree.adjustment`).
 
-            `adafuse_llm.backends.answered` does all three. For other members, such as those on
-            servers, an engine refuses options that need this.
+            `adafuse_llm.backends.answered` does all three. An engine refuses options that need
+            this for other members, such as those on servers.
         listed_limit: maximum number of likeliest tokens in a summary; None for no limit.
         parameters: number of the model's parameters, by which `Mixture` weighs members; None if it
             is not known.
@@ -139,12 +151,10 @@ class Backend(ABC):
         evaluated yet.
 
         Raises:
-            Exception: the evaluation failed, for example because of a token that the vocabulary
-                does not have. The exception may have any type. The engine may then
-                repeat each query in a call of its own. If a query fails again, the engine raises a
-                `MemberError` for this member. The engine handles an invalid result, such as one
-                with a NaN log-probability, in the same way. So a backend must not cache anything
-                from a result that contains NaN.
+            Exception: any type; for example, the vocabulary lacks a token. The engine then repeats
+                each query in a call of its own, and raises a `MemberError` if it fails again. An
+                invalid result, such as a NaN, counts as a failure. So a backend must not cache
+                anything from a result that contains NaN.
         """
 
     def release(self, tree: TokenTree) -> None:
@@ -158,12 +168,11 @@ class Backend(ABC):
         """Process a piece of the committed tokens that the member has not processed yet.
 
         Between two pieces, an engine evaluates the queries of other requests, and a request that is
-        cancelled reads no further piece. The trees share the piece, so its size does not depend on
-        their number.
+        cancelled reads no further piece. The trees share the piece.
 
         Returns:
-            For each tree, whether it has so few of these tokens left that `evaluate` can process
-            them together with its nodes. Here: always.
+            For each tree, whether `evaluate` can process the rest together with its nodes. Here:
+            always.
 
         Raises:
             Exception: as for `evaluate`.
@@ -171,18 +180,12 @@ class Backend(ABC):
         return [True] * len(trees)
 
     def close(self) -> None:
-        """Free all resources, such as connections. Later evaluations fail.
-
-        An engine closes the members that it loaded when it is closed.
-        """
+        """Free all resources. An engine that is closed does this to members that it loaded."""
         return
 
     @property
     def lane(self) -> str:
-        """Name of the lane. Members of the same lane take turns; other members run beside them.
-
-        By default, it is the device, so members on different devices run at the same time.
-        """
+        """Name of the lane. Members of one lane take turns. By default, it is the device."""
         return self.device
 
     @property
@@ -193,7 +196,7 @@ class Backend(ABC):
     def cache_bytes(self, tokens: int) -> int:  # noqa: ARG002
         """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens.
 
-        An engine delays a request until the devices have enough memory for its caches.
+        A request waits until its caches fit into the memory.
         """
         return 0
 
@@ -212,9 +215,8 @@ class Backend(ABC):
     def token_texts(self) -> Sequence[str] | None:
         """The text of each token in the middle of a text, by token id.
 
-        U+FFFD stands for an incomplete character. The text is empty for ids without a token. None
-        if the texts are not known, or the member does not know distributions. The engine then never
-        restricts the tokens, and passes spaces at the end of a prompt as part of the prompt.
+        U+FFFD stands for an incomplete character, and an empty text for an id without a token. With
+        None, the engine never restricts the tokens, and spaces at the end of a prompt stay there.
         """
         return None
 
@@ -224,12 +226,10 @@ class Backend(ABC):
         return False
 
     def grammar_tokenizer(self) -> Any:
-        """Return an ``llguidance.LLTokenizer`` with the member's tokens.
-
-        An engine calls this method once. Creating the tokenizer may take seconds.
+        """Return an ``llguidance.LLTokenizer`` with the member's tokens. It is asked for once.
 
         Raises:
-            Exception: the tokenizer is of a kind that llguidance cannot read.
+            Exception: llguidance cannot read the tokens.
         """
         raise NotImplementedError("it has no method 'grammar_tokenizer'")
 
@@ -244,8 +244,7 @@ class Backend(ABC):
         """
         return self._space_tokens if self._space_tokens.can_write(spaces) else None
 
-    _grammar_vocabulary: GrammarVocabulary | None = None
-    _unreadable = ""  # why reading the vocabulary failed; it is not read again
+    _grammar_vocabulary: GrammarVocabulary | str = ""  # or why it cannot be read
 
     def grammar_vocabulary(self) -> GrammarVocabulary:
         """Return the member's tokens for grammars. Only the first call takes long.
@@ -254,25 +253,26 @@ class Backend(ABC):
             GrammarError: the member's tokens cannot follow a grammar.
             MissingDependencyError: llguidance is not installed.
         """
-        if self._grammar_vocabulary is not None:  # it waits for no other member's
-            return self._grammar_vocabulary
-        llguidance()  # raises an error if it is not installed
-        with _reading_vocabulary:
-            if not self._grammar_vocabulary and self.follows_grammars and not self._unreadable:
-                try:
-                    self._grammar_vocabulary = GrammarVocabulary(
-                        self.name, self.grammar_tokenizer(), self.token_texts or (), self.end_ids
-                    )
-                except Exception as error:
-                    self._unreadable = f"{error}" or type(error).__name__
-            if self._grammar_vocabulary is not None:
-                return self._grammar_vocabulary
-        unknown = "it runs on a server" if self.is_remote else "the bytes of its tokens are unknown"
-        reason = self._unreadable or unknown
-        raise GrammarError(
-            f"member {self.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
-            f"({reason}). Leave it out with use=[...], or use choices."
-        )
+        if not self._grammar_vocabulary:
+            llguidance()  # raises an error if it is not installed
+            with _reading_vocabulary:
+                self._grammar_vocabulary = self._grammar_vocabulary or self._read_vocabulary()
+        if isinstance(self._grammar_vocabulary, str):
+            raise GrammarError(
+                f"member {self.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
+                f"({self._grammar_vocabulary}). Leave it out with use=[...], or use choices."
+            )
+        return self._grammar_vocabulary
+
+    def _read_vocabulary(self) -> GrammarVocabulary | str:
+        if not self.follows_grammars:
+            is_far = self.is_remote
+            return "it runs on a server" if is_far else "the bytes of its tokens are unknown"
+        try:
+            tokenizer, texts = self.grammar_tokenizer(), self.token_texts or ()
+            return GrammarVocabulary(self.name, tokenizer, texts, self.end_ids)
+        except Exception as error:
+            return f"{error}" or type(error).__name__
 
     def distribution(self, tree: TokenTree, node: Node) -> NDArray[np.floating[Any]]:
         """Return the natural log of the probability of every token after a node, [vocabulary].
