@@ -26,25 +26,24 @@ Rule = Callable[[str], Mapping[str, float]]
 class FakeBackend(Backend):
     """A member whose next-token distribution is a function of the text so far.
 
-    The tokens are strings. The codec splits a text greedily into the longest known tokens; each
-    remaining character becomes a token of its own. The backend caches nothing, so each evaluated
-    node costs one pass.
+    The codec splits a text greedily into the longest known tokens; every other character becomes a
+    token of its own. Nothing is cached, so every evaluated node costs one pass.
 
     Args:
         name: the member's name.
         rule: a function that takes the text so far (prompt and response) and returns the
             probabilities of the next tokens, by their texts. The token ``END`` ends the response.
             The probabilities may sum to less than 1.
-        vocabulary: texts of several characters, each of which is a single token.
+        vocabulary: texts of several characters, which become single tokens.
         is_complete: whether `vocabulary` lists every token, single characters included. Only then
-            can the engine restrict the next tokens. The backend raises an error for other tokens.
+            can the engine restrict the next tokens. Other tokens raise an error.
         context_window: maximum number of tokens in a sequence; None for no limit.
-        device: device that the backend reports. Members on different devices run at the same time.
-        bytes_per_token: size, in bytes, that the backend reports for the cache of one token.
-        free: free memory of the device, in bytes, that the backend reports.
+        device: the reported device. Members on different devices run at the same time.
+        bytes_per_token: the reported cache size of a token, in bytes.
+        free: the reported free memory of the device, in bytes.
 
     Attributes:
-        passes: number of nodes that the backend has evaluated so far, for assertions in tests.
+        passes: number of nodes that were evaluated so far, for assertions in tests.
     """
 
     knows_distributions = True

@@ -54,7 +54,6 @@ def _is_size(value: object) -> bool:
 def _gguf_facts(
     source: str, revision: str | None = None, file: str | None = None
 ) -> GGUFFacts | None:
-    """Return what the header of a GGUF member's file says; None for other members."""
     try:
         path = stored_gguf(source, file, revision)
         return None if path is None else read_facts(path)
@@ -92,7 +91,6 @@ def file_has_template(
 
 
 def _entries(source: str, revision: str | None, name: str) -> dict[str, Any] | None:
-    """Return the entries of a JSON file of a model; None if it is not on this machine."""
     folder = stored_folder(source, revision)
     try:
         found = folder and json.loads((folder / name).read_text(encoding="utf-8"))

@@ -29,9 +29,9 @@ CachedTokens = tuple[Sequence[int], int, T]
 
 
 class PrefixCache(Generic[T]):
-    """Sequences of tokens with a value each, such as cached rows. The least recently used is first.
+    """Sequences of tokens, none of which begins with another one, and values such as cached rows.
 
-    No sequence begins with all tokens of another one.
+    The least recently used is first.
 
     Args:
         limit: maximum number of tokens of all sequences together. With 0, nothing is kept or found.
@@ -85,7 +85,7 @@ class PrefixCache(Generic[T]):
     ) -> tuple[T, int] | None:
         """Find the longest cached prefix of a prompt, without the prompt's last token.
 
-        If it is a kept one, it counts as used.
+        A kept one counts as used.
 
         Returns:
             The value of the cached sequence and the length of the prefix; None if the prefix is

@@ -36,30 +36,27 @@ PATH_STATES = 8
 class HuggingFaceBackend(LogitsBackend[RequestState]):
     """A member that consists of a transformers model and its tokenizer.
 
-    The constructor first runs the model on a few tokens. If tree attention gives the same numbers
-    as plain forward passes, the backend uses the tree form, in which requests share forward passes.
-    Otherwise it uses the path form, with a pass for each token. For the tree form, it sets the
-    attention implementation of the model to its own. When others use the model, this one computes
-    the same as ``"sdpa"`` or, for attention that ``"sdpa"`` does not know, as ``"eager"``.
+    The constructor runs the model on a few tokens. If tree attention gives the numbers of plain
+    forward passes, requests share forward passes (the tree form). Otherwise, every token takes a
+    pass (the path form). The tree form sets the attention implementation of the model to its own,
+    which computes the same as ``"sdpa"`` or ``"eager"`` when others use the model.
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
         tokenizer: tokenizer of the model.
         name: the member's name.
         form: ``"tree"`` or ``"path"`` to require that form; ``"auto"`` to let the backend choose.
-        prefix_cache_bytes: maximum size, in bytes, of the key/value rows that the member keeps from
-            finished requests. Later requests that begin with the same tokens reuse these rows. With
-            0, the member keeps no rows. If a pass runs out of memory, the member drops all kept
-            rows and repeats the pass once.
+        prefix_cache_bytes: maximum size, in bytes, of the key/value rows of finished requests that
+            the member keeps for requests that begin with the same tokens. If a pass runs out of
+            memory, the member drops them and repeats the pass once.
 
     Attributes:
         form: the form in use, ``"tree"`` or ``"path"``.
         ignored_settings: settings of the generation config that would change responses and that
-            the member does not follow. The member logs a warning if there are any.
+            the member does not follow. A warning names them.
 
     Raises:
         UnsupportedModelError: the model cannot be a member, or no form gives the right numbers.
-            The message gives the reason.
         InvalidOptionError: `form` is not one of these.
     """
 
@@ -112,28 +109,18 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
             )
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens.
-
-        A buffer grows by doubling, so it has room for up to twice the rows that the request needs.
-        In the path form, a member keeps several states.
-        """
+        # a buffer of rows grows by doubling
         states = 2 if self.form == "tree" else PATH_STATES
         return tokens * sum(self._passes.token_bytes.values()) * states
 
     def free_bytes(self) -> int:
-        """Return the number of bytes that the member can still cache.
-
-        If its layers are on several devices, the device that fills up first determines the result.
-        """
+        # of several devices with layers, the one that fills up first counts
         sizes = self._passes.token_bytes or {self._decoder.device: 1}
         total = sum(sizes.values())
         return min(_free_bytes(device) * total // size for device, size in sizes.items())
 
     def clear_prefix_cache(self) -> None:
-        """Drop the rows of all requests so far. Call this after a change of the model's weights.
-
-        Requests that are running keep their own rows, but later requests do not reuse them.
-        """
+        """Reuse no rows of requests so far. Call this after a change of the model's weights."""
         with self._lock:
             self._kept.clear()
             self._running.clear()
@@ -148,13 +135,13 @@ class HuggingFaceBackend(LogitsBackend[RequestState]):
         self._passes.read(parts)
 
     def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], R]) -> R:
-        """Do work for requests. If the memory is full, drop the kept rows and do it once more."""
         try:
             return super()._attempt(trees, work)
         except BaseException as error:
             if not (len(self._kept) and is_out_of_memory(error)):
                 raise
             traceback.clear_frames(error.__traceback__)  # the frames hold tensors
+        # once more, with the memory of the kept rows
         logger.warning(
             "member %r ran out of memory, so it drops the cached rows of finished requests",
             self.name,

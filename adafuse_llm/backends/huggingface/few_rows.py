@@ -46,8 +46,7 @@ class FewRows:
 
 
 def _is_slow(layer: Any) -> bool:
-    """Return whether a layer is a linear one in float32 on the CPU, without hooks of accelerate."""
-    if type(layer) is not nn.Linear or "forward" in layer.__dict__:
+    if type(layer) is not nn.Linear or "forward" in layer.__dict__:  # a hook of accelerate
         return False
     weight = layer.weight
     is_large = weight.numel() >= MIN_WEIGHTS

@@ -1,11 +1,9 @@
 """How a pass is packed: one forward pass over tokens of many requests.
 
-One sequence contains the tokens of all requests, so the model computes everything except attention
-for all requests at once. The model gets a `PackedCache`, whose `update` adds the new rows to the
-rows of each request. The model's attention is the function `attend`, which this module registers in
-transformers' ``AttentionInterface``. It finds the cache of the pass that runs in its thread, and
-lets the tokens of each request attend to the rows of this request only. Outside such a pass,
-`attend` computes what a model's usual attention computes.
+One sequence has the tokens of all requests, so the model computes all but attention for all of them
+at once. Its cache is a `PackedCache`, which adds the new rows to those of every request. Its
+attention is `attend`, registered in transformers' ``AttentionInterface``: the tokens of a request
+see only the rows of this request. Outside such a pass, `attend` is a model's usual attention.
 
 Shapes: T tokens of the pass; n tokens and r rows of one request; h query heads, k key/value heads
 of size d, g = h / k.
@@ -72,10 +70,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self._windows = windows
         self._sizes = [len(piece.tokens) for piece in pieces]
         self._pieces = [_PieceAttention(piece) for piece in pieces]
-        # What the layer that runs has cached, until it attends: its keys, all rows, its window.
-        self._layer: (
-            tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]], int | None] | None
-        ) = None
+        # keys, all rows and window of a layer that has cached but not attended
+        self._layer: tuple[torch.Tensor, Sequence[Any], int | None] | None = None
 
     def update(
         self,
@@ -158,18 +154,18 @@ class _PieceAttention:
         window: int | None,
         scores: Scores,
     ) -> torch.Tensor:
-        """Return the results for queries of the piece, [1, h, n, d] each.
+        """Return the results for queries, [1, h, n, d] each, and the request's rows, [1, k, r, d].
 
-        The keys and values are those of the request, [1, k, r, d]. The layer sees a window of its
-        last tokens, or with None all of them.
+        The layer sees a window of the last tokens, or with None all of them.
         """
         _, heads, size, width = query.shape
         groups = heads // keys.shape[1]
         if not scores.is_usual:
             return _scored(query, keys, values, self._mask(window, 1, query), scores)
-        # as in a prompt without earlier rows, where PyTorch needs no mask
+        # a prompt without earlier rows needs no mask
         causal = 1 < size == len(self.piece.positions) and self.piece.visible is None
         causal = causal and (window is None or size <= window)
+        # heads that share a key head become rows of one product
         if groups > 1 and size * groups <= FOLD_ROWS and not causal:
             folded = query.reshape(1, heads // groups, groups * size, width)
             mask = self._mask(window, groups, query)
@@ -189,10 +185,7 @@ class _PieceAttention:
         )
 
     def _mask(self, window: int | None, groups: int, query: torch.Tensor) -> torch.Tensor | None:
-        """Return what to add to the scores of `groups` folded heads, [groups * n, r].
-
-        The result is None if each token sees each row.
-        """
+        """Return what to add to the scores of `groups` folded heads, [groups * n, r], or None."""
         key = (window, groups, query.dtype, query.device)
         if key not in self._masks:
             seen = self.piece.seen(window)
@@ -212,10 +205,7 @@ def _scored(
     mask: torch.Tensor | None,
     how: Scores,
 ) -> torch.Tensor:
-    """Return the results of a layer whose scores PyTorch's attention does not compute.
-
-    The mask is boolean, or is added to the scores.
-    """
+    """Attend as no kernel of PyTorch does. The mask is boolean, or is added to the scores."""
     groups = query.shape[1] // keys.shape[1]
     keys, values = (rows.repeat_interleave(groups, 1) for rows in (keys, values))
     scale = query.shape[3] ** -0.5 if how.scale is None else how.scale
@@ -257,8 +247,7 @@ def attend(
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    """Return the mask of a pass: none for a packed pass, otherwise the one of ``"sdpa"``."""
-    if _running.cache is not None:
+    if _running.cache is not None:  # which knows what its tokens see
         return None
     mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)
     return mask

@@ -67,7 +67,6 @@ class Passes:
         self._windows = use_packed_attention(decoder.model) if form == "tree" else {}
 
     def new_form(self, tree: TokenTree, rows: Rows | None = None) -> TreeForm | PathForm:
-        """Return the form of a new request, which in the tree form may have some rows already."""
         return TreeForm(tree, rows) if self.form == "tree" else PathForm(self._decoder, tree)
 
     def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
@@ -98,7 +97,6 @@ class Passes:
                 state.tokens += len(piece.tokens)
 
     def _pass(self, pieces: Sequence[Piece]) -> Logits:
-        """Return the logits after the kept tokens of all pieces, in order."""
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
@@ -111,7 +109,6 @@ class Passes:
 def _batches(
     pieces: Sequence[tuple[RequestState, Piece]],
 ) -> Iterator[list[tuple[RequestState, Piece]]]:
-    """Group pieces into passes of up to `PREFILL_TOKENS` tokens."""
     batch: list[tuple[RequestState, Piece]] = []
     size = 0
     for state, piece in pieces:

@@ -88,7 +88,6 @@ class PathForm:
         return self._step(node, shared=True)[1]
 
     def _step(self, node: Node, *, shared: bool) -> tuple[torch.Tensor, Any]:
-        """Return the logits and the state after `node`."""
         assert node.parent is not None
         return self._run([node.token], self._state_after(node.parent, shared=shared))
 

@@ -24,13 +24,11 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest accepted mean error of the logits, relative to their standard deviation."""
 
 ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
-"""Largest accepted error for quantized weights and for weights of lower precision. If activations
-are rounded, the logits of a token depend on the shape of its pass, and on the other sequences in
-it. So the test also accepts an error of up to `ROUNDED_NOISE` times the difference between plain
-passes of different shapes, with and without another sequence, and of up to `ROUNDED_NOISE` times
-the distance between numbers of the data type near 1. On a GPU, plain passes of different shapes may
-use the same kernels and so not differ, while passes with a cache use others: with bfloat16 and 32
-layers, the error was 1.2 %."""
+"""Largest accepted error for quantized weights and for weights of lower precision. With rounded
+activations, the logits of a token depend on the shape of its pass. So the test also accepts
+`ROUNDED_NOISE` times the difference between plain passes of different shapes, and `ROUNDED_NOISE`
+times the distance between numbers of the data type near 1, because on a GPU such passes may use the
+same kernels, and passes with a cache others: with bfloat16 and 32 layers, the error was 1.2 %."""
 
 Ids = tuple[int, ...]
 
@@ -135,7 +133,6 @@ def _tolerance(decoder: Decoder) -> float:
 def _difference(
     actual: dict[Ids, torch.Tensor], expected: dict[Ids, torch.Tensor], tolerance: float
 ) -> str | None:
-    """Return a message if the error of the logits exceeds the tolerance, otherwise None."""
     right = torch.stack([expected[ids] for ids in actual])
     if right.isnan().any():
         return "the logits are NaN"

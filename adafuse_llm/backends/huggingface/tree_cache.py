@@ -84,11 +84,7 @@ class Rows:
 
 
 def bytes_per_token(tensors: Iterable[torch.Tensor]) -> Counter[torch.device]:
-    """Return the size of a token's keys and values on each device, in bytes.
-
-    Args:
-        tensors: keys and values of layers, [1, k, r, d] each.
-    """
+    """Return the bytes that a token takes on each device, from keys and values, [1, k, r, d]."""
     sizes: Counter[torch.device] = Counter()
     for tensor in tensors:
         sizes[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
@@ -122,11 +118,7 @@ class Piece:
         return self.positions[len(self.positions) - len(self.tokens) :]
 
     def seen(self, window: int | None) -> NDArray[np.bool_]:
-        """Return whether each token sees each row, [n, r].
-
-        Args:
-            window: number of last tokens that the layer sees; None for all tokens.
-        """
+        """Return whether each token sees each row, [n, r], in a window of last tokens or in all."""
         size, rows = len(self.tokens), len(self.positions)
         seen = self.visible
         if seen is None:
@@ -178,11 +170,9 @@ class TreeForm:
         return self._piece(self._tree.ids[self.committed : self.committed + count], [])
 
     def plan(self, nodes: Sequence[Node]) -> Piece:
-        """Return the piece that evaluates `nodes`.
+        """Return the piece that evaluates nodes, parents before children.
 
-        Args:
-            nodes: nodes to evaluate, parents before children. The parent of each node is also in
-                `nodes`, or is evaluated already.
+        Every parent is among `nodes`, or is evaluated already.
         """
         below = [node for node in nodes if node is not self._tree.root]
         return self._piece(self._tree.ids[self.committed :], below)
@@ -199,7 +189,7 @@ class TreeForm:
         self._compact()
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
-        """Return the piece of pending tokens, which extend the trunk, and nodes below the root."""
+        # new rows: the pending tokens, which extend the trunk, and then the nodes below the root
         rows = len(self._trunk)
         joined = rows + len(pending)  # each token sees the pending tokens before it
         size = joined + len(below)
@@ -250,7 +240,6 @@ class TreeForm:
         return visible
 
     def _compact(self) -> None:
-        """Remove the rows of dropped nodes if they are more than a quarter of the buffer."""
         alive = self._trunk.copy()
         alive[list(self._row.values())] = True
         if 4 * int(np.count_nonzero(~alive)) <= len(alive):
