@@ -25,19 +25,17 @@ from adafuse_llm.errors import InvalidOptionError, LoadError
 from adafuse_llm.tree.tokens import Node, TokenTree
 
 MAX_KEPT = 16
-"""Maximum number of finished requests whose cells a member keeps. Every pass reads the positions of
-all cells, so kept cells are not free."""
+"""Maximum number of finished requests whose cells a member keeps. Every pass looks at all cells."""
 
 DEFAULT_TOKENS = 16_384
-"""Number of tokens in the cache by default, or the context window of the model if it is larger, up
-to the number that fits into `MEMORY_SHARE` of the free memory."""
+"""Number of tokens in the cache by default. It is the model's context window if that is larger, and
+what fits into `MEMORY_SHARE` of the free memory if that is less."""
 
 MEMORY_SHARE = 0.25
 """Largest share of the free memory that the cache takes by default."""
 
 SPARE_CELLS = 512
-"""Number of additional cells, for the nodes of trees. So a request always has enough cells: it can
-evaluate any number of nodes, in parts of `PART_NODES`."""
+"""Number of additional cells, for the nodes of trees, which are evaluated in parts."""
 
 PART_NODES = 64
 """Maximum number of nodes that are planned together. Each may need a sequence of its own."""
@@ -54,9 +52,8 @@ node are needed."""
 class LlamaCppBackend(LogitsBackend[LlamaState]):
     """A member that consists of a GGUF model, which llama.cpp runs.
 
-    One call of llama.cpp evaluates all nodes that requests wait for. The cache has a fixed number
-    of cells, one for each token, which all requests share. Before the constructor loads a file, a
-    child process tries it, once for each library, processor and settings (`trial`).
+    One call of llama.cpp evaluates all nodes that requests wait for. All requests share a cache of
+    a fixed number of cells, one for each token. A child process tries a new file first.
 
     Args:
         path: the GGUF file, or the first file of a split model.
@@ -187,11 +184,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             self._context.fills_gaps = not self._repeatable
 
     def _advance(self, queries: Sequence[Query], *, in_parts: bool = False) -> list[LlamaState]:
-        """Evaluate the nodes of queries, and return the states of their requests.
-
-        With `in_parts`, each part of a query drops the cells of all other nodes first, so the cache
-        has enough cells for any number of nodes.
-        """
+        """With `in_parts`, parts of a query take the cells of other parts, so any number fits."""
         states = []
         for query in queries:
             state = self._state_of(query.tree)
@@ -231,11 +224,10 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             state.ready = state.committed
 
     def _decode(self, entries: Sequence[Entry], states: Collection[LlamaState]) -> torch.Tensor:
-        """Run tokens. If the cache is full, drop cells that the requests do not need."""
         while True:
             try:
                 return torch.from_numpy(self._context.run(entries))
-            except CacheFullError:
+            except CacheFullError:  # try again with cells that the requests do not need
                 if self._repeatable or not self._shed(states):
                     raise
 
@@ -251,10 +243,8 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
                 state.drop_tips()
 
     def _shed(self, needed: Collection[LlamaState | None]) -> bool:
-        """Drop what costs least to compute again, but not what the states in `needed` hold.
-
-        Return False if there is nothing to drop.
-        """
+        """Drop what costs least to compute again and is not `needed`; False if there is nothing."""
+        # finished requests, then the nodes of another request, then all of another request
         if len(self._kept):
             self._context.give_back([self._kept.pop_oldest()])
             return True
@@ -277,7 +267,7 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
         return state
 
     def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
-        """Return the requests for which another one reads cells, or which have no sequence."""
+        # requests without a free sequence wait, too
         free = len(self._context.free) + len(self._kept)
         return super()._late(prompts) | {*[*prompts][max(1, free) :]}
 
@@ -294,18 +284,13 @@ class LlamaCppBackend(LogitsBackend[LlamaState]):
             state.drop()
 
     def _start_anew(self) -> None:
-        """Empty the cache. Requests go on, because their tokens are evaluated again."""
+        """Empty the cache. Requests evaluate their tokens again."""
         for state in list(self._running):
             self._forget(state.tree)
         self._context.give_back(self._kept.clear())
         self._context.clear()
 
     def _cache_tokens(self, facts: GGUFFacts, context: int | None, cache_type: str) -> int:
-        """Return the number of tokens of the cache, given the number that the user has set.
-
-        Raises:
-            LoadError: that number does not fit into the memory.
-        """
         free = self.free_bytes()
         if self._model.on_gpu and torch.cuda.is_available():
             free = torch.cuda.mem_get_info()[0]

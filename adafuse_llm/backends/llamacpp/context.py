@@ -30,9 +30,9 @@ BATCH_TOKENS = 2048
 
 PIECE_TOKENS = (32, 256)
 """Number of tokens in a piece of a prompt on a CPU, while other requests write and while none does.
-Other requests wait for the call over a piece. But flash attention has slower kernels for less than
-64 tokens: a model with 0.5 B parameters read 79 tokens per CPU second in calls of 128 tokens, and
-66 in calls of 32. Pieces of 128 tokens took 5 % more CPU time than the whole prompt, 256 none."""
+Others wait for a piece, but flash attention is slower for less than 64 tokens: a model with 0.5 B
+parameters read 79 tokens per CPU second in calls of 128 tokens, and 66 in calls of 32. Pieces of
+128 tokens took 5 % more CPU time than the whole prompt, 256 none."""
 
 REPEATABLE_TOKENS = (8, 32)
 """Smallest and largest number of tokens in one call of llama.cpp if results must not depend on it.
@@ -48,14 +48,7 @@ NO_ROOM = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One token of a batch.
-
-    Attributes:
-        token: the token's id.
-        position: number of tokens before it.
-        sequences: the sequences that the token extends.
-        keep: whether to return the logits after the token.
-    """
+    """One token of a batch, which extends sequences; `keep` asks for the logits after it."""
 
     token: int
     position: int
@@ -71,19 +64,13 @@ class Context:
     """The cache of a loaded model.
 
     With ``repeatable``, a token's numbers depend only on the tokens before it. So every call of
-    llama.cpp has a number of tokens for which it uses the same kernels, and the cells of each
-    sequence are in the order of its positions, because attention adds them up in the order of the
-    cells. To keep this order, the cells of removed tokens stay in use until `clear`.
-
-    Args:
-        model: the model.
-        cells: number of cells. llama.cpp rounds it up to a multiple of 256.
-        threads: number of CPU threads.
-        repeatable: whether numbers must not depend on the other tokens of a call.
+    llama.cpp has a number of tokens for which it uses the same kernels, and the cells of a sequence
+    stay in the order in which attention must add them up: those of removed tokens are not used
+    again until `clear`.
 
     Attributes:
-        cells: number of cells.
-        free: the sequences that callers may use, and do not use.
+        cells: number of cells. llama.cpp rounds it up to a multiple of 256.
+        free: the sequences that nobody uses.
         fills_gaps: whether cells of removed tokens can hold other tokens at once. With
             ``repeatable``, it may be True only while no other tokens come after a gap.
         batch_tokens: maximum number of tokens in one call of llama.cpp.
@@ -128,18 +115,13 @@ class Context:
 
     @property
     def closed(self) -> bool:
-        """Whether the cache is freed."""
         return not self._free.alive
 
     def close(self) -> None:
-        """Free the cache. More calls have no effect."""
         self._free()
 
     def run(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
-        """Evaluate up to `batch_tokens` tokens in one call.
-
-        Args:
-            entries: the tokens. The tokens of each sequence continue it without gaps.
+        """Evaluate up to `batch_tokens` tokens, which continue their sequences without gaps.
 
         Returns:
             The logits after the tokens with ``keep``, [k, v].
@@ -200,5 +182,4 @@ class Context:
             self.free.append(sequence)
 
     def clear(self) -> None:
-        """Remove all tokens of all sequences."""
         self._library.llama_memory_clear(self._memory, False)

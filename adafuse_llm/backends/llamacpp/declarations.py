@@ -38,7 +38,6 @@ PACKAGE: Final = BUILDS["win32" if sys.platform == "win32" else "other"]
 
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Return the fields of a structure, in order, from types and the names that follow each."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 

@@ -54,9 +54,7 @@ def find_library() -> tuple[str, str]:
 
 @functools.cache
 def load_library() -> Any:
-    """Load and initialize llama.cpp, and return an object with its C functions.
-
-    The messages of llama.cpp go to the logger of this module, at the level DEBUG.
+    """Load and initialize llama.cpp, whose messages are logged, and return its C functions.
 
     Raises:
         MissingDependencyError: llama.cpp is not installed, or cannot be used.
@@ -110,8 +108,8 @@ class Model:
     """A GGUF file, or the first file of a split model, that llama.cpp has loaded.
 
     Attributes:
-        label: text that names the member in errors.
-        pointer: the ``llama_model_p``. It is valid until `close`.
+        label: names the member in errors.
+        pointer: the ``llama_model_p``, which is valid until `close`.
         vocabulary: number of tokens in the vocabulary, and of logits.
         on_gpu: whether layers run on a GPU.
 
@@ -161,5 +159,4 @@ class Model:
         )
 
     def close(self) -> None:
-        """Free the model. More calls have no effect."""
         self._free()

@@ -20,11 +20,7 @@ from adafuse_llm.tree.tokens import Node, TokenTree
 
 
 class LlamaState(RequestLogits):
-    """The sequences of one request, and the logits of its nodes.
-
-    Args:
-        tree: the request's tree.
-        context: the cache. The constructor takes one of its free sequences.
+    """The sequences of one request, the first of which it takes at once, and its nodes' logits.
 
     Attributes:
         trunk: the sequence of the committed tokens.
@@ -45,10 +41,7 @@ class LlamaState(RequestLogits):
         return len(self.tree.ids) - self.committed
 
     def uncached(self, nodes: Collection[Node]) -> list[Node]:
-        """Return the nodes below the root that must run so that `nodes` can be evaluated.
-
-        These are `nodes` and those of their ancestors that are not cached, parents before children.
-        """
+        """Return `nodes` and their ancestors that are not cached, parents before children."""
         cached = {node for tip in self.tips for node in _upwards(tip)}
         return unknown(nodes, (cached | {self._root}).difference(nodes))
 
@@ -61,20 +54,22 @@ class LlamaState(RequestLogits):
 
         Args:
             nodes: nodes below the root.
-            keep: the nodes whose logits are needed; among them the root, if its logits are needed.
+            keep: the nodes whose logits are needed. The root may be among them.
 
         Returns:
-            Each token, with its node if the logits of the node are needed.
+            The tokens, with their nodes if these are in `keep`.
         """
         children: dict[Node, list[Node]] = defaultdict(list)
         for node in nodes:
             assert node.parent is not None, "the root is not below itself"
             children[node.parent].append(node)
+        # sequences that run through the nodes
         through: dict[Node, list[int]] = {}
         for node in nodes:
             if node.parent not in through:
                 self._reserve(node, children, through)
         root = [self.trunk, *dict.fromkeys(s for n in children[self._root] for s in through[n])]
+        # the rest of the committed tokens first, then the nodes
         planned = self.read(len(self.tree.ids) - self.committed, root)
         if planned and self._root in keep:
             planned[-1] = replace(planned[-1][0], keep=True), self._root

@@ -59,8 +59,8 @@ OUT_OF_MEMORY, WINDOWS_CRASH = 91, 0xC0000000
 def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
     """Return settings with which a file does not end or block the process that loads it.
 
-    These are the wanted ones. If a child process crashes with them, and not with weights in the
-    order of the file, they are the latter, and a warning says so.
+    If a child process crashes with the wanted ones, and not with weights in the order of the file,
+    a warning says so.
 
     Raises:
         LoadError: the file ends the process with all settings, or takes too much time or memory.
@@ -96,11 +96,7 @@ def try_file(facts: GGUFFacts, label: str, wanted: Settings) -> Settings:
 
 
 def _problem(facts: GGUFFacts, settings: Settings) -> str | None:
-    """Load a file in a child process. Return how it ended the process, or None.
-
-    Raises:
-        OSError: no child process can be started.
-    """
+    """Load a file in a child process. Return how it ended the process, or None."""
     seconds = SECONDS + SECONDS_PER_GIB * facts.weight_bytes / 2**30
     try:
         child = run_limited(
@@ -195,10 +191,7 @@ def _check(model: Model) -> None:
 
 
 def try_here(path: str, weights: int, seconds: float, settings: dict[str, Any]) -> None:
-    """Render the chat template of a file, load the file, and evaluate a few tokens.
-
-    The file has `weights` bytes of weights, and loading it may take some seconds of CPU time.
-    """
+    """Render a file's chat template, load it, and evaluate a few tokens, within `seconds`."""
     begin()
     try:
         _say("rendering its chat template")
@@ -218,7 +211,6 @@ def _say(line: str) -> None:
 
 
 def _render(template: str | dict[str, str]) -> None:
-    """Render chat templates in a few ways, as far as they can be rendered."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     limit_process(TEMPLATE_SECONDS, TEMPLATE_BYTES)  # after the import, which takes longer

@@ -37,10 +37,8 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 WORD, TEXT = 1_000, 10_000
 """Numbers of characters after which texts are cut: of one class, and of any class but whitespace.
-
-llama.cpp splits a text into words with regular expressions that need stack for each character of a
-word. Without a cut, a word of 40,000 letters ends the process.
-"""
+llama.cpp's regular expressions need stack for every character of a word, and a word of 40,000
+letters would end the process."""
 
 SHORT, CACHED = 64, 4_096
 """Length of texts whose tokens are cached, and number of these texts. For each text, llama.cpp
@@ -58,12 +56,12 @@ class LlamaTokenizer:
         model: the loaded file, which must stay open until `close`.
 
     Attributes:
-        pieces: the bytes of each token, by id.
+        pieces: the bytes of the tokens, by id.
         added_tokens_decoder: control tokens, and tokens that are found in a text before it is
             split into words, by id.
         unk_token_id: id of the token for text that has no other token, or None.
-        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It puts an
-            end token behind a prompt if the header says so; a prompt to be continued has none.
+        prefix_ids: tokens that llama.cpp puts before every prompt, such as a BOS token. It may also
+            put an end token behind it, which a prompt to be continued must not have.
         end_ids: ids of the tokens that end a response: those that the file names, and the one with
             which its chat template ends a reply. Others that llama.cpp assumes can be any token.
 
@@ -115,8 +113,7 @@ class LlamaTokenizer:
         return len(self.pieces)
 
     def close(self) -> None:
-        """Wait for a call that runs, and refuse later calls that need the model."""
-        with self._lock:
+        with self._lock:  # waits for a call that runs
             self._closed = True
 
     def get_vocab(self) -> dict[str, int]:
@@ -167,9 +164,8 @@ class LlamaTokenizer:
     def decode(self, tokens: Sequence[int], **_options: bool) -> str:
         """Return the text of tokens, including control tokens.
 
-        U+FFFD stands for an incomplete character. If the vocabulary adds a space to the start of
-        every text, a space at the start of the tokens' text is removed. The options are those of
-        Hugging Face tokenizers, which must be False.
+        U+FFFD stands for an incomplete character. A space that the vocabulary adds to the start of
+        every text is removed. The options of Hugging Face tokenizers must be False.
         """
         data = b"".join([self.pieces[token] for token in tokens])
         if self._adds_space:
@@ -216,9 +212,8 @@ class LlamaTokenizer:
     def _check_bytes(self) -> None:
         """Refuse a vocabulary that cannot encode every text.
 
-        With a SentencePiece vocabulary, llama.cpp would end the process at an unknown character.
-        With a Unigram vocabulary, it does not use the tokens of bytes, so `_parts` does. This is
-        not possible if llama.cpp puts a space before each part.
+        llama.cpp would end the process at a character that SentencePiece does not know. Of Unigram,
+        it does not use the tokens of bytes, so `_parts` does, unless a space precedes every text.
         """
         if self.kind not in (SENTENCEPIECE, UNIGRAM):
             return
@@ -259,7 +254,7 @@ class LlamaTokenizer:
         return self.pieces[token].decode("utf-8", errors="replace")
 
     def _reply_end(self) -> int | None:
-        """Return the special token that follows a reply in the chat template, if there is one."""
+        # the special token that follows a reply in the chat template
         if self.chat_template is None:
             return None
         reply = "Yes"
@@ -274,10 +269,7 @@ class LlamaTokenizer:
         return special[max(following, key=len)] if following else None
 
     def _parts(self, text: str, *, parse_special: bool) -> list[str | bytes]:
-        """Cut a text into what llama.cpp can encode, and the bytes of characters that it cannot.
-
-        The cuts are not inside added tokens, which llama.cpp finds if it parses them.
-        """
+        """Cut a text outside added tokens. What llama.cpp cannot encode becomes bytes."""
         is_unigram = self.kind == UNIGRAM
         if not is_unigram and not (self.kind == BPE and _LONG.search(text)):
             return [text]
@@ -338,5 +330,5 @@ class LlamaVocabulary(Vocabulary):
         return grammar_tokenizer(tokens, end_ids, special, encode)
 
     def close(self) -> None:
-        """Wait for a call that runs, and refuse later ones. Texts of tokens stay available."""
+        """Refuse later calls that need the file. Texts of tokens stay available."""
         self.tokenizer.close()

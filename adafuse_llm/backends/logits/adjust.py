@@ -20,7 +20,7 @@ def adjusted(
     changes: Sequence[Changes | None],
     written: Sequence[Written],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return changed logits and their totals. Rows without changes stay as they are.
+    """Return changed logits, [n, v], and the logarithms of their summed exponentials, [n, 1].
 
     Args:
         logits: the logits, [n, v], which are not overwritten.
@@ -67,11 +67,7 @@ def _change(logits: torch.Tensor, rows: Sequence[tuple[Changes, Written]]) -> No
 def _entries(
     logits: torch.Tensor, tokens: Sequence[Collection[int]], numbers: Sequence[Iterable[float]]
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the indices of each row's tokens, and the numbers of these entries.
-
-    Tokens that the logits do not have, such as the last ones of a larger vocabulary of the input,
-    are left out.
-    """
+    """Return the indices of the rows' tokens that the logits have, and the numbers of these."""
     rows = torch.repeat_interleave(
         torch.arange(len(tokens)), torch.tensor([len(each) for each in tokens])
     )

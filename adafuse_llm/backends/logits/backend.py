@@ -36,9 +36,9 @@ PREFIX_CACHE_BYTES = 256 * 2**20
 class LogitsBackend(Backend, Generic[S]):
     """A member in this process, whose model returns logits as tensors.
 
-    It reads prompts in pieces, and keeps the cached tokens of finished requests. The prompt of a
-    new request begins with cached tokens of others. If a call fails, its requests lose their
-    states, so they can be evaluated again. Several engines may share the member.
+    It reads prompts in pieces, and a new request begins with cached tokens of others. If a call
+    fails, its requests lose their states, so they can be evaluated again. Several engines may share
+    the member.
 
     A subclass calls `_set_up`, sets `_pieces` and `_kept`, and has the methods `_new_state`,
     `_advance`, `_run_parts`, `_sources` and `_keep`.
@@ -63,7 +63,6 @@ class LogitsBackend(Backend, Generic[S]):
         vocabulary: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Set what depends on the tokens and on the number of logits."""
         self._text = text
         self.codec = text.codec
         self.end_ids = end_ids
@@ -126,14 +125,12 @@ class LogitsBackend(Backend, Generic[S]):
         """Keep the cached tokens of a finished request."""
 
     def _late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
-        """Return the indices of prompts that wait for what another one reads."""
         return self._kept.late(prompts, self._sources())
 
     def _attempt(self, trees: Sequence[TokenTree], work: Callable[[], R]) -> R:
-        """Do work for requests, whose states are dropped on failure, to allow a retry."""
         try:
             return work()
-        except BaseException:
+        except BaseException:  # the engine may try again
             for tree in trees:
                 self._forget(tree)
             raise
@@ -215,13 +212,9 @@ class LogitsBackend(Backend, Generic[S]):
         return known
 
     def _read(self, trees: Sequence[TokenTree], others: Iterable[S] = ()) -> list[bool]:
-        """Read a piece of the prompts of requests, which the long prompts share evenly.
+        """Read a piece of long prompts, and return what `Backend.read_piece` does.
 
         A new request waits while another one, also one of `others`, reads tokens that it can reuse.
-
-        Returns:
-            Whether the rest of each prompt is so short that it can be read with the request's
-            nodes.
         """
         # new requests begin, unless they can reuse what another one has not read yet
         new = {i: tree.ids for i, tree in enumerate(trees) if tree.state is None}

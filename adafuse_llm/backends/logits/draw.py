@@ -155,12 +155,9 @@ def _draw_fast(
 
 
 def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens that `top_k`, `top_p` and `min_p` leave.
+    """Return the likeliest values and their ids, [n, t], with minus infinity for excluded tokens.
 
     The log-probabilities after the temperature, [n, v], have 0 as the highest of a row.
-
-    Returns:
-        The values of tokens, where excluded ones are minus infinity, and their ids, [n, t] each.
     """
     size = scaled.shape[-1]
     if rule.top_p == 1 and rule.top_k is None:
@@ -170,6 +167,7 @@ def _possible(scaled: torch.Tensor, rule: Draw) -> tuple[torch.Tensor, torch.Ten
         if count <= size and rule.top_k is not None:  # equally likely tokens stay
             least = scaled.topk(rule.top_k).values[:, -1:]
             scaled = scaled.masked_fill(scaled < least, -math.inf)
+        # look among few likely tokens first, and among more while they have too little probability
         total = scaled.logsumexp(-1, keepdim=True)
         while True:
             values, ids, _ = likeliest(scaled, count)

@@ -159,12 +159,7 @@ def _total(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tensor:
-    """Return logits, [n, v], in which tokens that a mask does not permit are minus infinity.
-
-    Args:
-        logits: the logits.
-        allowed: for each row, a mask in the format of ``Node.allowed``, or None.
-    """
+    """Return logits, [n, v], in which tokens that ``Node.allowed`` forbids are minus infinity."""
     permitted = np.ones(logits.shape, dtype=np.bool_)
     for row, mask in zip(permitted, allowed, strict=True):
         if mask is not None:  # missing bits are 0

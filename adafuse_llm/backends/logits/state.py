@@ -39,10 +39,7 @@ class Written:
 
 
 class RequestLogits:
-    """The logits of the nodes of one request, and the costs of the request.
-
-    The object keeps the logits of all nodes in the tree, because later queries may score children
-    of these nodes.
+    """The logits of a request's nodes, whose children later queries may score, and its costs.
 
     Attributes:
         tree: the request's tree.
@@ -72,7 +69,7 @@ class RequestLogits:
         raise NotImplementedError
 
     def drop(self) -> None:
-        """Free what the request has cached outside this object."""
+        """Free what the request has cached elsewhere."""
         return
 
     def follow(self) -> bool:

@@ -14,11 +14,8 @@ WANTED_TOP: Final = 100
 """Number of likeliest tokens that no strategy exceeds by default."""
 
 WORD_END: Final = r"([\t-\r\x1c-\x20](.|\n)*)?"
-"""Regular expression of what follows a word: whitespace with any text, or nothing.
-
-Its whitespace is that of ASCII. Tokens that begin with other whitespace are few, so they are asked
-for by their ids.
-"""
+"""Regular expression of what follows a word: nothing, or whitespace of ASCII with any text. Tokens
+that begin with other whitespace are few, so they are asked for by their ids."""
 
 LOWEST: Final = -9999.0
 """The log-probability that stands for minus infinity, if a server's JSON has no infinity."""
@@ -26,10 +23,9 @@ LOWEST: Final = -9999.0
 
 @dataclass(slots=True)
 class Prompt:
-    """A question about the distribution after a sequence of tokens, and its answer.
+    """A question about the distribution after token ids, and its answer.
 
     Attributes:
-        ids: the tokens.
         top: number of likeliest next tokens that the server lists; 0 for none.
         given: tokens whose log-probabilities the server returns.
         word_end: whether the server also returns `ends`.
@@ -58,8 +54,7 @@ class ServerFacts:
         version: name and version of the server.
         window: maximum number of tokens of a prompt, for which one more token is generated.
         listed_limit: maximum number of likeliest tokens, at most `WANTED_TOP`.
-        vocabulary: number of tokens of the model; None if it is not known.
-        parameters: number of the model's parameters; None if it is not known.
+        vocabulary, parameters: numbers of tokens and of weights; None if they are not known.
         limits_tokens: whether the server returns `Prompt.ends`.
         drawn: token that llama-server draws in every call.
     """
@@ -98,11 +93,7 @@ class ServerApi(ABC):
 
 
 def chosen_model(server: Connection, name: str | None) -> Any:
-    """Return a server's entry of a model, by default of its only one.
-
-    Raises:
-        MemberError: the server does not have the model, or has several.
-    """
+    """Return a server's entry of a model, by default of its only one, or raise a `MemberError`."""
     listed = (server.find("/v1/models") or {}).get("data", ())
     for each in listed:
         if name == each["id"] or name in each.get("aliases", ()):
@@ -115,5 +106,5 @@ def chosen_model(server: Connection, name: str | None) -> Any:
 
 
 def finite(logprob: float | None) -> float:
-    """Return a log-probability of a server. What stands for minus infinity becomes it."""
+    """Return a server's log-probability, with minus infinity for what stands for it."""
     return -math.inf if logprob is None or logprob <= LOWEST else float(logprob)

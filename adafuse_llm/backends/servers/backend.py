@@ -37,15 +37,15 @@ Prompts: TypeAlias = dict[tuple[int, ...], Prompt]
 class ServerBackend(Backend):
     """A member that vLLM, SGLang or llama-server runs.
 
-    Every node is a prompt of its own, which the server continues by one token. All prompts of all
-    queries go to the server at the same time. The server's prefix cache makes them cheap.
+    Every node is a prompt of its own, which the server continues by one token. The prompts of all
+    queries go to the server at the same time, and its prefix cache makes them cheap.
 
     The member lists the likeliest tokens, and tells the probabilities of given tokens. On vLLM and
     SGLang it also tells how likely a word ends. It cannot restrict or draw tokens or change its
     distributions, because it does not know them as a whole.
 
-    If the server stops answering, the member repeats the calls until the server is back. It then
-    checks that the server still runs the same model. It checks this for every new request, too.
+    If the server stops answering, the member repeats its calls. After that, and for every new
+    request, it checks that the server still runs the same model.
 
     Args:
         name: the member's name.
@@ -99,7 +99,7 @@ class ServerBackend(Backend):
         return self._server.problem
 
     def has_word_ends(self) -> bool:
-        """Ask the server once; after an error, the next call asks again."""
+        # after an error, the next call asks again
         if self._tells_word_ends is None:
             self._tells_word_ends = self.facts.limits_tokens and self._find_word_ends()
         return bool(self._tells_word_ends)
@@ -123,7 +123,6 @@ class ServerBackend(Backend):
         return results
 
     def close(self) -> None:
-        """Close the connections. A call that waits for the server fails."""
         self._server.close()
 
     def _add(self, query: Query, prompts: Prompts) -> int:
@@ -144,7 +143,6 @@ class ServerBackend(Backend):
         return len(mine)
 
     def _ask(self, prompts: Sequence[Prompt]) -> None:
-        """Let the server answer prompts, in the turn of this member."""
         if not prompts:
             return
         try:
@@ -187,11 +185,8 @@ class ServerBackend(Backend):
         return min(0.0, _total([known[best] - found.ends[best], *apart]))
 
     def _find_word_ends(self) -> bool | None:
-        """Find the tokens that end a word and are asked for by their ids.
-
-        Return whether the server's regular expressions permit those tokens that they should, or
-        None after an error, which may pass.
-        """
+        """Return whether the server tells ends of words, or None after an error that may pass."""
+        # the tokens that end a word and are asked for by their ids
         texts = self._text.token_texts or ()
         spaces = {token for token, text in enumerate(texts) if text[:1].isspace()}
         permitted = [token for token in sorted(spaces) if texts[token][0].isascii()]
@@ -199,7 +194,7 @@ class ServerBackend(Backend):
         if not permitted:
             return False
         self._word_ends = self.end_ids | spaces.difference(permitted) | {permitted[0]}
-        # the likeliest tokens after the probe, and others from all over the vocabulary
+        # whether regular expressions permit what they should, of likely tokens and of others
         spread = (each[:: max(1, math.ceil(len(each) / SAMPLED))] for each in (permitted, others))
         sample = set(self._fingerprint).union(*spread)
         prompt = self._probe()
@@ -230,11 +225,10 @@ class ServerBackend(Backend):
         return answer
 
     def _probe(self) -> Prompt:
-        """Return the question by whose answer the model is recognized."""
         return Prompt(self._probe_ids, min(self.facts.listed_limit, PROBE_TOP))
 
     def _check_model(self, found: Prompt) -> None:
-        """Check that the probe has the distribution that it had when the member was loaded."""
+        """Check that a probe has the distribution that it had when the member was loaded."""
         before, now = self._fingerprint, found.listed
         shared = before.keys() & now.keys()
         if 2 * len(shared) < len(before) or any(

@@ -52,8 +52,8 @@ class Connection:
         url: the address.
         losses: number of times that the server has stopped answering.
         problem: why the last call had no answer; "" if it had one.
-        turn: a lock that all connections of this process to the same address share. A member holds
-            it during an evaluation.
+        turn: a lock that members of this process on the same server share. They hold it during
+            an evaluation.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Connection:
         return MemberError(self._member, f"server {self.url}: {reason}")
 
     def find(self, path: str, body: Any = None) -> Any:
-        """Return the answer to a GET request, or a POST request if it has a body.
+        """Return the answer to a GET request, or with a body to a POST request, sent once.
 
-        The call is not repeated. The result is None if the server does not know the path.
+        It is None if the server does not know the path.
 
         Raises:
             MemberError: the server cannot be used.
@@ -138,7 +138,6 @@ class Connection:
         raise MemberUnavailableError(self._member, f"server {self.url}: {problem}")
 
     def _checked(self, answer: httpx.Response) -> Any:
-        """Return the JSON of an answer, or raise the error that it describes."""
         if answer.status_code in (401, 403):
             given = f"It refuses the key in the environment variable {self._key_source!r}"
             needed = "It needs a key. Pass api_key_env, the name of an environment variable with it"
@@ -154,7 +153,6 @@ class Connection:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """Return what an error of a server says, in one line."""
     try:
         found = answer.json()
         found = found.get("error", found.get("detail", found)) if isinstance(found, dict) else found

@@ -17,19 +17,15 @@ from adafuse_llm.backends.servers.api import (
 from adafuse_llm.backends.servers.connection import Connection
 
 BIAS: Final = 40.0
-"""What is added to the logits of given tokens, so that they are among the likeliest.
-
-It is below the logarithm of the largest float32, which is 88.
-"""
+"""What is added to the logits of given tokens, so that they are among the likeliest. The logarithm
+of the largest float32 is 88."""
 
 DRAWN_TEXT: Final = " the"
 """Text whose last token the server draws in every call. It is likely in most places."""
 
 DRAWN_BIAS: Final = 75.0
-"""What is added to the logit of the token to draw, so that it is likelier than those with `BIAS`.
-
-A float32 can still represent the probabilities of tokens without a bias, except of very rare ones.
-"""
+"""What is added to the logit of the token to draw, so that it is likelier than those with `BIAS`. A
+float32 can still represent the probabilities of all other tokens, except of very rare ones."""
 
 LEAST: Final = 1e-37
 """Smallest probability after a bias that is used. Those below 1.2e-38 are imprecise in float32."""
@@ -47,14 +43,13 @@ PATH: Final = "/completion"
 class LlamaServerApi(ServerApi):
     """The API of llama-server.
 
-    The server has no parameter for the log-probabilities of given tokens. So a second call, which
-    runs at the same time as the first, adds `BIAS` to their logits and lists the likeliest tokens
-    after this change, from which `unbiased` computes the log-probabilities. Tokens that are too
-    unlikely for the second list are read from a list of the whole vocabulary.
+    The server has no parameter for the log-probabilities of given tokens. So a second call at the
+    same time adds `BIAS` to their logits and lists the likeliest tokens after this change, from
+    which `unbiased` computes the log-probabilities. Tokens that are too unlikely for this list are
+    read from a list of the whole vocabulary.
 
     The server draws a token at random, and returns no list if this token ends within a character.
-    So all calls have a bias by which it draws a token of whole characters. The first list does not
-    show it, because it is that before sampling.
+    So a bias makes it draw a token of whole characters, which a list before sampling does not show.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
@@ -129,10 +124,9 @@ def unbiased(
 
 
 def _check_biases(server: Connection, drawn: int) -> None:
-    """Check that a bias changes the probabilities in its own call, and in no other call.
+    """Check that a bias changes the probabilities after sampling of its own call, and no others.
 
-    It must not change the likeliest tokens before sampling either. Some versions of llama.cpp have
-    such faults.
+    Some versions of llama.cpp have such faults.
     """
     prompt = Prompt((1, 2, 3))
     listing = _listing([prompt], PROBED, drawn)
@@ -153,7 +147,6 @@ def _check_biases(server: Connection, drawn: int) -> None:
 
 
 def _biases(given: Iterable[int], drawn: int) -> dict[int, float]:
-    """Return what is added to the logits of given tokens and of the token to draw."""
     return {**dict.fromkeys(given, BIAS), drawn: DRAWN_BIAS}
 
 
@@ -172,13 +165,12 @@ def _listing(prompts: Sequence[Prompt], top: int, drawn: int) -> dict[str, Any]:
 
 
 def _biased(prompts: Sequence[Prompt], biases: Mapping[int, float]) -> dict[str, Any]:
-    """Return a request for the likeliest tokens after biases."""
     of_biases = {"logit_bias": [*map(list, biases.items())], "post_sampling_probs": True}
     return {**_listing(prompts, len(biases) + 1, 0), **of_biases}
 
 
 def _ordered(answer: Any) -> list[Any]:
-    """Return the answers to the prompts of a call, in order. That to one prompt is no list."""
+    # the answer to a single prompt is no list
     return sorted(answer if isinstance(answer, list) else [answer], key=lambda each: each["index"])
 
 

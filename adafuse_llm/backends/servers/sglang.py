@@ -21,8 +21,8 @@ class SglangApi(ServerApi):
     """The API of SGLang. One call holds all prompts, each with its given tokens.
 
     Only log-probabilities after the last token of a prompt are asked for, so that the server can
-    use its prefix cache. A prompt at whose end a word may end occurs a second time, with a regular
-    expression. SGLang reports log-probabilities after the mask of a regular expression.
+    use its prefix cache. For ends of words, a prompt occurs again with a regular expression, whose
+    mask SGLang applies before it computes log-probabilities.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:

@@ -33,12 +33,11 @@ PATH: Final = "/v1/completions"
 class VllmApi(ServerApi):
     """The API of vLLM.
 
-    The likeliest tokens and the log-probabilities of given tokens take one call each, with all
-    prompts. The calls run one after the other, because vLLM 0.32 returns wrong likeliest tokens for
-    a batch that also has requests with `logprob_token_ids`. For the same reason, the members of a
-    process on the same server take turns (`Connection.turn`). Ends of words take a call more, at
-    the same time as the second one, with a regular expression. vLLM applies its mask before it
-    computes the log-probabilities that it reports, also those that it calls raw.
+    The likeliest tokens and the log-probabilities of given tokens take one call each. They run one
+    after the other, and the members of a process on the same server take turns
+    (`Connection.turn`), because vLLM 0.32 returns wrong likeliest tokens for a batch that also has
+    requests with `logprob_token_ids`. Ends of words take a third call at the same time as the
+    second, with a regular expression, whose mask vLLM applies before all log-probabilities.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
@@ -131,7 +130,6 @@ def _body(model: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def _distributions(answer: Any) -> Iterator[dict[int, float]]:
-    """Yield the log-probabilities after each prompt of a call, by token id."""
     for choice in sorted(answer["choices"], key=lambda each: each["index"]):
         (listed,) = choice["logprobs"]["top_logprobs"]
         yield {int(key.removeprefix("token_id:")): finite(value) for key, value in listed.items()}
