@@ -15,13 +15,10 @@ IN_QUERY = ("tokenizer", "api_key_env")
 
 
 def read_address(text: object) -> dict[str, str]:
-    """Read an address such as ``vllm+http://host:8000/v1/model?tokenizer=folder``.
+    """Return the settings in an address such as ``vllm+http://host:8000/v1/model?tokenizer=folder``.
 
-    ``/v1`` separates the address of the server from the model. It can be left out if the address of
-    the server is only a host.
-
-    Returns:
-        The settings of `ServerMember` that the address has. The ``url`` ends with ``/v1``.
+    ``/v1`` separates the server from the model, and can be left out if the server is only a host.
+    The ``url`` of the result ends with it.
 
     Raises:
         InvalidOptionError: it is not such an address. The message does not show a password.

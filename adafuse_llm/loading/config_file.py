@@ -13,14 +13,12 @@ A file sets members, loading arguments and options, as the flags of a command do
 The section ``runtime`` sets fields of `RuntimeConfig`. The section ``serving`` sets fields of
 `ServerConfig`, which only ``adafuse serve`` uses.
 
-A model can also be a mapping of the settings of a member, such as
-``{path: path/one.gguf, context: 4096, threads: 2}`` or ``{url: "http://host:8000/v1"}``. These are
-the settings of `TransformersMember`, `GGUFMember` and `ServerMember`.
+A model can also be a mapping of the settings of `TransformersMember`, `GGUFMember` or
+`ServerMember`, such as ``{path: path/one.gguf, context: 4096}`` or ``{url: "http://host:8000/v1"}``.
 
-The format is YAML, which includes JSON. Values that the file does not set have their defaults.
-`json_schema` is a mapping, or the path of a JSON file relative to the configuration file. A file
-cannot set `trust_remote_code` or `allow_pickle`: only the person who starts the program can allow
-code to run.
+The format is YAML, which includes JSON. `json_schema` is a mapping, or the path of a JSON file
+relative to the configuration file. A file cannot set `trust_remote_code` or `allow_pickle`: only
+the person who starts the program can allow code to run.
 """
 
 from __future__ import annotations
@@ -47,17 +45,13 @@ CODE_FIELDS = ("trust_remote_code", "allow_pickle")
 LOADING = ("strategy", "dtype", "device_map", "revision")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
-SECTIONS: Final[Mapping[str, type[Options]]] = {
-    "runtime": RuntimeConfig,
-    "serving": ServerConfig,
-}
-"""Names of sections, which are mappings, with the classes of their contents."""
+SECTIONS: Final[Mapping[str, type[Options]]] = {"runtime": RuntimeConfig, "serving": ServerConfig}
 
 
 class ConfigFile(AdaFuseConfig):
-    """The contents of a configuration file: options of decoding, and what to load.
+    """The contents of a configuration file: options of decoding, and the members to load.
 
-    The default for `models` are the embedded members.
+    These are the embedded members by default.
 
     Raises:
         InvalidOptionError: a value is not valid.
@@ -102,8 +96,7 @@ class ConfigFile(AdaFuseConfig):
     @field_validator("runtime", "serving", mode="before")
     @classmethod
     def _section(cls, values: Any) -> Any:
-        named = isinstance(values, dict)
-        return {str(name): value for name, value in values.items()} if named else values or {}
+        return values or {}  # a section may be empty
 
     @property
     def loading(self) -> dict[str, Any]:

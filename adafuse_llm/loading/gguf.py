@@ -21,10 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def find_file(spec: GGUFMember) -> GGUFFacts:
-    """Find the file of a member, and read its header.
+    """Find the file of a member, and read its header, but no weights.
 
-    Its warnings are logged. This function downloads files of a hub repository that are not in the
-    local cache, but only those that the member needs. It loads no weights.
+    The files that the member needs of a hub repository are downloaded, unless the cache has them.
 
     Raises:
         LoadError: no file or more than one fits, or a file cannot be used.
@@ -74,7 +73,7 @@ def load_gguf(spec: GGUFMember, facts: GGUFFacts) -> LlamaCppBackend:
 
 
 def load_gguf_text(spec: GGUFMember) -> LlamaVocabulary:
-    """Load the codec of a GGUF model, without its weights. The errors are those of `load_gguf`."""
+    """Load the tokens of a GGUF model, without its weights. The errors are those of `load_gguf`."""
     from adafuse_llm.backends.llamacpp.library import Settings
     from adafuse_llm.backends.llamacpp.trial import try_file
     from adafuse_llm.backends.llamacpp.vocabulary import LlamaVocabulary
@@ -106,7 +105,6 @@ def _path(spec: GGUFMember) -> Path:
 
 
 def _from_hub(spec: GGUFMember) -> Path:
-    """Download the parts of a file that are not in the local cache, and return the first."""
     from huggingface_hub import HfApi, hf_hub_download
 
     if (reason := not_a_hub_id(spec.path)) is not None:

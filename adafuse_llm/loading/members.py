@@ -29,13 +29,10 @@ def load_members(
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> tuple[list[Backend], dict[str, float] | None]:
-    """Load members.
+    """Load members: check all options and files, then ask servers, and then load weights.
 
-    All options and files are checked first. Then servers are asked, and then weights are loaded.
-    `dtype`, `device_map`, `trust_remote_code` and `revision` are the settings of those members that
-    have such a setting and do not set it. The log has the seconds of each member.
-
-    The errors are those of `AdaFuseEngine.from_pretrained`.
+    `dtype`, `device_map`, `trust_remote_code` and `revision` are for members that have such a
+    setting and do not set it. The errors are those of `AdaFuseEngine.from_pretrained`.
 
     Returns:
         The members in order; and their weights by name, or None if all weights are 1.

@@ -92,7 +92,6 @@ def _key(spec: ServerMember) -> str | None:
 
 
 def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts]:
-    """Return the API of a server, and facts about the model of a member."""
     from adafuse_llm.backends.servers.backend import UNEXPECTED
     from adafuse_llm.backends.servers.llama_server import LlamaServerApi
     from adafuse_llm.backends.servers.sglang import SglangApi
@@ -122,7 +121,7 @@ def _ask(server: Connection, spec: ServerMember) -> tuple[ServerApi, ServerFacts
 
 
 def _load_text(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[int], Any]:
-    """Return a tokenizer, the ids that end a response, and the model's config if it has one."""
+    """Return a vocabulary, the ids that end a response, and the model's config if it has one."""
     source = spec.tokenizer or facts.source or facts.model
     try:
         if source.lower().endswith(".gguf"):
@@ -140,7 +139,7 @@ def _load_text(spec: ServerMember, facts: ServerFacts) -> tuple[Any, frozenset[i
 def _read_configs(
     spec: ServerMember, source: str, tokenizer: Any
 ) -> tuple[frozenset[int], Any | None]:
-    """Return the same without the tokenizer, and warn of settings that have no effect."""
+    """Return end ids and a config, and warn of settings that have no effect."""
     from transformers import AutoConfig, GenerationConfig
 
     from adafuse_llm.backends.huggingface.checkpoint import (
@@ -181,7 +180,6 @@ def _parameters(config: Any) -> int | None:
 def _check_tokens(
     text: Any, server: Connection, api: ServerApi, facts: ServerFacts, label: str
 ) -> None:
-    """Check that a server has the same tokens as the tokenizer of this process."""
     for probe in PROBES:
         own = [int(t) for t in text.tokenizer.encode(probe, add_special_tokens=False)]
         other = api.tokenize(server, facts.model, probe)

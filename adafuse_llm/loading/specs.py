@@ -221,11 +221,10 @@ def as_specs(members: object, revision: str | None = None) -> tuple[MemberSpec, 
 def as_spec(
     member: str | os.PathLike[str] | Mapping[str, Any] | MemberSpec, revision: str | None = None
 ) -> MemberSpec:
-    """Return the description of a member.
+    """Return the description of a folder, GGUF file, hub id, address of a server or settings.
 
     Args:
-        member: a folder, GGUF file, hub id or address of a server; or a mapping of settings; or a
-            description, which is returned.
+        member: one of these, or a description, which is returned.
         revision: revision of hub models, for a member that does not set one. Files of this
             revision in the local cache of the hub decide between transformers and GGUF.
 
@@ -257,12 +256,11 @@ def as_spec(
 
 
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:
-    """Return a unique name for each member.
+    """Return a unique name for each member, which is its own name if it has one.
 
-    A member with an explicit name keeps it. Any other name is the last part of the member's path,
-    without ``.gguf``, plus as many preceding parts as are needed to make the name unique. A file in
-    a folder or hub repository is the last part of the path, unless it is a pattern. If a path
-    occurs more than once, a number distinguishes the names (``gpt2``, ``gpt2#2``).
+    Any other name is the last part of the member's path, without ``.gguf``, and as many parts
+    before it as make it unique. A file in a folder or hub repository is the last part, unless it is
+    a pattern. If a path occurs more than once, a number follows (``gpt2``, ``gpt2#2``).
 
     Raises:
         InvalidInputError: two explicit names are the same.

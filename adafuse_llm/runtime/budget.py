@@ -13,7 +13,7 @@ Needs = Mapping[str, int]
 
 
 class CacheBudget:
-    """Checks whether the key/value caches of requests, which callers pass, fit at the same time.
+    """Checks whether the key/value caches of requests fit at the same time.
 
     Args:
         limit: maximum bytes on each device; None for half of the free memory.
@@ -81,10 +81,8 @@ class CacheBudget:
         return needs, limit
 
     def fits(self, requests: Iterable[Needs], elsewhere: Iterable[Needs] = ()) -> bool:
-        """Return whether these requests and those that other engines run fit at the same time.
-
-        The others count where the limit is a part of the free memory, which all engines share.
-        """
+        """Return whether these requests and those of other engines fit at the same time."""
+        # the others count where the limit is a part of the free memory
         others = _sum(elsewhere) if self._limit is None else Counter()
         return all(used + others[at] <= limit for at, (used, limit) in self.use(requests).items())
 

@@ -20,7 +20,7 @@ class Job:
     """One computation: its members, its memory needs and its progress.
 
     Args:
-        members: one `MemberState` per active backend.
+        members: the state of every active backend.
         needs: maximum bytes that the job holds on each device.
         steps: the computation. It yields `Ask` objects, and events to deliver.
         cancelled: function that returns the last event if `cancel` is set, or raises an error.
@@ -28,7 +28,6 @@ class Job:
         timeout: seconds after which the job fails, counted from `begin`.
 
     Attributes:
-        deliver: receives the events.
         abandoned: whether the caller no longer waits for the result.
         unanswered: the members whose answers the job waits for, one per query.
     """
@@ -62,10 +61,7 @@ class Job:
             self._deadline = time.monotonic() + self._timeout
 
     def ends_early(self) -> bool:
-        """Return whether the job is abandoned, cancelled or late.
-
-        If so, its last event or its error has been delivered, unless the caller abandoned it.
-        """
+        """Return whether the job is abandoned, cancelled or late, and deliver its last event."""
         try:
             if self.abandoned:
                 return True
@@ -81,10 +77,7 @@ class Job:
         return False
 
     def resume(self) -> tuple[MemberQuery, ...]:
-        """Run the computation until it needs answers to queries, and return these queries.
-
-        The tuple is empty if the job has ended, and its last event or its error was delivered.
-        """
+        """Run the computation up to its next queries, and return them; none if it has ended."""
         try:
             for step in self._steps:
                 if not isinstance(step, Ask):

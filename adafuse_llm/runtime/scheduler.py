@@ -1,23 +1,21 @@
 """The scheduler: runs jobs and batches the queries that they send to members.
 
 A job is one response of a request, or the scores that a request asks for. Any thread can submit
-jobs. One thread, the coordinator, runs the jobs' own code (rounds, tokenizers). A job waits for
-its members' answers, and resumes when all its queries are answered. Synchronous, asynchronous and
-batched calls all use this one loop.
+jobs. One thread, the coordinator, runs the jobs' own code (rounds, tokenizers). A job resumes when
+its members have answered all its queries. Synchronous, asynchronous and batched calls all use this
+one loop.
 
 Jobs start in the order of arrival, within the limits of `RuntimeConfig`. None overtakes another, so
-a job that needs much memory waits until enough others have ended, and all later jobs wait behind
-it.
+all later jobs wait behind one that needs much memory.
 
-Each lane (`Backend.lane`) has its own thread, so only one thread ever uses a model, and lanes run
-at the same time. Transformers members on the same device share a lane and take turns, because they
-share the threads of torch. All other members have a lane of their own. When a lane is free, it
-evaluates the oldest query that waits for it, together with all queries that wait for the same
-member. So jobs that are out of step soon share passes.
+Each lane (`Backend.lane`) has its own thread, so only one thread ever uses a model. Transformers
+members on the same device share a lane, because they share the threads of torch. When a lane is
+free, it evaluates the oldest query that waits for it, together with all queries that wait for the
+same member. So jobs that are out of step soon share passes.
 
-A member reads a long prompt in pieces (`Backend.read_piece`). After each piece, the query waits
-again, so the end of its job comes between. While other jobs write, `READ_PATIENCE` of their
-evaluations go first, also those of other members in this process.
+A member reads a long prompt in pieces (`Backend.read_piece`), after each of which the query waits
+again. While other jobs write, `READ_PATIENCE` of their evaluations go first, also those of other
+members in this process.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs that
 are cancelled or late, and it still serves the other lanes.
@@ -57,8 +55,7 @@ EXIT_SECONDS = 30.0
 """Seconds that the interpreter waits at exit for a forward pass to finish."""
 
 READ_PATIENCE = 4
-"""Number of evaluations for which a prompt that is being read lets other queries go first. So most
-rounds wait for one piece at most."""
+"""Number of evaluations that go before a piece of a prompt, so most rounds wait for one piece."""
 
 RUNNING_SECONDS, WAITING_SECONDS = 0.05, 0.25
 """Maximum seconds after which the coordinator notices that a job is cancelled or late. Nobody tells
@@ -82,11 +79,10 @@ class PendingQuery:
 
 
 class _Lane(threading.Thread):
-    """The queries that wait for one lane, and the thread that evaluates them.
+    """The queries that wait for one lane, oldest first, and the thread that evaluates them.
 
     Attributes:
         beside: the lanes that compute in this process, if this one does.
-        waiting: the queries that wait, oldest first.
         batch: the queries that are being evaluated.
         passes: number of evaluations `beside` since the lane read a piece of a prompt, without
             those that only read.
@@ -102,10 +98,7 @@ class _Lane(threading.Thread):
         self.work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def next_batch(self) -> list[PendingQuery]:
-        """Begin to evaluate the oldest query, and all others to the same backend.
-
-        The batch, which `waiting` no longer has, is empty if no query can be evaluated now.
-        """
+        """Take the oldest query and all others to its backend; none if none can be evaluated."""
         # a piece of a prompt waits for some evaluations of the jobs that write
         pending = [each for lane in self.beside for each in (*lane.waiting, *lane.batch)]
         reading = {each.job for each in pending if each.is_reading}
@@ -129,10 +122,7 @@ _started: weakref.WeakSet[_Coordinator] = weakref.WeakSet()
 
 
 def _end_all_threads() -> None:
-    """End all threads at exit, also of engines that nobody uses any more.
-
-    A thread that is inside a model's library when the interpreter ends aborts the process.
-    """
+    # a thread that is inside a model's library when the interpreter ends aborts the process
     running = [each for each in list(_started) if each.is_alive()]
     for coordinator in running:
         coordinator.stop()
@@ -141,10 +131,7 @@ def _end_all_threads() -> None:
 
 
 class Scheduler:
-    """Scheduler that runs jobs on threads.
-
-    The threads start with the first job. They end when the scheduler is closed, or nothing refers
-    to it any more.
+    """Runs jobs on threads, which end when it is closed or nothing refers to it any more.
 
     Attributes:
         work: forward passes, and tokens in them, of each member for the jobs that have ended in any
@@ -178,7 +165,7 @@ class Scheduler:
     def cache_needs(
         self, members: Sequence[MemberState], limit: int, spare: int, least: int | None = None
     ) -> tuple[Needs, int]:
-        """Return what a job of these members needs, and its limit (`CacheBudget.needs`)."""
+        """Return what `CacheBudget.needs` does, beside the running jobs."""
         return self._budget.needs(members, limit, spare, self._coordinator.needs, least)
 
     @property
@@ -200,12 +187,7 @@ class Scheduler:
             )
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Submit jobs that have begun. They enter the queue together.
-
-        Raises:
-            EngineClosedError: the scheduler is closed.
-            QueueFullError: too many jobs wait.
-        """
+        """Submit jobs that have begun. They enter the queue together, or an error says why not."""
         with self._lock:
             self.check_accepts()
             if not self._coordinator.is_alive():  # also in a forked child
@@ -222,11 +204,7 @@ class Scheduler:
             self._coordinator.abandon(jobs)
 
     def close(self, timeout: float | None = None) -> tuple[str, ...]:
-        """End all jobs with `EngineClosedError`, and wait up to `timeout` seconds for the threads.
-
-        Returns:
-            The names of the members that are still being evaluated.
-        """
+        """End all jobs, wait up to `timeout` seconds, and return the members that still compute."""
         with self._lock:
             self.closed = True
         if self._coordinator.is_alive():
@@ -238,12 +216,9 @@ class Scheduler:
 class _Coordinator(threading.Thread):
     """The thread that runs jobs: at most `most` at a time, as far as they fit the `budget`.
 
-    Only this thread changes its jobs and lanes. Others put work for it into its inbox. It has no
-    reference to its scheduler, so an engine that nobody uses is freed with its members.
-
-    Attributes:
-        running: the jobs that have started, in order.
-        unfinished: all jobs that have not ended. Other threads add to it and read its size.
+    Only this thread changes its jobs and lanes. Others put work for it into its inbox, and add to
+    `unfinished`, which has all jobs that have not ended. It has no reference to its scheduler, so
+    an engine that nobody uses is freed with its members.
     """
 
     def __init__(
@@ -280,12 +255,11 @@ class _Coordinator(threading.Thread):
         return tuple(batch[0].backend.name for batch in batches if batch)
 
     def start(self) -> None:
-        """Start the threads. If one cannot start, none is left."""
         try:
             for lane in self._lanes.values():
                 lane.start()
             super().start()
-        except BaseException:
+        except BaseException:  # such as too many threads
             self._end_lanes()
             raise
         _started.add(self)
@@ -332,7 +306,7 @@ class _Coordinator(threading.Thread):
             lane.join()
 
     def _empty_inbox(self) -> None:
-        """Wait for work and do all of it. The wait is short while jobs can be cancelled."""
+        # a short wait while jobs can be cancelled
         timeout = RUNNING_SECONDS if self.unfinished else None
         try:
             work = self._inbox.get(timeout=timeout)
@@ -359,7 +333,7 @@ class _Coordinator(threading.Thread):
             self._resume(job)
 
     def _evaluate(self, lane: _Lane, batch: Sequence[PendingQuery]) -> None:
-        """Evaluate a batch on the lane's thread, and give the outcomes to the coordinator."""
+        """On the lane's thread, evaluate a batch. The coordinator gets the outcomes."""
         outcomes: Sequence[Outcome] | BaseException
         try:
             outcomes = _evaluate_batch(batch)
@@ -373,7 +347,6 @@ class _Coordinator(threading.Thread):
         batch: Sequence[PendingQuery],
         outcomes: Sequence[Outcome] | BaseException,
     ) -> None:
-        """Resume jobs that have all answers, and end jobs with a failed query."""
         lane.batch = []
         if isinstance(outcomes, BaseException):
             raise outcomes
@@ -399,13 +372,13 @@ class _Coordinator(threading.Thread):
             self._end(job)
 
     def _end(self, job: Job, error: BaseException | None = None) -> None:
-        """End a job. Each lane frees its memory before it evaluates queries of later jobs."""
         self.running.pop(job, None)
         self._waiting.pop(job, None)
         self.unfinished.discard(job)
         job.close()
         for lane in self._lanes.values():
             lane.waiting = [each for each in lane.waiting if each.job is not job]
+        # every lane frees memory before it evaluates queries of later jobs
         for member in job.members:
             self._lane_of[member.name].work.put(partial(_release, member, self._work))
         if error is not None:
@@ -430,12 +403,7 @@ Outcome = AdaFuseError | Literal["answered", "reading"]
 
 
 def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
-    """Read a piece of the prompts of queries to one member, and evaluate those that are read.
-
-    If the evaluation of several queries fails, each query is evaluated alone, so that only the
-    faulty queries fail. If a single query with drafts fails, it is evaluated again without the
-    drafts. If the member is not available, all queries fail at once.
-    """
+    """Read a piece of the prompts of queries to one member, and evaluate those that are read."""
     backend = batch[0].backend
     failure: BaseException
     try:
@@ -451,8 +419,10 @@ def _evaluate_batch(batch: Sequence[PendingQuery]) -> list[Outcome]:
         failure = error
     if isinstance(failure, MemberUnavailableError):
         return [failure] * len(batch)
+    # evaluate every query alone, so that only the faulty ones fail
     if len(batch) > 1:
         return [_evaluate_batch([each])[0] for each in batch]
+    # the drafts of a query may be to blame
     asked = batch[0].asked
     if asked.without_drafts is not None:
         undrafted = MemberQuery(asked.member, asked.without_drafts)
