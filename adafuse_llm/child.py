@@ -46,7 +46,7 @@ class Ended:
     """How a child process ended.
 
     Attributes:
-        code: its exit code. The negative number of a signal, if one ended it.
+        code: its exit code, or the negative number of the signal that ended it.
         output: what its task wrote on the standard output.
         cause: the first line of its errors.
     """
@@ -57,17 +57,12 @@ class Ended:
 
 
 def run_limited(task: Callable[..., None], seconds: float, /, **arguments: object) -> Ended:
-    """Run a function of a module of this package in a child process.
+    """Run a function of this package in a child process, up to so many seconds, with JSON data.
 
     The task prepares what it needs, calls `begin`, and sets its limits (`limit_process`).
 
-    Args:
-        task: the function.
-        seconds: maximum seconds that the child takes, on a busy machine, too.
-        arguments: arguments of the function, as JSON data.
-
     Raises:
-        OSError: the task does not begin. So it is in an application that is its own interpreter.
+        OSError: the task does not begin, as in an application that is its own interpreter.
         subprocess.TimeoutExpired: it takes too long. It is ended.
     """
     if MARK in os.environ or getattr(sys, "frozen", False):
@@ -93,7 +88,7 @@ def run_limited(task: Callable[..., None], seconds: float, /, **arguments: objec
 
 
 def begin() -> None:
-    """Tell the parent process that the task begins: how this process ends is its doing from now."""
+    """Tell the parent process that the task begins. How this process ends is the task's doing."""
     sys.stdout.write(READY)
     sys.stdout.flush()
 

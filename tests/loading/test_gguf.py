@@ -98,8 +98,8 @@ def test_unusable_files_are_refused_before_anything_is_loaded(tmp_path, monkeypa
     broken.write_bytes(broken.read_bytes()[:100_000])
     assert "member 'm' cannot be loaded" in refusal(broken)
     assert "broken.gguf is truncated" in refusal(broken)
-    assert "has no GGUF files. Pass a GGUF file" in refusal(tmp_path / "empty.gguf")
-    assert "or leave out file to load" in refusal(WREN, file="*.gguf")
+    assert "has no GGUF file; it has: none. Pass a GGUF file" in refusal(tmp_path / "empty.gguf")
+    assert "or leave out file" in refusal(WREN, file="*.gguf")
     assert "Leave out file" in refusal(broken, file="broken.gguf")
     assert "neither config.json nor GGUF files). Pass" in refusal(tmp_path / "empty")
 

