@@ -118,18 +118,12 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the models that run in this thread attend with this cache.
-
-        Raises:
-            UnsupportedModelError: a layer has cached rows but has not called `attend`.
-        """
+        """Let the models that run in this thread attend with this cache."""
         _running.cache = self
         try:
             yield
         finally:
             _running.cache = None
-        if self._layer is not None:
-            raise UnsupportedModelError("the attention layers do not use AttentionInterface")
 
 
 class _Running(threading.local):
@@ -232,8 +226,6 @@ def attend(
     """Compute the attention of a layer in the form that transformers expects."""
     scores = Scores(kwargs.get("scaling"), kwargs.get("softcap"), kwargs.get("s_aux"))
     if _running.cache is not None:
-        if kwargs.get("position_bias") is not None:
-            raise UnsupportedModelError("the attention layers have a bias for each position")
         return _running.cache.attend(query, key, scores), None
     if scores.is_usual:
         result: tuple[torch.Tensor, Any] = ALL_ATTENTION_FUNCTIONS["sdpa"](
@@ -263,8 +255,8 @@ Attentions = Sequence[tuple[PreTrainedConfig, str | None]]
 
 def attentions_of(model: torch.nn.Module) -> Attentions:
     """Return the configurations in which the layers of a model look up their attention."""
-    found = (getattr(module, "config", None) for module in model.modules())
-    configs = {id(each): each for each in found if isinstance(each, PreTrainedConfig)}
+    parts = (getattr(module, "config", None) for module in model.modules())
+    configs = {id(part): part for part in parts if isinstance(part, PreTrainedConfig)}
     return [(config, config._attn_implementation) for config in configs.values()]
 
 
